@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -466,15 +465,6 @@ NAMED_MAX = 10
 """Maximum number of nodes that an error names."""
 ANNOUNCE_INTERVAL_S = 60.0
 """Interval at which a node that is alone writes its entry again; after five missed ones it counts as gone."""
-
-
-@functools.cache  # reading it takes two milliseconds, too long to do for every link
-def software() -> str:
-    """Return name and version of this release, for peers and people."""
-    try:
-        return f"weft {version('weft-fabric')}"
-    except PackageNotFoundError:
-        return "weft"
 
 
 class NotFinalized(Exception):

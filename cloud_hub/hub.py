@@ -50,7 +50,7 @@ from weft.cloud_hub.api.summaries import EdgeViews, LinksElsewhere, ShardSummari
 from weft.cloud_hub.api.tail import StreamTails
 from weft.cloud_hub.api.views import View, conflict_views, lost_views, open_gap_views
 from weft.cloud_hub.clock import ADVICE, HubClock
-from weft.cloud_hub.cluster import ClusterCache, Membership, Owners, Site, Work, software
+from weft.cloud_hub.cluster import ClusterCache, Membership, Owners, Site, Work
 from weft.cloud_hub.console.changes import ChangeStreams, ConsolePages
 from weft.cloud_hub.down.hub_down import HubDown
 from weft.cloud_hub.down.lane_writer import ActsStream
@@ -70,6 +70,7 @@ from weft.cloud_hub.splits import Clocks, EveryLog, Load, ShardMaker
 from weft.cloud_hub.tables.hub_tables import hub_tables
 from weft.config.log_lines import Throttle
 from weft.config.metrics.exposition import Sample
+from weft.config.release import SOFTWARE
 from weft.config.units import is_bucket as is_bucket_uri
 from weft.protocols.chunk_index import RELEASE, FoldRules
 from weft.replication.runner import serve_link
@@ -538,7 +539,7 @@ class Hub:
             is_drained=declared.drained.covers, wall_clock=clock.now, beat_s=settings.beat_interval_s,
         )  # fmt: skip
         self._membership = membership = Membership(
-            store, node_id, software=software(), level=cluster.level, release_level=self._rules.level, clock=clock,
+            store, node_id, software=SOFTWARE, level=cluster.level, release_level=self._rules.level, clock=clock,
             owners=owners,
         )  # fmt: skip
         declared.watch(Watched.DRAINED, membership.look_now)
@@ -773,7 +774,7 @@ class Hub:
         with self._links.opened(link, identity), self._listener.linked(request, link.end):
             response = await serve_link(
                 request, self._to_edges.pulls.guarded(link), settings.receiver(), self.cluster.cluster_id.hex(),
-                software=software(), wall_clock=self._clock.now,
+                software=SOFTWARE, wall_clock=self._clock.now,
             )  # fmt: skip
         await note_refused(link, response, self._clock.sound, self._random_bits)
         return response
@@ -781,7 +782,7 @@ class Hub:
     def status(self) -> View:
         """Return the document of ``GET /v1/status``."""
         return {
-            "software": software(),
+            "software": SOFTWARE,
             "cluster_id": self.cluster.cluster_id.hex(),
             "store": {"trouble": self._store.fence.trouble, "disk": self._store.disk.view()},
             "clock": {"off_seconds": self._clock.off_ns / 1e9, "trouble": self._clock.doubted()},

@@ -26,7 +26,6 @@ from weft.cloud_hub.admin_facts.credentials import demands_tokens, identities_of
 from weft.cloud_hub.admin_facts.documents import TOKEN, UnreadableDocument
 from weft.cloud_hub.api.tokens import TokensUnusable
 from weft.cloud_hub.clock import ClockWrong, sound_clock
-from weft.cloud_hub.cluster import software
 from weft.cloud_hub.settings import JwtSettings, addresses, cores, process_count
 from weft.config.errors import Finding
 from weft.config.listeners import HubTls, Jwt
@@ -41,6 +40,7 @@ from weft.config.machine import (
     unknown,
 )
 from weft.config.models import HubConfig
+from weft.config.release import SOFTWARE
 from weft.config.units import Address, approximate_size, is_bucket, kind_of, parse_bind
 from weft.network import tracing as tracing_checks
 from weft.network.tls import Effect, TlsFiles, certificates_in, refusal, server_findings, valid_until
@@ -387,12 +387,12 @@ async def _ask(config: HubConfig, clock: Callable[[], float], wall_clock: Callab
         lines.append(act("clock", f"{error}. Set it, and run a time service: `timedatectl set-ntp true`"))
     there = sorted({each.software for each in await running(store, int(wall_clock() * 1e9))})
     if not there:
-        lines.append(unknown("versions", f"this is {software()}; no hub process has run on the store lately"))
-    elif there == [software()]:
-        lines.append(good("versions", f"every hub process of the store runs {software()}"))
+        lines.append(unknown("versions", f"this is {SOFTWARE}; no hub process has run on the store lately"))
+    elif there == [SOFTWARE]:
+        lines.append(good("versions", f"every hub process of the store runs {SOFTWARE}"))
     else:
         advice = "Bring all to one release: docs/upgrades.md"
-        lines.append(act("versions", f"this is {software()}, hub processes run {', '.join(there)}. {advice}"))
+        lines.append(act("versions", f"this is {SOFTWARE}, hub processes run {', '.join(there)}. {advice}"))
     return lines
 
 

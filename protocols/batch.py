@@ -19,8 +19,8 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 
 import msgspec
 import zstandard
-from crc32c import crc32c
 
+from weft.protocols.checksum import crc32c
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.ranges import SEQ_END, PackedHeaders, pack, unpack
 

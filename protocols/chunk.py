@@ -13,10 +13,9 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from weft.protocols.batch import BatchHeader, Buffer, ClockState
 from weft.protocols.batch import decode_header as batch_header
+from weft.protocols.checksum import crc32c
 from weft.protocols.chunk_index import (
     FOOTER_BYTES_MAX,
     HEADER_BYTES,

@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from crc32c import crc32c
 from msgspec import Meta
 
 from weft.protocols.batch import Buffer
+from weft.protocols.checksum import crc32c
 from weft.protocols.errors import Corrupt, PreRelease, Truncated, UnsupportedVersion
 from weft.protocols.lane import Origin
 from weft.protocols.ranges import (

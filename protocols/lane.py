@@ -52,6 +52,27 @@ def valid_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def matches(pattern: str, edge: str) -> bool:
+    """Return whether a name, or a pattern in which ``*`` matches any characters, is an edge's.
+
+    It takes time in proportion to both lengths. A regular expression with many ``.*`` would take their product many
+    times over, and hubs match each edge that links.
+    """
+    first, *others = pattern.split("*")
+    if not others:
+        return pattern == edge
+    *middle, last = others
+    if len(edge) < len(first) + len(last) or not edge.startswith(first) or not edge.endswith(last):
+        return False
+    at, end = len(first), len(edge) - len(last)
+    for part in middle:  # the leftmost place leaves the most for the next part
+        at = edge.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
 def format_log_id(log_id: int) -> str:
     """Return a log id in its text form: 16 hexadecimal digits."""
     return f"{log_id:016x}"

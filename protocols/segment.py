@@ -13,10 +13,10 @@ from enum import IntEnum
 from typing import Annotated, NamedTuple
 
 import msgspec
-from crc32c import crc32c
 from msgspec import Meta
 
 from weft.protocols.batch import Buffer, Codec, Column
+from weft.protocols.checksum import crc32c
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.lane import ORIGINS_MAX, NodeName, Origin
 from weft.protocols.ranges import LIST_ITEMS_MAX, U32, U64, Nanoseconds, Seq, StoredRanges, unpack

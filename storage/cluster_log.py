@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
-from crc32c import crc32c
 from msgspec import Meta
 
 from weft.bounds.scheduling import BackgroundTask
 from weft.config.log_lines import Repeats, left_out
 from weft.protocols.batch import Buffer
+from weft.protocols.checksum import crc32c
 from weft.protocols.chunk_index import check_understood
 from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.ranges import U32, U64, Nanoseconds, unpack

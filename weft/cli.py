@@ -12,6 +12,7 @@ import click
 
 from weft.commands.groups import COMMANDS, LaterGroup
 from weft.config.errors import ConfigError
+from weft.config.release import VERSION
 from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE, Refused, print_error, print_error_json
 from weft.service.signals import hold_sighup
 
@@ -29,7 +30,7 @@ _NODES = (("edge", "run"), ("hub", "run"))
 @click.command(
     cls=LaterGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.version_option(package_name="weft-fabric", prog_name="weft", message="%(prog)s %(version)s")
+@click.version_option(VERSION, prog_name="weft", message="%(prog)s %(version)s")
 def cli() -> None:
     """Run a command of the table."""
 

@@ -23,9 +23,8 @@ from weft.cloud_hub.admin_facts.documents import (
 )
 from weft.config.errors import ConfigError
 from weft.config.load import check_overlay
-from weft.protocols.lane import NAME_RULE, valid_name
+from weft.protocols.lane import NAME_RULE, matches, valid_name
 from weft.protocols.link import LAYERS_MAX, TEXT_CHARACTERS_MAX, ConfigDesired, ConfigLayer, desired_of
-from weft.protocols.shard.completeness import matches
 from weft.storage.cluster_log import DOCUMENT_BYTES_MAX, Change, ClusterState
 
 # Bound on the settings that come together at one edge: a frame has a layer for each of its groups, and one of its

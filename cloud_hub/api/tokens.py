@@ -18,8 +18,7 @@ import msgspec
 import yaml
 
 from weft.config.reader import explained
-from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, valid_name
-from weft.protocols.shard.completeness import matches
+from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, matches, valid_name
 
 # Rights: what the bearer of a token may do, and with which streams or edges. Links, the API and readers ask here.
 

@@ -21,9 +21,9 @@ from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.answers import choice, integer, time_parameter
 from weft.cloud_hub.api.listener import ReaderCertificate
 from weft.cloud_hub.api.views import moment
-from weft.cloud_hub.cluster import software
 from weft.cloud_hub.openapi.answers import Problem, WhoAmI
 from weft.cloud_hub.openapi.operations import ERRORS, OPERATIONS, TIME, Operation, Parameter
+from weft.config.release import SOFTWARE
 from weft.network.problem import PROBLEM_JSON
 from weft.protocols.lane import NAME_RULE
 from weft.protocols.link import PROTOCOL_VERSION
@@ -337,14 +337,14 @@ class SelfDescription:
         if identity is None:
             answer = WhoAmI(
                 token=None, scope=ANONYMOUS, tenant="default", edge=None, until=None, certificate=None, rights=[],
-                software=software(), link_protocol=PROTOCOL_VERSION,
+                software=SOFTWARE, link_protocol=PROTOCOL_VERSION,
             )  # fmt: skip
         else:
             certificate = identity.common_name if isinstance(identity, ReaderCertificate) else None
             answer = WhoAmI(
                 token=identity.name if certificate is None else None, scope=identity.scope.value,
                 tenant=identity.tenant, edge=identity.edge, until=moment(self._access.until(identity)),
-                certificate=certificate, rights=identity.rights.texts, software=software(),
+                certificate=certificate, rights=identity.rights.texts, software=SOFTWARE,
                 link_protocol=PROTOCOL_VERSION,
             )  # fmt: skip
         return web.Response(body=msgspec.json.encode(answer) + b"\n", content_type="application/json")

@@ -20,7 +20,6 @@ from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.tokens import Right
 from weft.cloud_hub.api.views import View
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.cluster import software
 from weft.cloud_hub.regions.budget import RegionBudget, budget_views
 from weft.cloud_hub.regions.source import RegionSource, Selection
 from weft.cloud_hub.settings import RegionSettings
@@ -28,6 +27,7 @@ from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import Sample
+from weft.config.release import SOFTWARE
 from weft.protocols import chunk as chunks
 from weft.protocols.errors import CodecError
 from weft.protocols.shard.shard_state import ShardState
@@ -165,7 +165,7 @@ class RegionLink:
     async def _link(self, source: RegionSource) -> None:
         settings, cluster = self._settings, self.sequencer.log.cluster
         own = int.from_bytes(cluster.cluster_id[:8], "big")
-        identity = LinkIdentity(settings.tenant or "default", f"region-{self.name}-{self.shard}"[:64], own, software())
+        identity = LinkIdentity(settings.tenant or "default", f"region-{self.name}-{self.shard}"[:64], own, SOFTWARE)
         # A relay claims no epoch, so there is none to keep.
         epochs = Epochs("memory", lambda: b"0", lambda _: None)
         while True:

@@ -14,13 +14,12 @@ from weft.cloud_hub.shard.lane_session import is_hubs_own
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import decode_header
 from weft.protocols.chunk_index import Chunk, GapRange, LaneFlag, LaneUpdate, Mark, StreamKey, StreamSection
-from weft.protocols.lane import ORIGINS_MAX, Lane, Origin
+from weft.protocols.lane import ORIGINS_MAX, Lane, Origin, matches
 from weft.protocols.link import Clock, RefuseCode
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import SEQ_END, Range, RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import snapshot as snapshots
-from weft.protocols.shard.completeness import matches
 from weft.protocols.shard.lane_state import LaneState, lane_of
 from weft.protocols.shard.shard_state import BOOTS_MAX, ShardState
 from weft.replication.events import LaneEnded, LaneTaken

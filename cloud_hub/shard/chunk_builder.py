@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from weft.cloud_hub.shard.lane_ends import EndedLanes, adoption
 from weft.cloud_hub.shard.lane_session import ClockNotices, LaneSession, ReceivedBatch, bounds
 from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import BatchHeader, Buffer, ClockState
+from weft.protocols.checksum import crc32c
 from weft.protocols.chunk import BootKey, behind, shift
 from weft.protocols.chunk_index import (
     FIRST_LEVEL,

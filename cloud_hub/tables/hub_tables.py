@@ -19,12 +19,12 @@ from weft.cloud_hub.admin_facts.tenants import TenantSizes
 from weft.cloud_hub.api.application import HubTables
 from weft.cloud_hub.api.views import View, table_view, tables_views
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.cluster import software
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.collector import Collector, Pins
 from weft.cloud_hub.shard.lane_ends import LaneKeeper
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.metrics.exposition import Sample
+from weft.config.release import SOFTWARE
 from weft.config.sources import Collector as TraceCollector
 from weft.network.tracing import NO_FIGURES, Attribute, ExportSettings, Span, TraceContext, TraceExport, parse
 from weft.protocols.chunk_index import StreamKey
@@ -77,7 +77,7 @@ class MadeTables(HubTables):
         self._traces: list[TableTraces] = []
         """The maker of spans, where they are sent somewhere."""
         if settings.tracing is not None:
-            traces = TableTraces(settings.tracing, software(), platform.node(), clock.now, random.Random())
+            traces = TableTraces(settings.tracing, SOFTWARE, platform.node(), clock.now, random.Random())
             self._traces.append(traces)
             of_tables = replace(of_tables, on_traced=traces.made)
         self._sizes = TenantSizes(store, declared.quotas)

@@ -6,12 +6,11 @@ import asyncio
 import importlib
 import platform
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from weft.config.metrics.metric import Metric
+from weft.config.release import VERSION
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -45,15 +44,7 @@ WITHOUT_ENTRY = "Not in the catalogue: config/metrics has no line that says what
 
 def build_info(name: str) -> Sample:
     """Return the sample that says which release runs on which Python."""
-    return Sample(name, 1, (_release(), platform.python_version()))
-
-
-@cache
-def _release() -> str:
-    try:
-        return version("weft-fabric")
-    except PackageNotFoundError:
-        return "unknown"
+    return Sample(name, 1, (VERSION, platform.python_version()))
 
 
 async def load() -> None:

@@ -121,7 +121,7 @@ class PasswordCache:
 # the same address waits longer and longer.
 
 THREADS = 2
-"""Number of password-hashing threads; each uses the 19 MiB of ``users.HASHER``."""
+"""Number of password-hashing threads; each uses the 19 MiB of ``users.hasher``."""
 NICENESS = 10
 """Priority of these threads: admitted clients come first."""
 FREE_TRIES = 10
@@ -534,4 +534,4 @@ def _verify(hashed: str | None, password: bytes) -> bool:
 
 @functools.cache
 def _nobodys_hash() -> str:
-    return users.HASHER.hash(os.urandom(16))
+    return users.hasher().hash(os.urandom(16))

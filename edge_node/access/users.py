@@ -5,16 +5,15 @@ Mosquitto writes its ``password_file`` in this form with argon2id. Comments and 
 
 from __future__ import annotations
 
+import functools
 import os
-
-from argon2 import PasswordHasher, Type, extract_parameters
-from argon2.exceptions import InvalidHashError, VerificationError
+from typing import TYPE_CHECKING
 
 from weft.storage.filesystem import FileSystem, OSFileSystem, replace_private_file
 
-HASHER = PasswordHasher(time_cost=2, memory_cost=19 << 10, parallelism=1, type=Type.ID)
-"""Hasher with 19 MiB, two passes, one lane: the minimum that OWASP recommends, as a Raspberry Pi must check many
-devices at once."""
+if TYPE_CHECKING:
+    from argon2 import PasswordHasher
+
 MEMORY_KIB_MAX = 256 << 10
 TIME_COST_MAX = 32
 """Bound on the cost of a hash, which any client can make the node compute."""
@@ -26,6 +25,43 @@ FILE_BYTES_MAX = 64 << 20
 
 class UsersUnusable(ValueError):
     """A users file that is not valid, or cannot be changed as requested. The text has the place and the reason."""
+
+
+# The library is imported for the first hash: it takes half a megabyte, which a node without a users file saves.
+
+
+@functools.cache
+def hasher() -> PasswordHasher:
+    """Return the hasher, with 19 MiB, two passes, one lane: the minimum that OWASP recommends, as a Raspberry Pi must
+    check many devices at once."""
+    from argon2 import PasswordHasher, Type
+
+    return PasswordHasher(time_cost=2, memory_cost=19 << 10, parallelism=1, type=Type.ID)
+
+
+def verify(hashed: str, password: bytes) -> bool:
+    """Return whether a password has this hash. Slow on purpose; releases the interpreter lock."""
+    from argon2.exceptions import InvalidHashError, VerificationError
+
+    try:
+        return hasher().verify(hashed, password)
+    except (VerificationError, InvalidHashError):
+        return False
+
+
+def _is_good_hash(hashed: str) -> bool:
+    from argon2 import Type, extract_parameters
+    from argon2.exceptions import InvalidHashError
+
+    try:
+        parameters = extract_parameters(hashed)
+    except InvalidHashError:
+        return False
+    costs = parameters.memory_cost <= MEMORY_KIB_MAX and parameters.time_cost <= TIME_COST_MAX
+    return parameters.type is Type.ID and costs
+
+
+# The file.
 
 
 def parse(text: str, path: str) -> dict[str, str]:
@@ -64,14 +100,6 @@ def read(path: str, filesystem: FileSystem | None = None) -> dict[str, str]:
     return parse(_text(filesystem.read(path), path), path)
 
 
-def verify(hashed: str, password: bytes) -> bool:
-    """Return whether a password has this hash. Slow on purpose; releases the interpreter lock."""
-    try:
-        return HASHER.verify(hashed, password)
-    except (VerificationError, InvalidHashError):
-        return False
-
-
 def add(path: str, name: str, password: bytes) -> bool:
     """Add a user to a file (created if missing, for its owner alone), or give a user a new password; durably.
 
@@ -86,7 +114,7 @@ def add(path: str, name: str, password: bytes) -> bool:
     if not password or len(password) > PASSWORD_BYTES_MAX:
         raise UsersUnusable(f"expected a password of 1 to {PASSWORD_BYTES_MAX} bytes")
     lines = _lines(path) if os.path.exists(path) else []
-    line = f"{name}:{HASHER.hash(password)}"
+    line = f"{name}:{hasher().hash(password)}"
     places = [at for at, each in enumerate(lines) if _name(each) == name]
     if places:
         lines[places[0]] = line
@@ -120,15 +148,6 @@ def check_name(name: str) -> None:
         raise UsersUnusable(f"expected a name of 1 to {NAME_CHARACTERS_MAX} printable characters, got {name[:80]!r}")
     if ":" in name or name.startswith("#"):
         raise UsersUnusable(f"a name has no colon and does not begin with '#', got {name!r}")
-
-
-def _is_good_hash(hashed: str) -> bool:
-    try:
-        parameters = extract_parameters(hashed)
-    except InvalidHashError:
-        return False
-    costs = parameters.memory_cost <= MEMORY_KIB_MAX and parameters.time_cost <= TIME_COST_MAX
-    return parameters.type is Type.ID and costs
 
 
 def _lines(path: str) -> list[str]:

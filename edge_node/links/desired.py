@@ -23,7 +23,7 @@ from weft.config.signing import (
     read_signed,
     verifies,
 )
-from weft.protocols.lane import NodeName
+from weft.protocols.lane import NodeName, matches
 from weft.protocols.link import (
     CONFIG_REASON_CHARACTERS_MAX,
     ConfigDesired,
@@ -32,7 +32,6 @@ from weft.protocols.link import (
     ConfigState,
     digest_of,
 )
-from weft.protocols.shard.completeness import matches
 from weft.replication.events import LinkStatus
 from weft.storage.filesystem import FileSystem, write_atomically
 

@@ -36,11 +36,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
-from crc32c import crc32c
 
 from weft.edge_node.streams import STREAMS_THAT_STAY
 from weft.edge_node.timing import wall_clock
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState, HeaderPairs, Record, decode_header, records
+from weft.protocols.checksum import crc32c
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import NodeName, format_log_id
 from weft.protocols.message_headers import FORKED_FROM

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from crc32c import crc32c
 
 from weft.proofs.audit.report import DAMAGE_LISTED_MAX
+from weft.protocols.checksum import crc32c
 from weft.protocols.chunk_index import GapRange
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import StrEnum
 from typing import NamedTuple
 
-from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.lane import Lane, format_log_id, matches
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.lane_state import LaneState, OpenGap, RetiredBy, open_gap, renamed
 
@@ -253,27 +253,6 @@ def moment_of(held: LaneState, *, peers: bool) -> int | None:
     """
     moment = held.whole_up_to if peers else held.complete_up_to
     return None if moment is None else moment // 1000 * 1000
-
-
-def matches(pattern: str, edge: str) -> bool:
-    """Return whether a name, or a pattern in which ``*`` matches any characters, is an edge's.
-
-    It takes time in proportion to both lengths. A regular expression with many ``.*`` would take their product many
-    times over, and hubs match each edge that links.
-    """
-    first, *others = pattern.split("*")
-    if not others:
-        return pattern == edge
-    *middle, last = others
-    if len(edge) < len(first) + len(last) or not edge.startswith(first) or not edge.endswith(last):
-        return False
-    at, end = len(first), len(edge) - len(last)
-    for part in middle:  # the leftmost place leaves the most for the next part
-        at = edge.find(part, at, end)
-        if at < 0:
-            return False
-        at += len(part)
-    return True
 
 
 def never_came(pattern: str) -> HeldBack:

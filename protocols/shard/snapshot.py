@@ -12,10 +12,10 @@ from itertools import groupby
 from typing import Annotated, NamedTuple
 
 import msgspec
-from crc32c import crc32c
 from msgspec import Meta
 
 from weft.protocols.batch import Buffer
+from weft.protocols.checksum import crc32c
 from weft.protocols.chunk_index import FIRST_LEVEL, GapRange, Mark, StreamKey, check_understood
 from weft.protocols.errors import Corrupt, PreRelease, Truncated, UnsupportedVersion
 from weft.protocols.lane import Lane, Origin

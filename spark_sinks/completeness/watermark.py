@@ -29,7 +29,7 @@ from spark_sinks.source.options import (
 from spark_sinks.source.stream_log import StreamLog
 from weft.config.units import parse_duration_ns
 from weft.protocols.errors import CodecError
-from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.lane import Lane, format_log_id, matches
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import completeness as rule
 from weft.protocols.shard.fold import apply
@@ -393,9 +393,9 @@ def open_gaps(at: LanesAt, complete: Complete) -> list[OpenGap]:
     An edge that is no longer waited for, after ``retired_after``, has one as if the hub had retired it at that time.
     """
     expected, silent = complete.expected, complete.retired_after_ns
-    found = [gap for gap in at.left if not expected or any(rule.matches(each, gap.edge) for each in expected)]
+    found = [gap for gap in at.left if not expected or any(matches(each, gap.edge) for each in expected)]
     for lane, held in at.lanes.items():
-        if expected and not any(rule.matches(pattern, lane.edge) for pattern in expected):
+        if expected and not any(matches(pattern, lane.edge) for pattern in expected):
             continue
         retired = held.retired
         if retired is None and silent is not None and at.clock - held.last_seen >= silent:
@@ -414,7 +414,7 @@ def waited_for(at: LanesAt, complete: Complete) -> tuple[dict[Lane, LaneState], 
     expected, silent = complete.expected, complete.retired_after_ns
     counted, left = {}, set()
     for lane, held in at.lanes.items():
-        if expected and not any(rule.matches(pattern, lane.edge) for pattern in expected):
+        if expected and not any(matches(pattern, lane.edge) for pattern in expected):
             continue
         if silent is not None and at.clock - held.last_seen >= silent:
             if rule.has_spoken(held):

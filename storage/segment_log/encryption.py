@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-from crc32c import crc32c
 
+from weft.protocols.checksum import crc32c
 from weft.storage.filesystem import Buffer, File, FileSystem, Lock, OSFileSystem, read_private_file, write_atomically
 from weft.storage.segment_log.settings import FILE_MAGIC, KEY_BYTES
 

@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from crc32c import crc32c
-
 from weft.protocols import segment as format_
 from weft.protocols.batch import ClockReading
+from weft.protocols.checksum import crc32c
 from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.lane import NodeName
 from weft.protocols.ranges import SEQ_END, RangeSet

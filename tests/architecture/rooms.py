@@ -24,6 +24,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mqtt", "amqp", "amqp1", "http"),
     ),
     "config": (
+        ("release",),
         ("errors", "metrics", "signing", "units"),
         ("limits",),
         ("functions", "links", "listeners", "log_lines", "machine", "payload_schema", "sources"),
@@ -125,7 +126,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("pipelines",),
     ),
     "protocols": (
-        ("errors", "health", "payloads", "topics"),
+        ("checksum", "errors", "health", "payloads", "topics"),
         ("mqtt", "ranges"),
         ("batch", "lane"),
         ("chunk_index", "message_headers", "segment"),

@@ -22,7 +22,7 @@ from tests.conformance.raw_client import (
     publish,
     subscribe,
 )
-from weft.edge_node.access.users import HASHER
+from weft.edge_node.access.users import hasher
 
 ACL = """\
 topic readwrite live/#
@@ -43,7 +43,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     else knows of ``live/secret/#``."""
     directory = tmp_path_factory.mktemp("permissions")
     (directory / "acl").write_text(ACL)
-    (directory / "users").write_text(f"press:{HASHER.hash('right')}\n")
+    (directory / "users").write_text(f"press:{hasher().hash('right')}\n")
     (directory / "users").chmod(0o600)
     started = Broker(directory, "auth: {users_file: users, acl_file: acl}\n")
     started.start()

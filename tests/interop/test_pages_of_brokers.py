@@ -183,7 +183,7 @@ def test_feed_from_a_plc_with_sparkplug(tmp_path: Path) -> None:
 
     reader = Reader(tmp_path, "feed-from-a-plc-with-sparkplug.md", {"0.0.0.0:1883": "127.0.0.1:0", "8GiB": "256MiB"})
     (tmp_path / "acl").write_text(reader.text("text"))
-    (tmp_path / "users").write_text(f"line1:{users.HASHER.hash(SECRET)}\n")
+    (tmp_path / "users").write_text(f"line1:{users.hasher().hash(SECRET)}\n")
     (tmp_path / "users").chmod(0o600)
     with running(reader.config("")) as node:
         with EdgeNodeClient(node.mqtt_port, password=SECRET) as edge_node:

@@ -63,7 +63,7 @@ def config(tmp_path: Path) -> Path:
     more = 'disk: {budget: 64MiB, segment: 4MiB}\nauth: {users_file: users}\nhttp: {bind: "127.0.0.1:0"}\n'
     path.write_text(text + more)
     users_file = tmp_path / "users"
-    users_file.write_text(f"gateway:{users.HASHER.hash('its-password')}\n")
+    users_file.write_text(f"gateway:{users.hasher().hash('its-password')}\n")
     users_file.chmod(0o600)
     (tmp_path / "points").touch()
     (tmp_path / "telegraf.conf").write_text(AGENT.format(folder=tmp_path) + block("toml").replace("8081", str(port)))

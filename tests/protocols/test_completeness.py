@@ -17,7 +17,7 @@ from weft.protocols.chunk_index import (
     StreamBlock,
     index_of,
 )
-from weft.protocols.lane import Lane
+from weft.protocols.lane import Lane, matches
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.completeness import (
@@ -28,7 +28,6 @@ from weft.protocols.shard.completeness import (
     Severity,
     Tally,
     completeness,
-    matches,
     severity,
 )
 from weft.protocols.shard.fold import apply

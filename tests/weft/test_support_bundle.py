@@ -45,7 +45,7 @@ def contents(path: Path) -> dict[str, str]:
 @pytest.mark.processes
 def test_no_planted_secret_is_in_the_bundle_of_an_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", IN_ENVIRONMENT)
-    hashed = users.HASHER.hash(b"of a device")
+    hashed = users.hasher().hash(b"of a device")
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     (tmp_path / "proxy-password").write_text(f"{PASSWORD}\n")
     (tmp_path / "users").write_text(f"gateway:{hashed}\n")

@@ -24,6 +24,7 @@ from weft.commands.common import (
 )
 from weft.commands.edge_overlay import overlay_of
 from weft.config.errors import Finding, format_path
+from weft.config.release import SOFTWARE
 from weft.edge_node import preflight
 from weft.edge_node.check.data_directory import prepare
 from weft.edge_node.check.rules import notes
@@ -31,7 +32,6 @@ from weft.edge_node.node import EdgeNode
 from weft.edge_node.reconfigure import ConfigFile
 from weft.output import Failed, Refused
 from weft.service.serving import (
-    SOFTWARE,
     Signals,
     collect_garbage_rarely,
     log_to_stderr,

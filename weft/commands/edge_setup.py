@@ -30,13 +30,13 @@ from weft.commands.node_log import NodeLog, readable
 from weft.config.errors import ConfigError
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
+from weft.config.release import SOFTWARE
 from weft.config.units import Address, parse_bind, parse_duration
 from weft.edge_node.check.rules import check
 from weft.network.reload import TOKEN_BYTES_MAX, read_token, token_in
 from weft.network.tls import ClientTlsFiles, TlsUnusable, client_context
 from weft.output import Failed, Refused, counted, print_json
 from weft.protocols.link import PAIR_PATH, PairAnswer, PairRequest
-from weft.service.serving import SOFTWARE
 from weft.storage.filesystem import DirectoryInUse
 from weft.storage.segment_log import LogError
 

@@ -21,6 +21,7 @@ from weft.commands.common import (
 )
 from weft.commands.node_log import NodeLog, readable, target_argument
 from weft.config.errors import Finding
+from weft.config.release import SOFTWARE
 from weft.edge_node.check.rules import notes
 from weft.edge_node.control.client import ControlFailed, ask_reload
 from weft.edge_node.inspect.summary import forecast, summarise
@@ -28,7 +29,6 @@ from weft.edge_node.inspect.view import NoLog, is_locked
 from weft.edge_node.streams import STATE_STREAMS
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, print_json
 from weft.protocols.lane import format_log_id
-from weft.service.serving import SOFTWARE
 from weft.storage.segment_log.index import lost_by_reason
 from weft.text.status import show_files, show_running
 

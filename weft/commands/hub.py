@@ -23,11 +23,11 @@ from weft.commands.common import (
 )
 from weft.commands.hub_settings import settings_of
 from weft.config.errors import format_path
+from weft.config.release import SOFTWARE
 from weft.config.schema import UNITS
 from weft.config.units import kind_of
 from weft.output import Failed, Refused
 from weft.service.serving import (
-    SOFTWARE,
     CannotStart,
     DidNotStart,
     RunningSettings,

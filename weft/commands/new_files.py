@@ -30,7 +30,7 @@ def user_line(name: str, password: bytes) -> bytes:
     """Return the users file of one user."""
     if not password or len(password) > users.PASSWORD_BYTES_MAX:
         raise Refused(f"expected a password of 1 to {users.PASSWORD_BYTES_MAX} bytes")
-    return f"{name}:{users.HASHER.hash(password)}\n".encode()
+    return f"{name}:{users.hasher().hash(password)}\n".encode()
 
 
 def may_be_replaced(path: str) -> bool:

@@ -15,7 +15,6 @@ import threading
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 import click
@@ -64,10 +63,6 @@ def _give_back_free_memory() -> None:
     # 5 MiB where Python had to compile a node's modules, as at the first start of a release. musl has no such function.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-SOFTWARE = f"weft {version('weft-fabric')}"
-"""Name and version, which nodes tell each other. Read when the module is: a process may lose the right to later."""
 
 
 class Signals:

@@ -203,6 +203,11 @@ class RequestAuth:
             return False
         return self.denied is not None or (self.identity is not None and self.identity.admitted)
 
+    def admits(self, head: Request) -> bool:
+        """Return whether the sender of a request that is not open to all was checked, and may send."""
+        identity = self.identity
+        return identity is not None and claim_of(head) == self._claim and self.denied is None and identity.admitted
+
     def known(self) -> tuple[Identity, RouteCache]:
         """Return the identity, and its routes to the streams.
 

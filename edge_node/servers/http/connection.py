@@ -94,9 +94,12 @@ class ResponseQueue:
 
     def answered(self) -> None:
         """Send the answer; if more than one is due, send all of the turn in one write."""
-        if len(self.pending) <= 1:
-            self._flush()
-        elif not self._is_flushing:
+        pending = self.pending
+        if len(pending) == 1 and pending[0].ready:
+            exchange = pending.popleft()
+            self._server.count(exchange.status)
+            self._send(exchange.rendered(self._server.answers), not exchange.keeps_alive)
+        elif len(pending) > 1 and not self._is_flushing:
             self._is_flushing = True
             self._server.context.call_soon(self._flush)
 
@@ -106,7 +109,7 @@ class ResponseQueue:
         data, closes = [], False
         while self.pending and self.pending[0].ready and not closes:
             exchange = self.pending.popleft()
-            closes = not exchange.request.keeps_alive
+            closes = not exchange.keeps_alive
             self._server.count(exchange.status)
             data.append(exchange.rendered(self._server.answers))
         if data:
@@ -264,7 +267,7 @@ class HttpConnection(WritingConnection):
             or transport.get_extra_info("sslcontext")
         ):
             return False  # TLS ends both ways at once
-        self._pending[-1].request.keeps_alive = False
+        self._pending[-1].keeps_alive = False
         return True
 
     def falls_behind(self) -> None:
@@ -312,7 +315,10 @@ class HttpConnection(WritingConnection):
         budget.begin(now)
         self._batch.bytes += size
         try:
-            self._handle()
+            if self._posts_at_once(data):
+                at = size
+            else:
+                self._handle()
             while at < size and self._reads:
                 piece = data if size <= PIECE_BYTES else data[at : at + PIECE_BYTES]
                 at += len(piece)
@@ -333,6 +339,28 @@ class HttpConnection(WritingConnection):
             if at < size:
                 self._read_buffer.ahead = data[at:] + self._read_buffer.ahead
             self._settle()
+
+    def _posts_at_once(self, data: bytes) -> bool:
+        """Store the message of a read that is one request with a known head, as most reads of devices are. Return
+        False, with nothing done, for any other read: it takes the way of all requests, and is refused there."""
+        service, auth = self._service, self._auth
+        if self._pending or len(data) > PIECE_BYTES or not self._reads or not self._parser.awaits_request:
+            return False
+        if (found := service.heads.find(data)) is None:
+            return False
+        head, body = found
+        if head.plan is None or not auth.admits(head):
+            return False
+        try:
+            fields = self._browsers.check(head)
+        except Problem:
+            return False
+        exchange = HttpExchange(self, head, self._read_buffer.owner, fields)
+        exchange.identity, exchange.routes = auth.known()
+        if not service.posts_at_once(exchange, body):
+            return False
+        self._pending.append(exchange)
+        return True
 
     @property
     def _reads(self) -> bool:
@@ -431,8 +459,8 @@ class HttpConnection(WritingConnection):
         exchange.fail(Problem(500, "the node made a mistake; its log says more"))
 
     def _refuse(self, request: Request, problem: Problem) -> None:
-        exchange = HttpExchange(self, request, self._read_buffer.owner)
         request.keeps_alive = False
+        exchange = HttpExchange(self, request, self._read_buffer.owner)
         self._pending.append(exchange)
         exchange.fail(problem)
 

@@ -219,6 +219,15 @@ class Posts:
             return self._store(exchange, plan.target, plan.key, plan.answer)
         return self._store_each(exchange, plan.target, [body], plan.make, None, plan.answer)
 
+    def at_once(self, exchange: HttpExchange, plan: Plan, body: bytes) -> bool:
+        """Store a message likewise. Return False, with nothing done, if it needs ``planned``."""
+        if plan.may_be_array and _is_array(body):
+            return False
+        if not self._storing.store_at_once(exchange, plan.target, plan.make(body), plan.answer):
+            return False
+        self._counters.http_messages += 1
+        return True
+
     # --- inside
 
     def _store(

@@ -221,16 +221,16 @@ class RequestHeadCache:
         self._known: dict[bytes, Request] = {}
         self._seen: set[int] = set()
 
-    def find(self, data: bytes) -> Request | None:
-        """Return the request that ``data`` is, from first to last byte; None if its head is not known, or there is more
-        or less than one request."""
+    def find(self, data: bytes) -> tuple[Request, bytes] | None:
+        """Return the head and the body of the request that ``data`` is, from first to last byte; None if its head is
+        not known, or there is more or less than one request."""
         # By bytes and not by fields: the same bytes have the same meaning, and what the parser refuses never came here.
         # A second reader of lengths is where requests are smuggled.
         parts = _parts(data)
         if parts is None or (known := self._known.get(parts[0])) is None:
             return None
         body = data[parts[1] :]
-        return known.again(body) if len(body) <= known.bytes_max.size else None
+        return (known, body) if len(body) <= known.bytes_max.size else None
 
     def note(self, data: bytes, request: Request) -> None:
         """Remember the head of a parsed request, if it came before and ``data`` is this one request."""
@@ -313,6 +313,11 @@ class RequestParser:
         return self._request is not None
 
     @property
+    def awaits_request(self) -> bool:
+        """Return whether the next byte begins a request, and none waits to be handled."""
+        return self._is_between and not self.complete
+
+    @property
     def is_in_body(self) -> bool:
         """Return whether its head is complete."""
         return self._in_body
@@ -325,8 +330,9 @@ class RequestParser:
         """
         self._now = now
         is_whole = self._is_between
-        if is_whole and (again := self._heads.find(data)) is not None:
-            self.complete.append(again)
+        if is_whole and (found := self._heads.find(data)) is not None:
+            head, body = found
+            self.complete.append(head.again(body))
             return
         count = len(self.complete)
         within, size = (self._request, self._request.size) if self._request is not None else (None, 0)
@@ -505,19 +511,30 @@ class Answers:
         wall_clock: nanoseconds since 1970.
     """
 
-    __slots__ = ("_date", "_second", "_wall_clock")
+    __slots__ = ("_date", "_done", "_second", "_wall_clock")
 
     def __init__(self, wall_clock: Callable[[], int]) -> None:
         self._wall_clock = wall_clock
         self._second = -1
         self._date = b""
+        self._done = b""
+        """Beginning of the usual answer: JSON with status 200 on a connection that stays open."""
 
-    def head(self, status: int, fields: Fields, *, keeps_alive: bool, is_http10: bool = False) -> bytes:
-        """Return the first line and the fields of an answer, without the empty line."""
+    def _look_at_clock(self) -> None:
         second = self._wall_clock() // 1_000_000_000
         if second != self._second:
             self._second = second
             self._date = f"Server: weft\r\nDate: {formatdate(second, usegmt=True)}\r\n".encode()
+            self._done = b"%b%bContent-Type: %b\r\nContent-Length: " % (_FIRST_LINES[200], self._date, JSON.encode())
+
+    def done(self, body: bytes) -> bytes:
+        """Return the usual answer with its body, as ``whole`` does."""
+        self._look_at_clock()
+        return b"%b%d\r\n\r\n%b" % (self._done, len(body), body)
+
+    def head(self, status: int, fields: Fields, *, keeps_alive: bool, is_http10: bool = False) -> bytes:
+        """Return the first line and the fields of an answer, without the empty line."""
+        self._look_at_clock()
         parts = [_FIRST_LINES[status], self._date]
         if not keeps_alive:
             parts.append(b"Connection: close\r\n")
@@ -615,12 +632,15 @@ class HttpExchange:
 
     protocol = "http"
     """Name of the protocol in traces."""
-    __slots__ = ("_transport", "answer_fields", "identity", "is_head", "is_influx", "owner", "publisher", "ready",
+    __slots__ = ("_transport", "answer_fields", "identity", "is_influx", "keeps_alive", "owner", "publisher", "ready",
                  "request", "routes", "status", "stored", "whole")  # fmt: skip
 
-    def __init__(self, transport: HttpTransport, request: Request, owner: Owner) -> None:
+    def __init__(self, transport: HttpTransport, request: Request, owner: Owner, answer_fields: Fields = ()) -> None:
         self._transport = transport
         self.request = request
+        """The request; of one with a known head, perhaps only the head, which others share."""
+        self.keeps_alive = request.keeps_alive
+        """False if the connection ends with the answer."""
         self.owner = owner
         """Owner in whose turns it is served."""
         self.publisher: str | None = None
@@ -629,7 +649,7 @@ class HttpExchange:
         self.routes: RouteCache
         self.is_influx = False
         """True if errors have the form of InfluxDB's."""
-        self.answer_fields: Fields = ()
+        self.answer_fields = answer_fields
         """Fields that each answer to this request has."""
         self.ready = False
         self.status = 0
@@ -654,15 +674,18 @@ class HttpExchange:
     def rendered(self, answers: Answers) -> bytes:
         """Return the answer as bytes."""
         request, (body, content_type, fields) = self.request, self.whole
+        is_usual = self.status == 200 and content_type is JSON and not fields and not self.answer_fields
+        if is_usual and self.keeps_alive and not request.is_http10 and request.method == "POST":
+            return answers.done(body)
         return answers.whole(
-            self.status, body, content_type, (*self.answer_fields, *fields), keeps_alive=request.keeps_alive,
+            self.status, body, content_type, (*self.answer_fields, *fields), keeps_alive=self.keeps_alive,
             is_http10=request.is_http10, is_head=request.method == "HEAD",
         )  # fmt: skip
 
     def fail(self, problem: Problem) -> None:
         """Answer that the request is refused."""
         if problem.closes:
-            self.request.keeps_alive = False
+            self.keeps_alive = False
         if not self.is_influx:
             self.answer(problem.status, problem_document(problem.status, str(problem)), PROBLEM_JSON, problem.fields)
             return
@@ -683,11 +706,13 @@ class HttpExchange:
 
     def acknowledge(self, answers: bytes) -> None:  # noqa: ARG002 - the answer says where the records are
         """Answer: the records are durable."""
-        if self.stored is not None:
-            self.stored()
+        stored, self.stored = self.stored, None  # it refers to this exchange, and would be left to the collector
+        if stored is not None:
+            stored()
 
     def refuse(self, error: BaseException) -> None:
         """Answer that the records could not be stored."""
+        self.stored = None
         self.fail(problem_of(error))
 
 
@@ -751,4 +776,8 @@ class Server(Protocol):
         Raises:
             Problem: it is refused; the steps raise it, too.
         """
+        ...
+
+    def posts_at_once(self, exchange: HttpExchange, body: bytes) -> bool:
+        """Store a message by the plan of its known head. Return False, with nothing done, if it needs ``handle``."""
         ...

@@ -173,6 +173,16 @@ class HttpService:
             return None
         raise Problem(404, f"there is nothing at this path; {_WHERE}")
 
+    def posts_at_once(self, exchange: HttpExchange, body: bytes) -> bool:
+        """Store a message by the plan of its known head. Return False, with nothing done, if it needs ``handle``."""
+        plan = exchange.request.plan
+        if type(plan) is not Plan or self.holds or not self._holds_still(plan.target):
+            return False
+        if not self._posts.at_once(exchange, plan, body):
+            return False
+        self.counters.http_requests += 1
+        return True
+
     def _holds_still(self, target: PostTarget | None) -> bool:
         """Return whether the configuration has not changed since a request was posted to a target."""
         return target is None or self.streams.takes.get(target.name) is target

@@ -191,14 +191,24 @@ class PostMisfits:
         if not rules:
             return
         try:
-            payload.decode()  # in C; a decoder that only skips values does not check text
-            _VALUE.decode(payload)
+            _decode(payload)
         except NO_JSON as error:
             for rule in rules:
                 if not rule.takes:
                     self._refused(rule, Problem(400, f"the payload is not JSON: {error}; the stream {rule.name} has "
                                                 "`payload: json`. Nothing was stored, correct it"))  # fmt: skip
             self._counters.http_misfits_taken += 1
+
+    def fits(self, stream: int, payload: bytes) -> bool:
+        """Return whether ``look`` would do nothing about a payload for this stream alone."""
+        rule = self._rules.get(stream)
+        if rule is None or not rule.is_json:
+            return True
+        try:
+            _decode(payload)
+        except NO_JSON:
+            return False
+        return True
 
     def took(self, count: int) -> None:
         """Count accepted messages whose topic does not match."""
@@ -213,6 +223,11 @@ class PostMisfits:
                 "`misfits: take` takes them", rule.name, problem,
             )  # fmt: skip
         raise problem
+
+
+def _decode(payload: bytes) -> None:
+    payload.decode()  # in C; a decoder that only skips values does not check text
+    _VALUE.decode(payload)
 
 
 RECORD_BYTES = 64
@@ -374,12 +389,38 @@ class Storing:
             self._store_in_turn(exchange, target, records, routed, answer)
         return None
 
+    def store_at_once(
+        self, exchange: HttpExchange, target: PostTarget | None, record: NewRecord, answer: Answer
+    ) -> bool:
+        """Store the one message of a request as ``store`` does, if nothing about it has to be found out or refused.
+        Return False, with nothing done, for any other."""
+        key, payload, headers, _ = record
+        route = exchange.routes.plain.get(key)
+        if route is None or route.checks is not None or route.cost > COST_MAX:
+            return False
+        if target is None:
+            if self.misfits.knows_json:
+                return False
+            stream = _stream_of(None, (route,))
+        else:
+            stream = target.number
+            if stream not in route.streams or not self.misfits.fits(stream, payload):
+                return False
+        batch = self.ingest.batch
+        if not batch.begun:
+            batch.begin()
+        run = batch.add(route, key, payload, exchange, 0, headers)
+        assert run is not None, "only checks make dead letters"
+        exchange.stored = partial(_answer_one, exchange, answer, run, len(run.keys) - 1, stream)
+        batch.answer(exchange, b"")
+        return True
+
     def _store_in_turn(
         self,
         exchange: HttpExchange,
         target: PostTarget | None,
         records: Sequence[NewRecord],
-        routed: list[Route],
+        routed: Sequence[Route],
         answer: Answer,
     ) -> None:
         batch = self.ingest.batch

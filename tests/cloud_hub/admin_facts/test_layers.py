@@ -11,7 +11,7 @@ from weft.cloud_hub.admin_facts import edge_configs
 from weft.cloud_hub.admin_facts.changes import CannotDeclare
 from weft.cloud_hub.admin_facts.documents import CONFIG, GROUP, ConfigDocument, GroupDocument, encode
 from weft.cloud_hub.admin_facts.edge_configs import GROUPS_MAX, DesiredConfigs, Groups, can_meet, crowded
-from weft.protocols.shard.completeness import matches
+from weft.protocols.lane import matches
 
 TEXT = "disk: {budget: 2GiB}"
 NAMES = st.text("ab", max_size=5)

@@ -16,7 +16,7 @@ from weft.edge_node.access.authentication import Accounts
 from weft.edge_node.access.identity import AccessDenied, Credentials, Denial
 from weft.edge_node.counters import ListenerCounters
 
-NAMES = {"press-7": users.HASHER.hash(b"secret-of-press-7")}
+NAMES = {"press-7": users.hasher().hash(b"secret-of-press-7")}
 
 
 LIMITS = EdgeLimits(authentications=2, user_share=1)
@@ -78,7 +78,7 @@ async def test_a_password_that_changes_while_it_is_checked_does_not_let_in(accou
     waiting = asyncio.create_task(accounts.identify(credentials, None, may_be_anonymous=False))
     await asyncio.sleep(0)
     assert not waiting.done()
-    accounts.replace(names={"press-7": users.HASHER.hash(b"another")})
+    accounts.replace(names={"press-7": users.hasher().hash(b"another")})
     with pytest.raises(AccessDenied):
         await waiting
 
@@ -87,7 +87,7 @@ async def test_who_is_no_longer_admitted(accounts: Accounts) -> None:
     identity = await accounts.identify(said("press-7", b"secret-of-press-7"), None, may_be_anonymous=False)
     certified = await accounts.identify(said(), "press-9", may_be_anonymous=False)
     anonymous = await accounts.identify(said(), None, may_be_anonymous=True)
-    accounts.replace(names=NAMES | {"press-8": users.HASHER.hash(b"x")})
+    accounts.replace(names=NAMES | {"press-8": users.hasher().hash(b"x")})
     assert identity.admitted
     accounts.replace(names={})
     assert not identity.admitted
@@ -141,7 +141,7 @@ async def test_new_users_and_rules_hold_at_once_for_who_is_connected(accounts: A
     accounts.watch(lambda: reports.append(1))
     credentials = said("press-7", b"secret-of-press-7")
     identity = await accounts.identify(credentials, None, may_be_anonymous=False)
-    accounts.replace(names={"press-7": users.HASHER.hash(b"another secret")})
+    accounts.replace(names={"press-7": users.hasher().hash(b"another secret")})
     accounts.replace(acl=acl.parse("user press-7\ntopic read a\n", "acl"))
     assert len(reports) == 2
     assert identity.may_read(b"a")

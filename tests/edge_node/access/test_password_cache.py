@@ -14,7 +14,7 @@ import pytest
 from weft.edge_node.access import users
 from weft.edge_node.access.authentication import FILE_NAME, SAVE_INTERVAL_S, PasswordCache
 
-HASHED = users.HASHER.hash(b"secret-of-press-7")
+HASHED = users.hasher().hash(b"secret-of-press-7")
 
 
 async def remembering(folder: Path) -> PasswordCache:
@@ -29,7 +29,7 @@ async def test_a_right_password_is_known_after_a_restart(tmp_path: Path) -> None
     assert known.knows("press-7", HASHED, b"secret-of-press-7")
     assert not known.knows("press-8", HASHED, b"secret-of-press-7")
     assert not known.knows("press-7", HASHED, b"secret-of-press-8")
-    assert not known.knows("press-7", users.HASHER.hash(b"secret-of-press-7"), b"secret-of-press-7"), "a new hash"
+    assert not known.knows("press-7", users.hasher().hash(b"secret-of-press-7"), b"secret-of-press-7"), "a new hash"
 
 
 async def test_the_file_is_for_the_node_alone_and_holds_no_password(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def wait(connection: pika.BlockingConnection) -> None:
 
 async def test_users_come_in_by_password_over_tls(tmp_path: Path, authority: Authority) -> None:
     server = authority.sign("localhost")
-    (tmp_path / "users").write_text(f"press-7:{users.HASHER.hash(PASSWORD)}\n")
+    (tmp_path / "users").write_text(f"press-7:{users.hasher().hash(PASSWORD)}\n")
     (tmp_path / "acl").write_text("user press-7\ntopic readwrite t/#\n")
     text = f"""
 listeners:
@@ -73,7 +73,7 @@ auth: {{users_file: users, acl_file: acl}}
         for wrong in (pika.PlainCredentials("press-7", "guess"), pika.PlainCredentials("guest", "guest")):
             with pytest.raises(AMQPConnectionError):
                 await asyncio.to_thread(connected, node, "amqps", credentials=wrong, authority=authority)
-        (tmp_path / "users").write_text(f"other:{users.HASHER.hash(PASSWORD)}\n")
+        (tmp_path / "users").write_text(f"other:{users.hasher().hash(PASSWORD)}\n")
         with pytest.raises(ConnectionClosedByBroker, match="CONNECTION_FORCED"):
             await asyncio.to_thread(wait, connection)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from tests.edge_node.servers.http.harness import CONFIG, HttpNode
+from tests.edge_node.servers.http.harness import CONFIG, HttpNode, running
 from tests.support.waiting import PATIENCE_S
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
@@ -91,6 +91,30 @@ async def test_a_head_that_came_before_is_handled_by_the_present_configuration(h
     assert (await client.ask(post(b"1"))).startswith(b"422")
     client.close()
     assert len(http.stored()) == 3
+
+
+async def test_a_head_that_came_before_lets_nothing_in_that_would_be_refused(tmp_path: Path) -> None:
+    """Such a request is stored at once, without the steps of others."""
+    (tmp_path / "acl").write_text("topic write line/a\n")
+    more = f"  strict: {{from: line/+, payload: json}}\nauth: {{acl_file: {tmp_path}/acl}}"
+    async with running(tmp_path, more=more) as http:
+        client = KeptConnection(*await asyncio.open_connection("127.0.0.1", http.port))
+
+        async def status(body: bytes) -> int:
+            data = post(body).replace(b"telemetry/plant/a", b"strict/line/a")
+            return int((await client.ask(data))[:3])
+
+        assert [await status(body) for body in (b"1", b"2", b"3", b"no JSON", b"4")] == [200, 200, 200, 400, 200]
+        http.node.ingest.back_pressure.holding = True
+        assert await status(b"5") == 429
+        http.node.ingest.back_pressure.holding = False
+        assert await status(b"6") == 200
+        (tmp_path / "acl").write_text("topic write line/b\n")
+        await http.node.listeners.check_files(all_of_them=True)
+        assert await status(b"7") == 403
+        client.close()
+        assert [record.payload for record in http.stored("strict")] == [b"1", b"2", b"3", b"4", b"6"]
+        assert http.node.part(Http).counters.http_requests == 8
 
 
 def test_known_heads_are_bounded_and_have_no_bodies(http: HttpNode) -> None:
