@@ -118,10 +118,7 @@ def sample_table(pipeline: Pipeline, samples: Mapping[str, Sequence[Row]]) -> pa
     given = dict.fromkeys(name for rows in samples.values() for row in rows for name in row)
     levels = [name for name in given if name not in FIXED_COLUMNS | own and name != STREAM]
     fixed = row_schema(levels)
-    tables = [
-        _of_stream(name, rows, fixed, typed, declared)
-        for name, rows in samples.items()
-    ]
+    tables = [_of_stream(name, rows, fixed, typed, declared) for name, rows in samples.items()]
     whole = pa.concat_tables(tables)
     return whole if pipeline.source.streams is not None else whole.drop_columns([STREAM])
 

@@ -61,7 +61,7 @@ def _patch_planner() -> None:
 # readers of its class ``SimpleDataSourceStreamReader`` this: the planner sends the rows with the plan, and Java keeps
 # them as a block beside the task's partition. A task that finds no block, as after the loss of an executor, reads its
 # partition in a worker as always. That class has neither limits nor a latest offset, so its way is taken here for a
-# plan alone (decision 0112).
+# plan alone (decision 0431).
 
 
 def send_rows_with_plans() -> None:
@@ -73,7 +73,10 @@ def send_rows_with_plans() -> None:
 
 @cache
 def _patch_plans(planner: ModuleType) -> None:
-    spark_plan, wrapper = getattr(planner, "partitions_func", None), getattr(planner, "_SimpleStreamReaderWrapper", None)
+    spark_plan, wrapper = (
+        getattr(planner, "partitions_func", None),
+        getattr(planner, "_SimpleStreamReaderWrapper", None),
+    )
     if spark_plan is None or not hasattr(wrapper, "getCache"):
         return  # A release of Spark with another planner: all rows are read by tasks.
 

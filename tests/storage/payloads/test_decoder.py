@@ -54,7 +54,6 @@ def rows(payloads: list[bytes], fields: Any = FIELDS, encoding: str = "json", co
     return [row | ({MISFIT_COLUMN: dict(row[MISFIT_COLUMN] or ())} if MISFIT_COLUMN in row else {}) for row in found]
 
 
-
 def test_a_schema_that_came_to_another_process_has_the_decoder_that_is_there() -> None:
     schema = parse_schema({"format": "cbor", "fields": FIELDS})
     names = (*FIELDS, MISFIT_COLUMN)
