@@ -578,9 +578,10 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 size += batch.nbytes
                 if size > ROWS_BYTES_MAX:
                     return None
-                # Java compares comments of columns, too, which rows from the log lack.
-                batches.append(pa.RecordBatch.from_arrays(batch.columns, schema=self._schema))
-            return iter(batches)
+                batches.append(batch)
+            # One batch, as each costs some twenty calls of the socket. Java compares comments of columns, too, which
+            # rows from the log lack.
+            return iter(pa.Table.from_batches(batches, self._schema).combine_chunks().to_batches())
         return None
 
     def _opened(self) -> StreamLog:
