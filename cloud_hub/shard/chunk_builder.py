@@ -50,7 +50,19 @@ _LAST_WORD = int(LaneFlag.LAST_WORD)
 class LaneDraft:
     """Additions of the chunk to one lane. Most have only a run of records and a mark, and need no other objects."""
 
-    __slots__ = ("floor", "index", "mark", "named", "origins", "payload", "pieces", "run", "session", "told", "topics")
+    __slots__ = (
+        "declared",
+        "floor",
+        "index",
+        "mark",
+        "named",
+        "origins",
+        "payload",
+        "pieces",
+        "run",
+        "session",
+        "topics",
+    )
 
     def __init__(self, session: LaneSession, index: int) -> None:
         self.session = session
@@ -59,7 +71,7 @@ class LaneDraft:
         """The records, if they are one run that was added at once."""
         self.pieces: RangeSet | None = None
         """The records, if they are not one run."""
-        self.told: LaneState | None = None
+        self.declared: LaneState | None = None
         """Gaps that the chunk adds, in ascending order, independent of the sender's order."""
         self.mark: Mark | None = None
         self.topics: list[str] | None = None
@@ -77,21 +89,21 @@ class LaneDraft:
 
     @property
     def gaps(self) -> list[GapRange]:
-        return list(self.told.gaps) if self.told is not None else []
+        return list(self.declared.gaps) if self.declared is not None else []
 
     def name_origin(self, number: int) -> None:
         """Note that a batch of the lane names an origin."""
         self.named = self.named if self.named is not None else set()
         self.named.add(number)
 
-    def take_origins(self, held: LaneState, tells: bool) -> None:
+    def take_origins(self, held: LaneState, declares: bool) -> None:
         """Choose the chunk's origins: all that its batches name, so that its rows do not depend on later declarations,
-        and with ``tells`` those that are new to the lane."""
-        told = self.session.origins
-        found = by_number(held.new_origins(told.values())) if tells else {}
+        and with ``declares`` those that are new to the lane."""
+        origins = self.session.origins
+        found = by_number(held.new_origins(origins.values())) if declares else {}
         if self.named:
-            known = by_number(held.origins) if not told.keys() >= self.named else {}
-            named = {number: told.get(number) or known.get(number) for number in sorted(self.named)}
+            known = by_number(held.origins) if not origins.keys() >= self.named else {}
+            named = {number: origins.get(number) or known.get(number) for number in sorted(self.named)}
             found = {number: origin for number, origin in named.items() if origin is not None} | found
         self.origins = [found[number] for number in sorted([*found][:ORIGINS_MAX])]
 
@@ -99,7 +111,7 @@ class LaneDraft:
         """Return an upper estimate of the lane's bytes in the footer."""
         lane = self.session.lane
         size = LANE_BYTES + RANGE_BYTES + len(lane.tenant) + len(lane.edge) + len(lane.stream)
-        if self.topics is None and not self.origins and self.pieces is None and self.told is None:
+        if self.topics is None and not self.origins and self.pieces is None and self.declared is None:
             return size
         topics = sum(len(topic.encode()) + 5 for topic in self.topics or ())
         origins = sum(4 * (len(origin.name) + len(origin.version)) + len(origin.hash) + 24 for origin in self.origins)
@@ -108,7 +120,7 @@ class LaneDraft:
     def update(self) -> LaneUpdate:
         """Return the footer's entry of the lane."""
         session, flags = self.session, self.session.flags
-        if self.mark is not None and session.says_last_word:
+        if self.mark is not None and session.sends_last_word:
             flags |= _LAST_WORD
         return LaneUpdate(
             *session.lane, session.epoch, self.ranges, self.gaps, self.mark, self.topics, self.payload, self.origins,
@@ -208,14 +220,14 @@ class ChunkBuilder:
         """Lanes that have to wait for the next chunk: a later session of theirs must not precede an earlier one."""
         self._substantial = False
 
-    def add(self, session: LaneSession, *, tells_origins: bool = True) -> None:
+    def add(self, session: LaneSession, *, declares_origins: bool = True) -> None:
         """Add the items that the state lacks, as far as the chunk has room.
 
         Several sessions may add to one lane: the items of an older one, then a newer one's epoch. The reverse is not
         possible, nor are two sessions with the same epoch: the second is left out and then fenced by the first.
 
         Args:
-            tells_origins: the state may lack some of the session's origins. Those that batches name are added in any
+            declares_origins: the state may lack some of the session's origins. Those that batches name are added in any
                 case.
         """
         if self._index_bytes >= INDEX_BYTES_MAX:
@@ -227,7 +239,7 @@ class ChunkBuilder:
             return
         if self._ended is not None and self._ended.is_open(self._state, session.lane):
             return  # opened after the look-up of ended lanes, so it may be one of them
-        edge, is_long = (session.lane.tenant, session.lane.edge), ungranted or tells_origins or bool(session.clocks)
+        edge, is_long = (session.lane.tenant, session.lane.edge), ungranted or declares_origins or bool(session.clocks)
         # One edge with many new lanes or long names must not take a chunk's index for itself. The rest comes with the
         # next chunks.
         is_full = self._texts.get(edge, 0) >= TEXTS_PER_EDGE
@@ -236,8 +248,8 @@ class ChunkBuilder:
             self._left_out.add(session.lane)
             return
         held, control = self._held(session.lane)
-        tells = session.tells(held)
-        is_long |= bool(control and control.body) or (tells and session.topics != held.topics)
+        declares = session.must_declare(held)
+        is_long |= bool(control and control.body) or (declares and session.topics != held.topics)
         if is_full and is_long:
             self._left_out.add(session.lane)
             return
@@ -249,12 +261,12 @@ class ChunkBuilder:
         if session.mark is not None and (newest is None or newest.time < session.mark.time):
             draft.mark = session.mark
         # A relay may know neither any more, and must not take back what another one declared.
-        if tells and session.topics != held.topics and (session.topics or not session.is_relay):
+        if declares and session.topics != held.topics and (session.topics or not session.is_relay):
             draft.topics = session.topics
-        if tells and session.payload != held.payload and (session.payload or not session.is_relay):
+        if declares and session.payload != held.payload and (session.payload or not session.is_relay):
             draft.payload = session.payload
-        if tells_origins or draft.named:
-            draft.take_origins(held, tells_origins)
+        if declares_origins or draft.named:
+            draft.take_origins(held, declares_origins)
         size = draft.index_bytes() + CLOCK_BYTES * self._take_clocks(session)
         size += len(control.body) if control is not None else 0
         self._index_bytes += size
@@ -263,8 +275,8 @@ class ChunkBuilder:
         # Items of a lane that left are acknowledged from the state, even if the hub had all of them: so the lane must
         # return.
         returns = bool(session.items) and session.lane not in self._state.lanes
-        told = draft.run is not None or draft.pieces is not None or bool(draft.gaps or draft.origins)
-        substantial = told or ungranted or returns or (draft.mark is not None and session.says_last_word)
+        has_news = draft.run is not None or draft.pieces is not None or bool(draft.gaps or draft.origins)
+        substantial = has_news or ungranted or returns or (draft.mark is not None and session.sends_last_word)
         if substantial or draft.mark is not None:
             if not session.is_relay:
                 self._epochs[session.lane] = epoch
@@ -390,14 +402,14 @@ class ChunkBuilder:
         if isinstance(item, GapRange):
             gap = GapRange(first, end, item.reason)
             self._after[lane].add_gaps([gap])
-            draft.told = draft.told or LaneState()
-            draft.told.add_gaps([gap])
+            draft.declared = draft.declared or LaneState()
+            draft.declared.add_gaps([gap])
             return
         self._after[lane].add_records([piece])
         # A gap that the same link sent before its records: the chunk gets only the records, which a footer counts
         # first.
-        if draft.told is not None:
-            draft.told.gaps.remove(first, end)
+        if draft.declared is not None:
+            draft.declared.gaps.remove(first, end)
         draft.pieces = draft.pieces if draft.pieces is not None else RangeSet()
         draft.pieces.add(first, end)
         correction = self._settle_times(draft, item, held, end)
@@ -517,7 +529,7 @@ class Drafting:
     Args:
         builder: makes a builder of the next chunk.
         finish: finishes a builder's chunk.
-        tells_origins: whether the state may lack some of a session's origins.
+        declares_origins: whether the state may lack some of a session's origins.
     """
 
     def __init__(
@@ -525,10 +537,10 @@ class Drafting:
         state: ShardState,
         builder: Callable[[], ChunkBuilder],
         finish: Finish,
-        tells_origins: Callable[[LaneSession], bool],
+        declares_origins: Callable[[LaneSession], bool],
     ) -> None:
         self._state = state
-        self._tells_origins = tells_origins
+        self._declares_origins = declares_origins
         self._builder = builder
         self._finish = finish
 
@@ -559,7 +571,7 @@ class Drafting:
     def _of(self, sessions: Sequence[LaneSession]) -> Drafted | None:
         builder = self._builder()
         for session in sessions:
-            builder.add(session, tells_origins=self._tells_origins(session))
+            builder.add(session, declares_origins=self._declares_origins(session))
         draft = self._finish(builder)
         return None if draft is None else Drafted(draft, fold(self._state, draft.chunk))
 
