@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, TypeVar
 
 from spark_sinks.errors import ReadError
 
 Value = TypeVar("Value")
+
+
+def is_of_spark(module: str = "pyspark.") -> bool:
+    """Return whether this process was started by Spark: it runs a module of PySpark whose name begins so."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name.startswith(module)
 
 
 def run(work: Coroutine[Any, Any, Value]) -> Value:
@@ -35,8 +44,31 @@ def _run(work: Coroutine[Any, Any, Value]) -> Value:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        asyncio.run(keep())
+        if is_of_spark() and threading.current_thread() is threading.main_thread():
+            _runner().run(_alone(keep()))
+        else:
+            asyncio.run(keep())
     else:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, keep()).result()
     return result[0]
+
+
+@cache
+def _runner() -> asyncio.Runner:
+    """Return the event loop of this process of Spark, whose main thread makes one call after the other.
+
+    A loop of its own for each call, with threads that read files, took longer than the reads of a small task.
+    """
+    return asyncio.Runner()
+
+
+async def _alone(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end, and cancel what it leaves running, as ``asyncio.run`` does."""
+    try:
+        await work
+    finally:
+        if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)

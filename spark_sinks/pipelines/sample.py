@@ -24,7 +24,7 @@ from spark_sinks.pipelines.job import Prepared, analysed_windows, window_frame, 
 from spark_sinks.pipelines.steps import Context, all_steps, with_lineage
 from spark_sinks.source.data_source import STREAM
 from spark_sinks.source.options import in_utc, parse_moment
-from weft.config.load import schema_text
+from weft.config.payload_schema.model import PayloadSchema
 from weft.config.pipelines import Pipeline
 from weft.storage.payloads.decoder import MISFIT_COLUMN, decoder_of, typed_fields
 from weft.storage.table.rows import FIXED_COLUMNS, row_schema
@@ -118,16 +118,13 @@ def sample_table(pipeline: Pipeline, samples: Mapping[str, Sequence[Row]]) -> pa
     given = dict.fromkeys(name for rows in samples.values() for row in rows for name in row)
     levels = [name for name in given if name not in FIXED_COLUMNS | own and name != STREAM]
     fixed = row_schema(levels)
-    tables = [
-        _of_stream(name, rows, fixed, typed, None if declared is None else schema_text(declared))
-        for name, rows in samples.items()
-    ]
+    tables = [_of_stream(name, rows, fixed, typed, declared) for name, rows in samples.items()]
     whole = pa.concat_tables(tables)
     return whole if pipeline.source.streams is not None else whole.drop_columns([STREAM])
 
 
 def _of_stream(
-    stream: str, rows: Sequence[Row], fixed: pa.Schema, typed: Sequence[pa.Field], schema: str | None
+    stream: str, rows: Sequence[Row], fixed: pa.Schema, typed: Sequence[pa.Field], schema: PayloadSchema | None
 ) -> pa.Table:
     made = [_whole(row, number, stream) for number, row in enumerate(rows)]
     columns = {STREAM: pa.array([stream] * len(rows), pa.string())}
@@ -173,7 +170,7 @@ def _column(field: pa.Field, rows: Sequence[Row], stream: str) -> pa.Array:
 
 
 def _typed(
-    rows: Sequence[Row], fields: Sequence[pa.Field], schema: str, payloads: pa.Array, stream: str
+    rows: Sequence[Row], fields: Sequence[pa.Field], schema: PayloadSchema, payloads: pa.Array, stream: str
 ) -> dict[str, pa.Array]:
     """Return the typed columns: from the payload where a row has one, else as the row has them."""
     decoded = decoder_of(schema, tuple(field.name for field in fields)).columns(payloads)

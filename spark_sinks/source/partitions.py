@@ -318,6 +318,8 @@ batches of an edge of nearly this size pass without being copied into one."""
 FETCH_BYTES = 16 << 20
 """Bytes of sections fetched at once: overlaps a store's round trips and bounds a task's memory."""
 FETCH_SECTIONS_MAX = 16
+SMALL_BYTES = 512 << 10
+"""Cost of a task up to which the planner reads its rows: some milliseconds of work."""
 STORES_MAX = 8
 """Maximum number of stores that a Python worker keeps open between tasks."""
 
@@ -379,6 +381,13 @@ class Task(InputPartition):
 
     context: ReadContext
     parts: tuple[ChunkPart | TablePart, ...]
+
+    @property
+    def is_small(self) -> bool:
+        """Return whether a planner may read the rows: from few sections of chunks, with few bytes."""
+        pieces = [piece for part in self.parts if isinstance(part, ChunkPart) for piece in part.slices]
+        only_chunks = all(isinstance(part, ChunkPart) for part in self.parts)
+        return only_chunks and sum(piece.cost for piece in pieces) <= SMALL_BYTES
 
     def leaving_out(self, elsewhere: ReadElsewhere) -> Task:
         """Return the task without records that were read elsewhere."""

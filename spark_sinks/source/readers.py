@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -46,10 +46,12 @@ from spark_sinks.source.partitions import (
 )
 from spark_sinks.source.stream_log import MissingOffsets, PersistedPosition, StreamLog, WentBack, Witness, subset
 from spark_sinks.source.tables import TableFile, TableSnapshot
-from spark_sinks.source.workers import keep_broken_pipes_quiet
+from spark_sinks.source.workers import keep_broken_pipes_quiet, send_rows_with_plans
+from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.lane_state import lane_of
+from weft.storage.object_store import StoreError
 from weft.storage.payloads.decoder import typed_fields
 from weft.storage.table.rows import row_schema
 
@@ -382,6 +384,8 @@ async def moved(log: StreamLog, ends: Offsets, start: Mapping[int, PersistedPosi
     return places | {shard: start[shard] for shard in ends.keys() - moving.keys()}
 
 
+ROWS_BYTES_MAX = 4 << 20
+"""Largest size of rows that are sent with their plan."""
 PLANS_MAX = 2
 """Maximum number of plans for one read, when records have moved since they were seen."""
 _START_AGAIN = "start the query again: it continues from the table"
@@ -461,6 +465,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         keep_broken_pipes_quiet()
+        send_rows_with_plans()
         self._given = dict(options)
         self._wanted = schema
         self._log: StreamLog | None = None
@@ -558,6 +563,27 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Yield the rows of one task."""
         keep_broken_pipes_quiet()
         return read_partition(partition, self._schema)
+
+    def rows_with_plan(self, tasks: Sequence[InputPartition]) -> Iterator[pa.RecordBatch] | None:
+        """Return the rows of a small plan, or None if tasks are to read them: Spark takes rows of one task alone, and
+        refuses columns that Arrow's schema cannot name exactly, such as text with a collation.
+
+        What fails here is left to a task, which Spark repeats.
+        """
+        task = tasks[0] if len(tasks) == 1 else None
+        if not isinstance(task, Task) or not task.is_small or from_arrow_schema(self._schema) != self._wanted:
+            return None
+        batches, size = list[pa.RecordBatch](), 0
+        with suppress(ReadError, StoreError, CodecError):
+            for batch in read_partition(task, self._schema):
+                size += batch.nbytes
+                if size > ROWS_BYTES_MAX:
+                    return None
+                batches.append(batch)
+            # One batch, as each costs some twenty calls of the socket. Java compares comments of columns, too, which
+            # rows from the log lack.
+            return iter(pa.Table.from_batches(batches, self._schema).combine_chunks().to_batches())
+        return None
 
     def _opened(self) -> StreamLog:
         if self._log is None:

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructField, StructType
 
 from spark_sinks.errors import ReadError
 from weft.config.errors import ConfigError
-from weft.config.load import parse_schema, schema_text
+from weft.config.load import parse_schema
 from weft.config.payload_schema.model import PayloadSchema
 from weft.storage.payloads.decoder import MISFIT_COLUMN, decoder_of, typed_fields
 from weft.storage.table.rows import BYTES_COLUMN
@@ -85,7 +85,7 @@ def typed_arrays(batch: pa.RecordBatch, schema: PayloadSchema | None, columns: l
     names = tuple(name for name in columns if name in typed)
     if schema is None or not names:
         return {}
-    return decoder_of(schema_text(schema), names).columns(payload_bytes(batch))
+    return decoder_of(schema, names).columns(payload_bytes(batch))
 
 
 def payload_bytes(batch: pa.RecordBatch) -> pa.Array:
@@ -131,11 +131,11 @@ def with_typed_columns(frame: DataFrame, schema: PayloadSchema, columns: Sequenc
     payload = F.col("payload").cast("binary")
     if BYTES_COLUMN in frame.columns:
         payload = F.coalesce(payload, F.col(BYTES_COLUMN))
-    typed = frame.withColumn(_TYPED, _decoded(payload, schema_text(schema), fields))
+    typed = frame.withColumn(_TYPED, _decoded(payload, schema, fields))
     return typed.select(*frame.columns, *(F.col(f"{_TYPED}.`{field.name}`") for field in fields))
 
 
-def _decoded(payload: Column, schema: str, fields: list[pa.Field]) -> Column:
+def _decoded(payload: Column, schema: PayloadSchema, fields: list[pa.Field]) -> Column:
     names = tuple(field.name for field in fields)
 
     def decode(payloads: pa.Array) -> pa.Array:

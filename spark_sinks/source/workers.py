@@ -1,13 +1,19 @@
-"""Python processes of Spark's workers: quiet about broken pipes, and settled after a task."""
+"""Python processes of Spark: quiet about broken pipes, settled after a task, and planners that send rows along."""
 
 from __future__ import annotations
 
 import gc
 import sys
 import traceback
+from collections.abc import Iterator, Sequence
 from functools import cache
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from spark_sinks.blocking import is_of_spark
 
 # Python processes of Spark without traces of broken pipes.
 #
@@ -21,11 +27,9 @@ _PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 def keep_broken_pipes_quiet() -> None:
     """Suppress traces of broken pipes in this process if it is one of PySpark's; else do nothing."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    name = None if spec is None else spec.name
-    if name == _DAEMON and not getattr(traceback.print_exc, "is_ours", False):
+    if is_of_spark(_DAEMON) and not getattr(traceback.print_exc, "is_ours", False):
         _patch_daemon()
-    elif name == _PLANNER and not getattr(sys.excepthook, "is_ours", False):
+    elif is_of_spark(_PLANNER) and not getattr(sys.excepthook, "is_ours", False):
         _patch_planner()
 
 
@@ -51,6 +55,52 @@ def _patch_planner() -> None:
     sys.excepthook = print_others
 
 
+# Rows of small micro-batches, sent with their plan.
+#
+# A task in a Python worker takes ten milliseconds and more before its first row, whatever it reads. Spark spares the
+# readers of its class ``SimpleDataSourceStreamReader`` this: the planner sends the rows with the plan, and Java keeps
+# them as a block beside the task's partition. A task that finds no block, as after the loss of an executor, reads its
+# partition in a worker as always. That class has neither limits nor a latest offset, so its way is taken here for a
+# plan alone (decision 0431).
+
+
+def send_rows_with_plans() -> None:
+    """Let this process ask readers for ``rows_with_plan`` if it is one of Spark's planners; else do nothing."""
+    planner = sys.modules.get("__main__")
+    if planner is not None and is_of_spark(_PLANNER):
+        _patch_plans(planner)
+
+
+@cache
+def _patch_plans(planner: ModuleType) -> None:
+    spark_plan, wrapper = (
+        getattr(planner, "partitions_func", None),
+        getattr(planner, "_SimpleStreamReaderWrapper", None),
+    )
+    if spark_plan is None or not hasattr(wrapper, "getCache"):
+        return  # A release of Spark with another planner: all rows are read by tasks.
+
+    class WithRows(wrapper):  # type: ignore[misc, valid-type]
+        """A reader as Spark's planner sees it while it plans."""
+
+        def __init__(self, reader: Any) -> None:
+            self._reader = reader
+            self._tasks: Sequence[InputPartition] = ()
+
+        def partitions(self, start: Any, end: Any) -> Sequence[InputPartition]:
+            self._tasks = self._reader.partitions(start, end)
+            return self._tasks
+
+        def getCache(self, start: Any, end: Any) -> Iterator[pa.RecordBatch] | None:  # noqa: N802  (Spark's name)
+            del start, end  # Spark asks right after the plan.
+            return self._reader.rows_with_plan(self._tasks)
+
+    def plan(reader: Any, *arguments: Any) -> None:
+        spark_plan(WithRows(reader) if hasattr(reader, "rows_with_plan") else reader, *arguments)
+
+    planner.partitions_func = plan  # type: ignore[attr-defined]
+
+
 # Garbage collection in Spark's Python workers.
 
 
@@ -62,7 +112,6 @@ def settle() -> None:
     are hundreds of thousands of objects that live as long as the process. Scanning them took longer than reading a
     small task: a third of the processor time of a scan, and most of a micro-batch's.
     """
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if main is not None and main.name.startswith("pyspark."):
+    if is_of_spark():
         gc.collect()
         gc.freeze()

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.config.load import parse_schema
 from weft.config.payload_schema.documents import PayloadSample
 from weft.config.payload_schema.model import DEFINED, FieldType, PayloadSchema, SchemaFormat
 from weft.protocols.payloads import NESTING_MAX
@@ -314,10 +313,14 @@ def _field(name: str, schema: PayloadSchema) -> pa.Field:
     return pa.field(name, arrow_type(schema.fields[name].type))
 
 
+def decoder_of(schema: PayloadSchema, columns: tuple[str, ...]) -> PayloadDecoder:
+    """Return the decoder of a schema; a process makes each once, although tasks bring equal schemas as new objects."""
+    return _decoder(msgspec.json.encode(schema), columns)
+
+
 @lru_cache(maxsize=DECODERS_MAX)
-def decoder_of(schema: str, columns: tuple[str, ...]) -> PayloadDecoder:
-    """Return the decoder of a schema in its text form; a worker makes each once."""
-    return PayloadDecoder(parse_schema(schema), columns)
+def _decoder(schema: bytes, columns: tuple[str, ...]) -> PayloadDecoder:
+    return PayloadDecoder(msgspec.json.decode(schema, type=PayloadSchema), columns)
 
 
 class PayloadDecoder:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections.abc import Iterable
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
@@ -39,18 +41,26 @@ class Follower:
         return end, self.rows(start, end)
 
     def rows(self, start: Place, end: Place) -> list[Record]:
-        """Return (edge, seq, payload) of the records of a range, as executors read them."""
-        found: list[Record] = []
-        for task in pickle.loads(pickle.dumps(self.reader.partitions(start, end))):
-            for rows in read_partition(task, SCHEMA):
-                columns = [rows.column(name).to_pylist() for name in ("_edge", "_seq", "payload")]
-                found += zip(*columns, strict=True)
-        return sorted(found)
+        """Return (edge, seq, payload) of the records of a range, as executors read them. Rows that the driver sends
+        with the plan are the same."""
+        planned = self.reader.partitions(start, end)
+        sent = self.reader.rows_with_plan(planned)
+        tasks = pickle.loads(pickle.dumps(planned))
+        found = _records(rows for task in tasks for rows in read_partition(task, SCHEMA))
+        assert sent is None or _records(sent) == found
+        return found
 
     def sleep(self) -> None:
         """Be suspended for so long that nothing is believed any more that was seen before."""
         for log in self.reader._opened()._logs.values():
             log._looked_at = None
+
+
+def _records(batches: Iterable[pa.RecordBatch]) -> list[Record]:
+    found: list[Record] = []
+    for rows in batches:
+        found += zip(*(rows.column(name).to_pylist() for name in ("_edge", "_seq", "payload")), strict=True)
+    return sorted(found)
 
 
 def offsets(place: Place) -> dict[str, int]:

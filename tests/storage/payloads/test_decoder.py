@@ -6,6 +6,7 @@ import base64
 import functools
 import json
 import math
+import pickle
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -41,14 +42,23 @@ FIELDS: dict[str, Any] = {
 }
 ENCODE = {"json": lambda value: json.dumps(value).encode(), "cbor": cbor2.dumps, "msgpack": msgspec.msgpack.encode}
 
+parsed = functools.cache(parse_schema)
+
 
 def rows(payloads: list[bytes], fields: Any = FIELDS, encoding: str = "json", columns: Any = None) -> list[Row]:
-    schema = json.dumps({"format": encoding, "fields": fields})
+    schema = parsed(json.dumps({"format": encoding, "fields": fields}))
     names = [*fields, MISFIT_COLUMN] if columns is None else columns
     made = decoder_of(schema, tuple(names)).columns(pa.array(payloads, pa.binary()))
     assert [*made] == names
     found: list[Row] = pa.RecordBatch.from_pydict(made).to_pylist()
     return [row | ({MISFIT_COLUMN: dict(row[MISFIT_COLUMN] or ())} if MISFIT_COLUMN in row else {}) for row in found]
+
+
+def test_a_schema_that_came_to_another_process_has_the_decoder_that_is_there() -> None:
+    schema = parse_schema({"format": "cbor", "fields": FIELDS})
+    names = (*FIELDS, MISFIT_COLUMN)
+    assert decoder_of(pickle.loads(pickle.dumps(schema)), names) is decoder_of(schema, names)
+    assert decoder_of(schema, ("n",)) is not decoder_of(parse_schema({"format": "json", "fields": FIELDS}), ("n",))
 
 
 def one(value: Any, kind: Any, encoding: str = "json") -> tuple[Any, str | None]:
