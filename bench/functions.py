@@ -136,7 +136,7 @@ class Node:
             if found is None or not found["lag_records"]:
                 return found
             if found["trouble"]:
-                raise SystemExit(f"the functions cannot go on: {found['trouble']}")
+                raise SystemExit(f"the functions cannot continue: {found['trouble']}")
             time.sleep(POLL_S)
         raise SystemExit(f"the functions have not caught up after {DRAIN_S_MAX:g} s")
 

@@ -120,7 +120,7 @@ class LogWriter:
         ranges = [(header.base_seq, header.end_seq) for header in headers]
         mark = delivery.mark or Mark(received, headers[-1].end_seq if headers else 0)
         topics = list(delivery.topics) or None
-        told = mark, topics, delivery.payload
+        lane = mark, topics, delivery.payload
         return LaneUpdate(
             self.tenant,
             delivery.edge,
@@ -129,6 +129,6 @@ class LogWriter:
             1,
             ranges,
             [*delivery.gaps],
-            *told,
+            *lane,
             [*delivery.origins],
         )

@@ -336,12 +336,12 @@ class Events:
             self._left_out += 1
             return
         self._lines += 1
-        told = {
+        members = {
             "event": event, "severity": severity, "owner": str(owner)[:TEXT_MAX], "on": on[:TEXT_MAX],
             "reason": reason[:TEXT_MAX], "times": known.unsaid, "left_out": self._left_out,
         }  # fmt: skip
         known.next_at, known.unsaid, self._left_out = now + AGAIN_S, 0, 0
-        event_logger.log(_LEVELS[severity], "%s", json.dumps(told))
+        event_logger.log(_LEVELS[severity], "%s", json.dumps(members))
 
 
 # Refusals by bound and owner, for metrics and the log.
@@ -376,7 +376,7 @@ class Refusals:
         self.events = Events(clock)
         """Structured lines about refusals, and about logins that failed."""
         self._counts: dict[str, dict[Owner | None, int]] = {}
-        self._unsaid: dict[str, int] = {}
+        self._unlogged: dict[str, int] = {}
         self._next_line: dict[str, float] = {}
 
     def note(self, bound: str, owner: Owner, advice: str) -> None:
@@ -391,10 +391,10 @@ class Refusals:
         owners[key] = owners.get(key, 0) + 1
         now = self.clock()
         if now < self._next_line.get(bound, now):
-            self._unsaid[bound] = self._unsaid.get(bound, 0) + 1
+            self._unlogged[bound] = self._unlogged.get(bound, 0) + 1
             return
         self._next_line[bound] = now + LINE_INTERVAL_S
-        unsaid = self._unsaid.pop(bound, 0)
+        unsaid = self._unlogged.pop(bound, 0)
         more = f" ({unsaid:,} more refusals by {bound} since the last such line)" if unsaid else ""
         logger.warning("%s reached its share, %s: %s%s", owner, bound, advice, more)
         self.events.note(SecurityEvent.SHARE_USED_UP, Severity.NOTICE, owner, advice, on=bound)

@@ -66,15 +66,15 @@ class RoundRobin:
         """Do something with each item: with some of them now, and with the rest in later turns."""
         left = iter(items)
 
-        def go_on() -> None:
+        def resume() -> None:
             count = 0
             for item in islice(left, SLICE):
                 do(item)
                 count += 1
             if count == SLICE:
-                self.wait(owner, go_on)
+                self.wait(owner, resume)
 
-        go_on()
+        resume()
 
     def _call(self) -> None:
         if not self._called:

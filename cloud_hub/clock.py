@@ -36,7 +36,7 @@ LOOKS = 5
 """Number of recent looks that count: one odd answer among them does not stop a node."""
 CHUNKS_MIN, CHUNKS_APART_NS, CHUNKS_KEPT_NS = 3, 10 * SECOND, 300 * SECOND
 """Number of chunks of other nodes that decide, the time between them, and the time for which they count. Where no store
-decides, one clock stands against another: a node that is stopped by it goes on when the others write no more."""
+decides, one clock contradicts another: a node that is stopped by it continues when the others write no more."""
 TOOK_MAX_NS = 10 * SECOND
 """Longest write of a look that counts beside others: that of a node that was paused would not tell minutes apart."""
 

@@ -171,8 +171,8 @@ class Owners:
         self._beats_since: float | None = None
         """Moment since which it has written its entry each beat; None while it does not."""
         self._beats_until = -math.inf
-        """Moment up to which it goes on to do so after the last stranger has gone, who may only have been alone so far
-        and would see no other otherwise."""
+        """Moment up to which it continues to do so after the last stranger has gone, who may only have been alone so
+        far and would see no other otherwise."""
         self._leaves = False
         self._is_drained = is_drained
         self._gone: dict[str, tuple[bytes, bool]] = {}
@@ -265,7 +265,7 @@ class Owners:
             self._beats_since = None
         elif self._beats_since is None:
             self._beats_since = now
-        # An answer from before the pause may show the others as gone; they go on without this process all the same.
+        # An answer from before the pause may show the others as gone; they continue without this process all the same.
         if now > self._gone_at and (self.has_strangers() or self._had_strangers):
             self._joined_at = now + KNOWN_BEATS * self.beat_s
         self._had_strangers = self.has_strangers()
@@ -534,7 +534,7 @@ class Membership(Participant):
         level: the cluster's level, just read.
         release_level: the highest level that this release knows.
         clock: held against the store's each time that the entry is written again.
-        owners: told who is there; None for a node that takes no part in the division of shards.
+        owners: notified of who is there; None for a node that takes no part in the division of shards.
     """
 
     def __init__(
@@ -560,7 +560,7 @@ class Membership(Participant):
         """Returns the process's work at present: none before it serves anyone."""
         self._url = ""
         self._added = 0
-        """Number of shards beyond those of the cluster's beginning, as last told."""
+        """Number of shards beyond those of the cluster's beginning, as last announced."""
         self._soon = asyncio.Event()
         self._repeats = Repeats()
         beat_s = BEAT_S if owners is None else owners.beat_s
@@ -682,7 +682,7 @@ class Membership(Participant):
             try:
                 await self._read_level(grown)
             except (StoreError, ClusterUnusable) as error:
-                count = self._repeats.say(str(error), asyncio.get_running_loop().time())
+                count = self._repeats.due(str(error), asyncio.get_running_loop().time())
                 if count is not None:
                     logger.warning("the cluster's level: %s%s", error, left_out(count))
 

@@ -261,7 +261,7 @@ class StoreStart:
 
     async def there(self, store: ObjectStore) -> None:
         """Wait until the store is in its place, which held a hub before."""
-        wait, is_told = RETRY_MIN_S, False
+        wait, has_warned = RETRY_MIN_S, False
         while True:
             try:
                 await read_cluster(store)
@@ -269,9 +269,9 @@ class StoreStart:
             except (StoreError, ClusterUnusable) as error:
                 if self._now() - self._began > AWAY_S:
                     raise
-                if not is_told:
+                if not has_warned:
                     _logger.error("the store cannot be used at present: %s. The start waits for it", error)
-                is_told = True
+                has_warned = True
             await asyncio.sleep(wait)
             wait = min(2 * wait, RETRY_MAX_S)
 
@@ -365,7 +365,7 @@ class HubStore:
             await asyncio.sleep(RACE_AFTER_S)
 
     async def failed(self) -> str:
-        """Wait until the process cannot go on with the store, and return the reason."""
+        """Wait until the process cannot continue with the store, and return the reason."""
         replaced = asyncio.create_task(self.fence.replaced.wait())
         try:
             ends: list[asyncio.Future[Any]] = [replaced, self._unfit]
@@ -641,7 +641,7 @@ class Hub:
             self._shards, self._figures if is_first else None, self._links, self._clock, self._tables.collected,
             clocks_differ=self._links.clocks_differ,
             edges=EdgeFigures(
-                self._own, self._clock.now, time.monotonic, peers=self._settings.peers, told=self._told_of_edges
+                self._own, self._clock.now, time.monotonic, peers=self._settings.peers, links=self._edge_links
             ),
             tables=self._tables.maker, refusals=self._refusals, events=self._refusals.events.counts,
             declared=self._declared.samples, of_listener=self._listener.samples,
@@ -687,7 +687,7 @@ class Hub:
         )  # fmt: skip
 
     async def _grow(self, cluster: Cluster) -> None:
-        """Take up new shards. Links whose edges moved are sent on, or end when they send."""
+        """Adopt new shards. Links whose edges moved are sent on, or end when they send."""
         self._known.grow(cluster)
         self._tables.grow(cluster)
         await self._owners.grow()
@@ -702,7 +702,7 @@ class Hub:
             links.last_release, groups=self._declared.groups.of_edge,
         )  # fmt: skip
 
-    async def _told_of_edges(self) -> LinksElsewhere:
+    async def _edge_links(self) -> LinksElsewhere:
         """Return the edges that are linked to any process, and the last reports of edges, for metrics."""
         there, links = LinksElsewhere({}, []), self._links
         with contextlib.suppress(TimeoutError):  # a store that hangs must not keep the metrics that say so
@@ -747,7 +747,7 @@ class Hub:
         _logger.info("SIGHUP: %s", says)
 
     async def failed(self) -> str:
-        """Wait until the node cannot go on, and return why: another process has to begin again."""
+        """Wait until the node cannot continue, and return why: another process has to begin again."""
         return await self._store.failed()
 
     async def serve_link(self, request: web.Request) -> web.StreamResponse:

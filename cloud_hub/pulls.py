@@ -111,7 +111,7 @@ def _allowed(state: ClusterState, tenant: str, document: PullDocument) -> list[t
     return known
 
 
-def plan(name: str, told: PullState, now: int) -> Decision:
+def plan(name: str, pull: PullState, now: int) -> Decision:
     """Note what the edge sends. What it found first stays: records that it deletes later are then known by number.
 
     An edge may have another log once. With one after the other, each an entry for good, it would fill the cluster log.
@@ -122,14 +122,14 @@ def plan(name: str, told: PullState, now: int) -> Decision:
 
     def decide(state: ClusterState) -> Change | None:
         before = _pull(state, name)
-        if before.is_over or (before.state == "sending" and before.log_id == told.log_id):
+        if before.is_over or (before.state == "sending" and before.log_id == pull.log_id):
             return None
         if before.reason:
             return end(name, "failed", now, OTHER_LOGS)(state)
         reason = "" if not before.log_id else "the edge's log is another one since: what the first one had is lost"
         changed = msgspec.structs.replace(
-            before, state="sending", log_id=told.log_id, ranges=_joined(told), records=told.records,
-            bytes=told.bytes, kept_from=told.kept_from, started=now, reason=reason,
+            before, state="sending", log_id=pull.log_id, ranges=_joined(pull), records=pull.records,
+            bytes=pull.bytes, kept_from=pull.kept_from, started=now, reason=reason,
         )  # fmt: skip
         return Change(PULL_KIND, name, encode(changed, state.facts(PULL_KIND)[name].document))
 
@@ -177,9 +177,9 @@ def forget(now: int) -> Decision:
     return decide
 
 
-def _joined(told: PullState) -> tuple[tuple[int, int], ...]:
+def _joined(state: PullState) -> tuple[tuple[int, int], ...]:
     """Return an edge's ranges without empty ones and overlaps: it chose them, and they are counted later."""
-    return tuple(RangeSet((first, end) for first, end in told.ranges if first < end))
+    return tuple(RangeSet((first, end) for first, end in state.ranges if first < end))
 
 
 def _pull(state: ClusterState, name: str) -> PullDocument:
@@ -200,7 +200,7 @@ def _of_tenant(state: ClusterState, tenant: str) -> Iterator[tuple[str, PullDocu
 
 # The pulls of one link: what the edge was asked for, and a guard of the lanes that bring it.
 
-SAID_MAX = 256
+REPORTS_MAX = 256
 """Maximum number of words of an edge about its pulls between two frames from the hub about them. Each may become an
 entry of the cluster log."""
 SPARE_BYTES = 1 << 20
@@ -228,7 +228,7 @@ class LinkPulls:
         self._asked: dict[str, _Asked] = {}
         self._came: dict[str, int] = {}
         """Pull -> bytes that came on this link."""
-        self._said = 0
+        self._report_count = 0
 
     @property
     def is_idle(self) -> bool:
@@ -242,10 +242,10 @@ class LinkPulls:
             return None
         self._asked = {id_: self._asked.get(id_) or _Asked(each, RangeSet(), 0, 0) for id_, each in wanted.items()}
         self._came = {id_: size for id_, size in self._came.items() if id_ in wanted}
-        self._said = 0
+        self._report_count = 0
         return list(wanted.values())
 
-    def says(self, state: PullState) -> bool:
+    def accepts(self, state: PullState) -> bool:
         """Take a word of the edge. Return whether it is about a pull of this link.
 
         Raises:
@@ -254,9 +254,9 @@ class LinkPulls:
         asked = self._asked.get(state.id)
         if state.stage == PullStage.WAITING:
             return asked is not None  # no entry comes of it, and an edge whose disk is ill says it again and again
-        self._said += 1
-        if self._said > SAID_MAX:
-            raise Broken(f"the edge said more than {SAID_MAX} words about its pulls")
+        self._report_count += 1
+        if self._report_count > REPORTS_MAX:
+            raise Broken(f"the edge said more than {REPORTS_MAX} words about its pulls")
         if asked is None:
             return False
         if state.stage == PullStage.SENDING:
@@ -312,7 +312,7 @@ COUNTS = (
     "out would look like missing ones; let a link carry the stream again"
 )
 OTHER_LINK = (
-    "another link of the edge, which connected later, sent records of this stream since. The pull goes on when this "
+    "another link of the edge, which connected later, sent records of this stream since. The pull continues when this "
     "link connects again"
 )
 """To take the lane from it with a lower epoch would look like a copy of the edge."""
@@ -324,7 +324,7 @@ class AllPulls(Protocol):
     def greeted(self, link: GuardedLink) -> None:
         """Ask the edge of a new link for what it is to send."""
 
-    def said(self, link: GuardedLink, state: PullState) -> None:
+    def take(self, link: GuardedLink, state: PullState) -> None:
         """Take an edge's word about one of its pulls."""
 
     def failed(self, link: GuardedLink, stream: str, reason: str) -> None:
@@ -382,9 +382,9 @@ class GuardedLink:
 
     def ask(self, requests: list[PullRequest]) -> None:
         """Ask the edge for these pulls, and no others."""
-        if self.guard is None or self.is_over or (told := self.guard.ask(requests)) is None:
+        if self.guard is None or self.is_over or (answer := self.guard.ask(requests)) is None:
             return
-        self._session.say(Pulls(told))
+        self._session.send_frame(Pulls(answer))
         for number, lane in list(self._guarded.items()):
             if not self.guard.covers(lane.stream, lane.log_id):
                 self._close(number, RefuseCode.CLOSED, "the pull has ended", "nothing: it is not asked for more")
@@ -396,8 +396,8 @@ class GuardedLink:
             LinkRefused: it says too much.
         """
         try:
-            if self.guard is not None and self.guard.says(state):
-                self._pulls.said(self, state)
+            if self.guard is not None and self.guard.accepts(state):
+                self._pulls.take(self, state)
         except Broken as error:
             raise LinkRefused(RefuseCode.PROTOCOL_ERROR, str(error), FAULT_ADVICE) from error
 
@@ -514,7 +514,7 @@ class HubPulls:
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.waits: dict[str, str] = {}
-        """Pull -> the reason why its edge sends nothing for now, as its link told this process."""
+        """Pull -> the reason why its edge sends nothing for now, as its link reported to this process."""
         declared.watch(Watched.PULLS, self._changed)
 
     def start(self) -> None:
@@ -583,7 +583,7 @@ class HubPulls:
         for edge in {*known.edges, *self._asked}:
             self._ask(edge)
 
-    def said(self, link: GuardedLink, state: PullState) -> None:
+    def take(self, link: GuardedLink, state: PullState) -> None:
         """Take an edge's word about one of its pulls."""
         if link.node is None:
             return
@@ -667,7 +667,7 @@ class HubPulls:
                     _logger.exception("what became of pull %s could not be noted", key[0])
                 latest = self._due.pop(key)
                 if latest is not what:
-                    # Behind the others: an edge that goes on talking must not keep them waiting.
+                    # Behind the others: an edge that continues talking must not keep them waiting.
                     self._due[key] = latest
             self._ask_again()
 
@@ -849,7 +849,7 @@ class PullRequests:
     async def _check_edge(self, edge: NodeName) -> None:
         sequencer = await self._shards.get(self._shards.place(edge))
         if not sequencer.loaded:
-            raise ApiError(503, f"the shard of edge {edge.edge} cannot be loaded: {sequencer.told}", _NOTHING)
+            raise ApiError(503, f"the shard of edge {edge.edge} cannot be loaded: {sequencer.public_trouble}", _NOTHING)
         if not sequencer.state.lane_count(*edge) and not self._pulls.is_linked(edge):
             advice = "check the name and the tenant: GET /v1/edges lists the edges"
             raise ApiError(404, f"no edge {edge.edge} of tenant {edge.tenant} has linked to the hub", advice)

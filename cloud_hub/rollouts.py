@@ -1,4 +1,4 @@
-"""Configurations that a hub wants for edges: told on links, confirmed or refused by edges, and rolled out group by
+"""Configurations that a hub wants for edges: sent on links, confirmed or refused by edges, and rolled out group by
 group."""
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class EdgeConfigState(msgspec.Struct, frozen=True, array_like=True):
         """Return whether the edge refused the configuration, or took it back."""
         return self.outcome in (ConfigOutcome.REFUSED, ConfigOutcome.ROLLED_BACK)
 
-    def says_as(self, other: EdgeConfigState | None) -> bool:
+    def is_same_report(self, other: EdgeConfigState | None) -> bool:
         """Return whether it says the same, at whatever moment."""
         return other is not None and msgspec.structs.replace(self, at=other.at) == other
 
@@ -195,7 +195,7 @@ async def _merge(found: dict[NodeName, _Word], words: Iterable[EdgeConfigState])
         name = NodeName(each.tenant, each.edge)
         before = found.get(name)
         # An edge that connects again says nothing new: a read, and no write.
-        if before is None or not each.says_as(before.said):
+        if before is None or not each.is_same_report(before.said):
             found[name], is_new = _Word(each, msgspec.Raw(msgspec.msgpack.encode(each))), True
     return is_new
 
@@ -326,7 +326,7 @@ class RolloutProgress(NamedTuple):
     """Edges that were reached and have said nothing about it yet."""
 
     @property
-    def may_go_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Return whether the next step may follow."""
         reached = self.confirmed + self.on_trial + len(self.failed) + self.waiting
         return self.on_trial == 0 and self.confirmed > 0 and self.confirmed >= CONFIRMED_SHARE * reached
@@ -376,7 +376,7 @@ def judge(key: ConfigKey, document: ConfigDocument, progress: RolloutProgress) -
     if failures - rollout.forgiven >= rollout.failures_max:
         named = "; ".join(f"{each.edge}: {each.reason}" for each in progress.failed[:NAMED_MAX])
         return stop(key, rollout.share, f"{failures} edges refused it or took it back: {named}")
-    if any(step > rollout.share for step in rollout.steps) and progress.may_go_on:
+    if any(step > rollout.share for step in rollout.steps) and progress.may_continue:
         return advance(key, rollout.share)
     return None
 
@@ -458,7 +458,7 @@ class Rollouts:
                     _logger.info("rollout of %s: %s", "/".join(key), error)
 
 
-# Desired configurations on the links of one hub process: told when an edge has another one, and only then.
+# Desired configurations on the links of one hub process: sent when an edge has another one, and only then.
 
 WORDS_MAX = 20.0
 """Words of an edge about its configuration that are heard at once, and after them one a second: each is looked up in
@@ -482,14 +482,14 @@ class LinkConfig:
         self.node = node
         self.has = ""
         """Digest that the edge's last word is about."""
-        self.told: str | None = None
+        self.sent: str | None = None
         """Digest that the hub sent last on this link. It sends none twice: an edge that answers with other digests
         would have it send without end."""
         self.words = WORDS_MAX
         """Words that the edge may say now."""
         self.heard_at = asyncio.get_running_loop().time()
 
-    def may_say(self) -> bool:
+    def may_report(self) -> bool:
         """Count a word of the edge; return whether it is one of those that a link may say: some, and one a second."""
         now = asyncio.get_running_loop().time()
         self.words = min(WORDS_MAX, self.words + now - self.heard_at) - 1
@@ -523,21 +523,21 @@ class LinkConfigs:
         if wanted is not None and wanted.layers:
             self._states.note_takes_none(node)
 
-    def said(self, link: ConfiguredLink, state: ConfigState) -> None:
+    def take(self, link: ConfiguredLink, state: ConfigState) -> None:
         """Handle the word of an edge."""
-        if link.config is None or not link.config.may_say():
+        if link.config is None or not link.config.may_report():
             return
         before, link.config.has = link.config.has, state.digest
         wanted = self._desired.of_edge(*link.config.node)
         # Of edges without a configuration, now and before, nothing is kept.
         if before or state.digest or state.active_digest or (wanted is not None and wanted.layers):
             self._states.note(link.config.node, state)
-        self._tell(link, link.config, wanted)
+        self._send_desired(link, link.config, wanted)
 
-    def _tell(self, link: ConfiguredLink, config: LinkConfig, wanted: ConfigDesired | None) -> None:
-        if wanted is None or wanted.digest in (config.has, config.told):
+    def _send_desired(self, link: ConfiguredLink, config: LinkConfig, wanted: ConfigDesired | None) -> None:
+        if wanted is None or wanted.digest in (config.has, config.sent):
             return
-        config.told = wanted.digest
+        config.sent = wanted.digest
         link.configure(wanted)
 
     async def changed(self) -> None:
@@ -546,12 +546,12 @@ class LinkConfigs:
             if link.config is not None:
                 config = link.config
                 wanted = self._desired.of_edge(*config.node)
-                if wanted is not None and config.told not in (None, wanted.digest):
+                if wanted is not None and config.sent not in (None, wanted.digest):
                     # The hub sent another one, which the edge may not have answered yet.
-                    config.told = wanted.digest
+                    config.sent = wanted.digest
                     link.configure(wanted)
                 else:
-                    self._tell(link, config, wanted)
+                    self._send_desired(link, config, wanted)
             if at % LOOKED_AT_ONCE == LOOKED_AT_ONCE - 1:
                 await asyncio.sleep(0)
 
@@ -599,7 +599,7 @@ class FleetConfigs:
         self._states.start()
         self._rollouts.start()
         self._rollouts.wake.set()
-        self._task.start(self._tell(), name="tell-configurations")
+        self._task.start(self._send_desired(), name="tell-configurations")
 
     async def close(self) -> None:
         """Stop, after what edges said last is stored."""
@@ -611,7 +611,7 @@ class FleetConfigs:
         self._changed.set()
         self._rollouts.wake.set()
 
-    async def _tell(self) -> None:
+    async def _send_desired(self) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()

@@ -221,7 +221,7 @@ class HubSettings:
     dropped_after_s: float = 30 * 86_400.0
     """Further time after which the lane leaves the state. Its numbers are kept, so an edge that comes back resumes."""
     regions: Mapping[str, RegionSettings] = field(default_factory=dict)
-    """Other regions to which the log goes on, by name."""
+    """Other regions to which the log is forwarded, by name."""
     retain_log_s: float | None = None
     """Minimum time that chunks are kept, before those that are in the tables are deleted; None keeps all."""
     table_interval_s: float | None = 10.0

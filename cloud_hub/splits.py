@@ -56,7 +56,7 @@ from weft.storage.object_store import AlreadyExists, ObjectStore, StoreError
 #
 # 1. The state with which the new shard begins is stored, as if the SEAL were in the next chunk of the halved shard.
 # 2. That chunk is created, or not: the log decides whether, and which of several states counts.
-# 3. The new shard gets a manifest that names the state. Its log goes on behind the SEAL's number.
+# 3. The new shard gets a manifest that names the state. Its log continues after the SEAL's number.
 #
 # Nothing is written to a new shard that has no manifest (``storage.chunk_log.NotBegun``).
 
@@ -149,8 +149,8 @@ class Splitter:
             state.cluster_id, state.n + 1, created, state.shard, state.footer_crc, self._random_bits(64)
         )
         body = msgspec.msgpack.encode(SealBody(shard, bit, nonce))
-        told = StreamBlock([], [Control(ControlKind.SEAL, "", "", 0, "", body)], [])
-        index = replace(index_of(header, state.fold_level, [], told), must_understand=BLOCKS | SPLITS)
+        block = StreamBlock([], [Control(ControlKind.SEAL, "", "", 0, "", body)], [])
+        index = replace(index_of(header, state.fold_level, [], block), must_understand=BLOCKS | SPLITS)
         tail, crc = chunks.encode_footer(index)
         split = fold(state, Chunk(header, index, crc)).split
         assert split is not None, "the chunk splits the shard"
@@ -236,9 +236,9 @@ async def look(store: ObjectStore, cluster: Cluster, shard: int, *, force: bool 
     # A split cannot be reverted, so one that parts nothing is refused.
     if not force and not (parts.moving and parts.staying):
         (tenant, edge), *others = [*parts.moving, *parts.staying] or [("", "")]
-        told = "it has no edge" if not edge else f"it has only edge {tenant}/{edge}, which is in one shard as a whole"
-        told = f"all its {len(others) + 1} edges would be in one of the two shards" if others else told
-        raise CannotSplit(f"a split of shard {shard} parts no load: {told}. Use --force to split it nevertheless")
+        reason = "it has no edge" if not edge else f"it has only edge {tenant}/{edge}, which is in one shard as a whole"
+        reason = f"all its {len(others) + 1} edges would be in one of the two shards" if others else reason
+        raise CannotSplit(f"a split of shard {shard} parts no load: {reason}. Use --force to split it nevertheless")
     return parts
 
 
@@ -279,7 +279,7 @@ async def split(
 # Setting a tenant apart: it gets a shard of its own, and its objects a prefix of their own in the store.
 #
 # It is done by a command, whether nodes run or not, while no shard has anything of the tenant. Each step can be the
-# last; the same command then goes on:
+# last; the same command then continues:
 #
 # 1. Each shard that might get the tenant's edges says in its log that it takes nothing of the tenant: a chunk with an
 #    APART record, made only on a state without a trace of the tenant. A process that writes behind it has folded it.
@@ -288,7 +288,7 @@ async def split(
 #
 # Until the second step the hub refuses the tenant's edges, which try again.
 #
-# Commands may run side by side, or be suspended and go on: a tenant set apart whose shard was taken back for the
+# Commands may run side by side, or be suspended and continue: a tenant set apart whose shard was taken back for the
 # others would have records in two places. So each call begins with a turn in ``cluster.json``. It writes a record in
 # every log under its turn, also in those that say the same already, and looks at the turn between reading a log and
 # writing the next chunk. A chunk of an earlier turn then comes before those of a later one, or fails on their chunk
@@ -337,12 +337,12 @@ class Apart:
             try:
                 await self._leave_out(logs, turn)
             except _Overtaken:
-                await self._go_on_after(turn)
+                await self._continue_after(turn)
                 continue
             cluster = await declare_apart(self._store, tenant, cluster, turn)
             if tenant in cluster.tree.apart:
                 return cluster.tree.apart[tenant]
-            await self._go_on_after(turn)
+            await self._continue_after(turn)
         raise StoreError(f"{ATTEMPTS_MAX} other shards were declared meanwhile: try again")
 
     async def take_back(self, tenant: str) -> None:
@@ -364,7 +364,7 @@ class Apart:
             try:
                 await self._take_back(await self._logs(cluster), turn)
             except _Overtaken:
-                await self._go_on_after(turn)
+                await self._continue_after(turn)
                 continue
             if (await open_cluster(self._store, None)).splits == cluster.splits:
                 return
@@ -392,8 +392,8 @@ class Apart:
                 "apart: declare another tenant for it"
             )
 
-    async def _go_on_after(self, turn: Turn) -> None:
-        """Return if another call for this tenant does not stand against going on."""
+    async def _continue_after(self, turn: Turn) -> None:
+        """Return if another call for this tenant does not prevent continuing."""
         cluster = await open_cluster(self._store, None)
         last, tenant = await last_turn(self._store)
         if last != turn[0] and tenant == turn[1] and tenant not in cluster.tree.apart:
@@ -404,7 +404,7 @@ class Apart:
 
     async def _leave_out(self, logs: Sequence[ShardLog], turn: Turn) -> None:
         for log in logs:
-            if not await self._say(log, turn, apart=True):
+            if not await self._set_apart_in(log, turn, apart=True):
                 await self._take_back(logs, turn)
                 raise CannotSetApart(
                     f"shard {log.shard} has records or lanes of tenant {turn[1]}, which stay where they are. Only a "
@@ -413,9 +413,9 @@ class Apart:
 
     async def _take_back(self, logs: Sequence[ShardLog], turn: Turn) -> None:
         for log in logs:
-            await self._say(log, turn, apart=False)
+            await self._set_apart_in(log, turn, apart=False)
 
-    async def _say(self, log: ShardLog, turn: Turn, *, apart: bool) -> bool:
+    async def _set_apart_in(self, log: ShardLog, turn: Turn, *, apart: bool) -> bool:
         """Make a shard's log say whether the shard takes nothing of a tenant. Return false, and write nothing, if the
         shard has something of it."""
         state: ShardState | None = None
@@ -449,8 +449,8 @@ class Apart:
         header = ChunkHeader(
             state.cluster_id, state.n + 1, created, state.shard, state.footer_crc, self._random_bits(64)
         )
-        told = StreamBlock([], [Control(ControlKind.APART, tenant, "", 0, "", apart_body(apart=apart))], [])
-        index = replace(index_of(header, state.fold_level, [], told), must_understand=BLOCKS | APART)
+        block = StreamBlock([], [Control(ControlKind.APART, tenant, "", 0, "", apart_body(apart=apart))], [])
+        index = replace(index_of(header, state.fold_level, [], block), must_understand=BLOCKS | APART)
         tail, _ = chunks.encode_footer(index)
         try:
             await log.create(header.n, chunks.encode_header(header) + tail)

@@ -60,7 +60,7 @@ class Deletion(NamedTuple):
 
 
 class Patience(NamedTuple):
-    """The wait for the tables while edges go on sending."""
+    """The wait for the tables while edges continue sending."""
 
     wait_s: float
     """Longest wait of the whole call; a round of the tables takes less."""
@@ -122,11 +122,11 @@ async def delete(
     senders = {name: held for state in states for name, held in state.stream_lanes(*key).items()}
     tables = _TableWait(patience, lambda: _last_senders(senders, wall_clock()))
     for log in logs:
-        await tables.until_told(partial(_check_now, store, log, wanted, wall_clock))
+        await tables.until_complete(partial(_check_now, store, log, wanted, wall_clock))
     records = lanes = shards = 0
     ends: dict[int, int] = {}
     for log in logs:
-        done = await tables.until_told(partial(_delete_in, store, log, wanted, lambda log, plan: write_ending(
+        done = await tables.until_complete(partial(_delete_in, store, log, wanted, lambda log, plan: write_ending(
             log, plan, wall_clock=wall_clock, random_bits=random_bits
         ), wall_clock))  # fmt: skip
         records, lanes, shards = records + done.records, lanes + done.lanes, shards + done.shards
@@ -145,7 +145,7 @@ class _TableWait:
         self._patience, self._senders = patience, senders
         self._until: float | None = None
 
-    async def until_told(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def until_complete(self, work: Callable[[], Awaitable[T]]) -> T:
         """Repeat the work, which changes nothing where the table lacks records, until the table has them.
 
         Raises:

@@ -246,7 +246,7 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
         Meta(
             description="What the node does when the hub refuses the link because another copy of the node's log "
             "has taken over. `stop` acknowledges no more messages of the streams that this link carries, so that "
-            "devices keep them and send again. `continue` goes on: the hub has no way to know of these records, and "
+            "devices keep them and send again. `continue` reads on: the hub has no way to know of these records, and "
             "takes them only if an operator decides for this node."
         ),
     ] = "stop"
@@ -358,9 +358,9 @@ class Region(Section, frozen=True, kw_only=True):
     forward_relayed: Annotated[
         bool,
         Meta(
-            description="Whether records go on to this region that another region relayed to this hub. Needed where "
-            "regions form a chain or a star. With `false`, each region sends what its own edges brought, which is "
-            "enough where all regions link to each other, and costs no bytes twice."
+            description="Whether records are passed on to this region that another region relayed to this hub. "
+            "Needed where regions form a chain or a star. With `false`, each region sends what its own edges "
+            "brought, which is enough where all regions link to each other, and costs no bytes twice."
         ),
     ] = False
     rate: Annotated[

@@ -517,12 +517,12 @@ def _rule_written(rule: QualityRule) -> dict[str, Any]:
         value = [*value.fields] if is_short else {"fields": [*value.fields], "within": value.within}
     elif name == "fresh":
         value = format_duration(value)
-    told: dict[str, Any] = {name: value}
+    written: dict[str, Any] = {name: value}
     if rule.tolerate:
-        told["tolerate"] = rule.tolerate
+        written["tolerate"] = rule.tolerate
     if rule.over_s != OVER_S:
-        told["over"] = format_duration(rule.over_s)
-    return told
+        written["over"] = format_duration(rule.over_s)
+    return written
 
 
 def _number(value: Any) -> Any:

@@ -17,14 +17,14 @@ from weft.config.units import approximate_duration
 FIRST_INTERVAL_S = 60.0
 """Wait before the second line. A link that is tried every 30 s would write 2,880 lines a day without it."""
 INTERVAL_S_MAX = 3600.0
-"""Longest wait: the last hour of a log shows that the trouble goes on."""
+"""Longest wait: the last hour of a log shows that the trouble continues."""
 KEYS_MAX = 1024
 """Maximum number of keys remembered. The key asked about longest ago is forgotten first; its next line is then
 written."""
 
 
 @dataclass(slots=True)
-class _Said:
+class _Line:
     next_at: float
     interval_s: float
     left_out: int = 0
@@ -42,39 +42,39 @@ class Repeats:
         self._first_s = first_s
         self._longest_s = longest_s
         self._keys_max = keys_max
-        self._said: OrderedDict[str, _Said] = OrderedDict()
+        self._lines: OrderedDict[str, _Line] = OrderedDict()
 
-    def say(self, key: str, now: float, *, always: bool = False) -> int | None:
+    def due(self, key: str, now: float, *, always: bool = False) -> int | None:
         """Return the number of repetitions left out since the last line; None when this one is left out too.
 
         Args:
             always: write the line in any case; the intervals grow from here.
         """
-        said = self._said.get(key)
-        if said is None:
-            self._said[key] = _Said(now + self._first_s, self._first_s)
-            if len(self._said) > self._keys_max:
-                self._said.popitem(last=False)
+        line = self._lines.get(key)
+        if line is None:
+            self._lines[key] = _Line(now + self._first_s, self._first_s)
+            if len(self._lines) > self._keys_max:
+                self._lines.popitem(last=False)
             return 0
-        self._said.move_to_end(key)
-        if now >= said.next_at + self._longest_s:
+        self._lines.move_to_end(key)
+        if now >= line.next_at + self._longest_s:
             # It has been quiet for so long that this is news, but every repetition is counted.
-            said.interval_s = self._first_s / 2
-        if now < said.next_at and not always:
-            said.left_out += 1
+            line.interval_s = self._first_s / 2
+        if now < line.next_at and not always:
+            line.left_out += 1
             return None
-        left_out, said.left_out = said.left_out, 0
-        said.interval_s = min(2 * said.interval_s, self._longest_s)
-        said.next_at = now + said.interval_s
+        left_out, line.left_out = line.left_out, 0
+        line.interval_s = min(2 * line.interval_s, self._longest_s)
+        line.next_at = now + line.interval_s
         return left_out
 
     def forget(self, key: str) -> None:
         """Let the next ``say`` of a key be the first, because its trouble is over."""
-        self._said.pop(key, None)
+        self._lines.pop(key, None)
 
     def clear(self) -> None:
         """Forget every key."""
-        self._said.clear()
+        self._lines.clear()
 
 
 def left_out(count: int) -> str:
@@ -187,9 +187,9 @@ class DisconnectLog:
         if level < logging.WARNING:
             pass
         elif _NOT_STORED.match(reason):
-            count = self._not_stored.say(kind, self._clock())
+            count = self._not_stored.due(kind, self._clock())
         elif stranger_at is not None:
-            count = self._strangers.say(self._stranger(f"{stranger_at} {kind}", reason), self._clock())
+            count = self._strangers.due(self._stranger(f"{stranger_at} {kind}", reason), self._clock())
         if count is not None:
             log.log(level, "%s: %s%s", who, reason, left_out(count))
 
@@ -252,18 +252,18 @@ class UpAndDown:
         self._changed_at = now
         self._is_up = False
         self._ever_up = False
-        self._said_up = False
+        self._logged_up = False
         self._failures = 0
 
     def up(self, now: float) -> Up | None:
         """Note that the thing is up; None when no line is due."""
-        told = Up(self._ever_up, now - self._changed_at, self._failures)
+        change = Up(self._ever_up, now - self._changed_at, self._failures)
         # While a thing goes up and down, its downs are written rarely; an up is written only after a down that was
         # written.
-        is_due = not self._said_up
-        self._is_up = self._ever_up = self._said_up = True
+        is_due = not self._logged_up
+        self._is_up = self._ever_up = self._logged_up = True
         self._changed_at, self._failures = now, 0
-        return told if is_due else None
+        return change if is_due else None
 
     def down(self, reason: str, now: float) -> Down | None:
         """Note that the thing went down, or that an attempt to bring it up failed; None when no line is due.
@@ -279,9 +279,9 @@ class UpAndDown:
         else:
             self._failures += 1
         key = f"{was_up} {_NUMBERS.sub('#', reason[:KEY_CHARACTERS_MAX])}"
-        is_stale = self._said_up and not was_up and since_s >= STABLE_S
-        left_out = self._repeats.say(key, now, always=is_stale)
+        is_stale = self._logged_up and not was_up and since_s >= STABLE_S
+        left_out = self._repeats.due(key, now, always=is_stale)
         if left_out is None:
             return None
-        self._said_up = False
+        self._logged_up = False
         return Down(was_up, since_s, self._failures, left_out)

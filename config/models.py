@@ -320,7 +320,7 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Meta(
             ge=3600,
             description="Time after that when the hub forgets the stream of that edge. The numbers of its records "
-            "stay in the store, so an edge that comes back goes on and nothing is stored twice.",
+            "stay in the store, so an edge that comes back continues and nothing is stored twice.",
         ),
     ] = field(default=30 * 86_400.0, name="dropped_after")
     tables: Annotated[Tables | None, Meta(description="Delta tables; `null` if another node keeps them.")] = Tables()

@@ -184,7 +184,7 @@ class StreamTarget(SinkSettings, frozen=True, kw_only=True):
         Meta(
             le=64,
             description="Number of edges that the rows come from, each in another shard of the hub: 1, 2, 4, 8, 16, 32 "
-            "or 64. A pipeline may go on with another number, each row still once.",
+            "or 64. A pipeline may continue with another number, each row still once.",
         ),
     ] = 1
 
@@ -315,7 +315,7 @@ class WindowStep(Section, frozen=True, kw_only=True):
         Annotated[Duration, Meta(ge=0.001)] | None,
         Meta(
             description="Silence that ends a session, shorter than `every`. Rows are then sessions of each group, with "
-            "`session_start` and `session_end`; they are cut where a window ends, and written while it goes on."
+            "`session_start` and `session_end`; they are cut where a window ends, and written while it continues."
         ),
     ] = field(default=None, name="gap")
     offset_s: Annotated[

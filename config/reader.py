@@ -147,7 +147,7 @@ class YamlReader:
         self._any_values += 1
         if self._any_values > ANY_VALUES_MAX:
             if self._any_values == ANY_VALUES_MAX + 1:
-                self.findings.append(Finding(path, f"is one value too many: at most {ANY_VALUES_MAX} stand here"))
+                self.findings.append(Finding(path, f"is one value too many: at most {ANY_VALUES_MAX} are allowed here"))
             return INVALID
         if isinstance(node, yaml.ScalarNode):
             if node.tag not in _PLAIN:

@@ -280,7 +280,7 @@ class Statement(NamedTuple):
     target: str
     """``edge NAME`` or ``group NAME``."""
     edges: tuple[str, ...]
-    """Names of edges, and patterns in which ``*`` stands for any characters, that may take the settings."""
+    """Names of edges, and patterns in which ``*`` matches any characters, that may take the settings."""
     order: int
     """Place among the groups of an edge, as ``weft hub group`` declares it; 0 for an edge."""
     number: int

@@ -44,7 +44,7 @@ class CheckedSchema(PayloadSchema, frozen=True, kw_only=True):
         """Return the schema with what its file has, if it names one. Blocks.
 
         Raises:
-            ValueError, ConfigError: the file cannot be used, or settings stand beside it.
+            ValueError, ConfigError: the file cannot be used, or settings are given beside it.
         """
         if self.file is None:
             return self

@@ -135,10 +135,10 @@ class HubCalls:
             return [act(self._check, str(error))]
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return [act(self._check, connect.no_connection(url, error).reason)]
-        told = [_of_answer(self._check, url, answer), _of_clock(url, answer.ahead_s)]
+        findings = [_of_answer(self._check, url, answer), _of_clock(url, answer.ahead_s)]
         if answer.rights_status is not None:
-            told += [*self._of_token(url, answer), self._of_versions(url, answer)]
-        return told
+            findings += [*self._of_token(url, answer), self._of_versions(url, answer)]
+        return findings
 
     async def _ask(self, url: str) -> HubAnswer:
         """Ask as a link would: with its certificates, by its proxy, without redirects.

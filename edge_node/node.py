@@ -153,7 +153,7 @@ class EdgeNode:
             self._parts.append(Shown("configuration", facts=lambda: {"configuration": self.reconfigure.facts()}))
             self.status = NodeStatus(self.config, self.log, self._parts, clock_reader(), refusals=self._refusals)
             await self._start_pages(stack)
-            self._tell_hubs()
+            self._notify_hubs()
             links.start()
             # Before any append, also of a will: a restored log would give new records numbers that hubs have for
             # others.
@@ -198,13 +198,13 @@ class EdgeNode:
             self._links.clocks.look()
             if loop.time() >= next_sample:
                 self.status.sample()
-                self._tell_hubs()
+                self._notify_hubs()
                 shortages.low(self.status.low_water(), loop.time())
                 next_sample += SAMPLE_INTERVAL_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), LOG_CHECK_INTERVAL_S)
 
-    def _tell_hubs(self) -> None:
+    def _notify_hubs(self) -> None:
         functions = self._functions.facts()["functions"]
         self._links.report.report = self.status.report(self.reconfigure.running.streams, functions)
 

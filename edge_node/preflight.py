@@ -201,7 +201,7 @@ def _look_at_accounts(config: EdgeConfig, found: EdgeFindings) -> None:
                 found.doubtful.append(Finding(path, f"{auth.users_file} names no user. {advice}"))
         except OSError as error:
             advice = f"`weft user add NAME --file {auth.users_file}` creates one" if _is_missing(error) else ""
-            found.needed.append(Finding(path, _told(auth.users_file, error, advice)))
+            found.needed.append(Finding(path, _reason(auth.users_file, error, advice)))
         except users.UsersUnusable as error:
             found.needed.append(Finding(path, str(error)))
         found.doubtful += _too_readable(path, auth.users_file)
@@ -216,7 +216,7 @@ def _look_at_acl(file: str, names: frozenset[str] | None, found: EdgeFindings) -
         strangers = sorted(named - names) if names is not None else []
     except OSError as error:
         advice = "Write rules into it, such as `topic readwrite plant/#` (docs/reference/access-rules.md)"
-        found.needed.append(Finding(path, _told(file, error, advice if _is_missing(error) else "")))
+        found.needed.append(Finding(path, _reason(file, error, advice if _is_missing(error) else "")))
     except identity.AclUnusable as error:
         found.needed.append(Finding(path, str(error)))
     else:
@@ -256,9 +256,9 @@ def _look_at_link(path: KeyPath, link: Link, found: EdgeFindings) -> None:
             found.doubtful.append(Finding(at, message))
         else:
             advice = "Write the token into it that `weft hub token add` printed at the hub"
-            found.unfit.append(Finding(at, _told(file, error, advice)))
+            found.unfit.append(Finding(at, _reason(file, error, advice)))
     except OSError as error:
-        found.unfit.append(Finding(at, _told(file, error)))
+        found.unfit.append(Finding(at, _reason(file, error)))
     except ValueError as error:
         found.unfit.append(Finding(at, str(error)))
     else:
@@ -287,7 +287,7 @@ def _too_readable(path: KeyPath, file: str) -> list[Finding]:
     return [Finding(path, problem)] if problem else []
 
 
-def _told(file: str, error: OSError, advice: str = "") -> str:
+def _reason(file: str, error: OSError, advice: str = "") -> str:
     return f"{file}: {why_unreadable(error)}" + (f". {advice}" if advice else "")
 
 

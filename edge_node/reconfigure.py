@@ -203,8 +203,8 @@ class Reconfigure:
     def _switch(self, now: EdgeConfig, restart: list[str]) -> None:
         findings = check(now)
         if findings:
-            told = "; ".join(f"{format_path(path)}: {message}" for path, message in findings[:NAMED_MAX])
-            raise ConfigUnusable(f"{told}. Restart the node, as {_named(restart)} changed with it" if restart else told)
+            text = "; ".join(f"{format_path(path)}: {message}" for path, message in findings[:NAMED_MAX])
+            raise ConfigUnusable(f"{text}. Restart the node, as {_named(restart)} changed with it" if restart else text)
         undone: list[tuple[Part, Undo]] = []
         for part in self._parts:
             try:
@@ -313,7 +313,7 @@ class DesiredPart(Part):
         self.trial = trial
 
     def start(self) -> None:
-        """Take configurations, and go on with one on trial."""
+        """Take configurations, and continue with one on trial."""
         self.trial.start()
 
     async def close(self) -> None:

@@ -166,15 +166,15 @@ class Outputs(Out):
         """Keep a row for the stream of errors."""
         self.rejected.append(Rejected(row, reason, cause))
 
-    def withhold(self, row: Row, reason: str, told: str, cause: Row | None = None) -> None:  # noqa: ARG002
+    def withhold(self, row: Row, reason: str, text: str, cause: Row | None = None) -> None:  # noqa: ARG002
         """Keep a row for the stream of errors, without any of its content.
 
         Args:
             reason: may have values of the row; it is for ``weft edge test-function``.
-            told: has none of them.
+            text: has none of them.
         """
         row.is_private = True
-        self.reject(row, told, cause)
+        self.reject(row, text, cause)
 
     def route(self, row: Row, stream: str) -> None:
         """Keep a row for another stream."""

@@ -703,8 +703,8 @@ class Python(AsyncFunction):
         )
 
     def _refuse(self, why: str) -> None:
-        goes_on = f"; version {self._current.snapshot.version} goes on" if self._current is not None else ""
-        trouble = f"{why}{goes_on}"
+        continues = f"; version {self._current.snapshot.version} continues" if self._current is not None else ""
+        trouble = f"{why}{continues}"
         if trouble != self._trouble:
             log.error("%s: %s", self._context.stream, trouble)
         self._trouble = trouble
@@ -786,7 +786,7 @@ class Python(AsyncFunction):
         assert self.state is not None
         return {key.decode(): value for key, value in self.state.values.items()}
 
-    def tell(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Write a line of the code (``ctx.log``) to the node's log."""
         log.info("%s: %s: %s", self._context.stream, self._name, line)
 
@@ -798,9 +798,9 @@ class Python(AsyncFunction):
             else:
                 self.state.set(key.encode(), value)
         for line in outcome.lines[:LINES_MAX]:
-            self.tell(line)
+            self.log(line)
         if left_out := outcome.lines_left_out + max(0, len(outcome.lines) - LINES_MAX):
-            self.tell(f"{left_out} more lines were left out")
+            self.log(f"{left_out} more lines were left out")
 
     def version(self) -> str:
         """Return the prefix of the hash of the files that handled the last rows."""

@@ -23,8 +23,8 @@ from weft.functions.series import key_of
 class RouteFunction(Function):
     """Send rows to other streams by rules, tried in their order.
 
-    The first rule that holds takes a row; with ``copy`` the row also goes on to the next rule. Rows that no rule took
-    go on to the next function. Drops nothing; rows on which a condition fails go to the errors. Without state.
+    The first rule that holds takes a row; with ``copy`` the row also passes to the next rule. Rows that no rule took
+    pass to the next function. Drops nothing; rows on which a condition fails go to the errors. Without state.
     """
 
     is_stateless = True
@@ -53,7 +53,7 @@ class RouteFunction(Function):
         return frozenset[Path]().union(*(condition.expression.paths for condition, _ in self._rules if condition))
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
-        """Route rows, and return those that go on."""
+        """Route rows, and return those that continue."""
         for condition, rule in self._rules:
             left: list[Row] = []
             # Rows on which the condition fails go to the errors. Other rows that it does not take remain.

@@ -224,8 +224,8 @@ class Select:
             self._fill(columns, rows, levels)
             return SelectResult(self._select(), cut)
         except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
-            told = "it took too long" if str(error) == "interrupted" else str(error)
-            raise SelectError(self._refused or told) from None
+            text = "it took too long" if str(error) == "interrupted" else str(error)
+            raise SelectError(self._refused or text) from None
         finally:
             self._db.set_authorizer(None)
             self._db.set_progress_handler(None, 0)

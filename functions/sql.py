@@ -26,9 +26,9 @@ from weft.functions.window_plan import (
     Refusal,
     add_counts,
     count_cut,
+    counts_text,
     event_time_reader,
     field_code,
-    told,
     topic_of,
 )
 from weft.functions.window_store import memory_of
@@ -328,13 +328,13 @@ def _rows(jobs: list[Job], found: list[Result], out: Out) -> list[Row]:
             out.reject(row, f"select: {result}", job.cause)
             continue
         if result.cut:
-            _tell_cut(job, result.cut, out)
+            _reject_cut(job, result.cut, out)
         source = known(job.source)
         rows += (Row(job.time, job.key, None, {**job.frame, **values}, source=source) for values in result.rows)
     return rows
 
 
-def _tell_cut(job: Job, cut: list[int], out: Out) -> None:
+def _reject_cut(job: Job, cut: list[int], out: Out) -> None:
     """Send rows without columns in the table to the errors."""
     whose: dict[str, int] = {}
     for at in cut:
@@ -350,7 +350,7 @@ def _tell_cut(job: Job, cut: list[int], out: Out) -> None:
 
 
 def _also(missing: str, text: str, whose: dict[str, int]) -> str:
-    return f"{missing}; " * bool(missing) + text + f": {told(whose)}" * bool(whose)
+    return f"{missing}; " * bool(missing) + text + f": {counts_text(whose)}" * bool(whose)
 
 
 def _unpacked(item: bytes) -> Row:

@@ -332,7 +332,7 @@ def add_counts(counts: dict[str, int], more: dict[str, int]) -> None:
         counts[at] = counts.get(at, 0) + number
 
 
-def told(counts: dict[str, int]) -> str:
+def counts_text(counts: dict[str, int]) -> str:
     """Return the topics whose rows were cut, for people: most first. Empty where they are unknown."""
     names = sorted(counts, key=lambda name: (name == OTHERS, -counts[name], name))
     return ", ".join(f"{name or 'others'} {counts[name]:,}" for name in names)

@@ -69,7 +69,7 @@ class BadRequests(logging.Filter):
         super().__init__()
         self._monotonic = monotonic
         self._next_line = 0.0
-        self._unsaid = 0
+        self._unlogged = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to write the line."""
@@ -80,12 +80,12 @@ class BadRequests(logging.Filter):
             return True
         now = self._monotonic()
         if now < self._next_line:
-            self._unsaid += 1
+            self._unlogged += 1
             return False
         self._next_line = now + LINE_INTERVAL_S
-        more = f" ({self._unsaid:,} such requests before this one)" if self._unsaid else ""
+        more = f" ({self._unlogged:,} such requests before this one)" if self._unlogged else ""
         line = " ".join(f"{record.getMessage()}: {error}".split())
-        record.msg, record.args, self._unsaid = f"{line[:LINE_MAX]}{more}", None, 0
+        record.msg, record.args, self._unlogged = f"{line[:LINE_MAX]}{more}", None, 0
         record.exc_info = record.exc_text = None
         record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
         return True

@@ -20,5 +20,5 @@ def problem(status: int, detail: str, advice: str | None = None, *, type_: str =
         advice: the remedy; None if ``detail`` has it.
         type_: URI that says what kind of problem it is.
     """
-    told = {"type": type_, "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
-    return msgspec.json.encode(told if advice is None else told | {"advice": advice}) + b"\n"
+    document = {"type": type_, "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    return msgspec.json.encode(document if advice is None else document | {"advice": advice}) + b"\n"

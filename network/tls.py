@@ -369,7 +369,7 @@ def elements(data: bytes) -> list[tuple[int, bytes]]:
             digits = length & 0x7F
             length, at = int.from_bytes(data[at : at + digits], "big"), at + digits
         if at + length > len(data):
-            raise ValueError("an element goes on beyond its end")
+            raise ValueError("an element extends beyond its end")
         found.append((tag, data[at : at + length]))
         at += length
     return found

@@ -137,8 +137,8 @@ def rows_where(uri: str, where: str, rows_max: int) -> list[dict[str, Any]]:
         found = query.execute(f"SELECT * FROM {_INNER} WHERE (\n{where}\n) LIMIT {rows_max + 1}")  # noqa: S608
         rows: list[dict[str, Any]] = pa.table(found.read_all()).to_pylist()
     except DeltaError as error:
-        told = " ".join(str(error).split()).replace(f"{_INNER}.", "")[:400]
-        raise TraceError(f"the condition {where!r} cannot be used: {told}") from None
+        text = " ".join(str(error).split()).replace(f"{_INNER}.", "")[:400]
+        raise TraceError(f"the condition {where!r} cannot be used: {text}") from None
     return rows
 
 
@@ -380,9 +380,9 @@ class _Search:
         self._lane, self._used, self._looked = wanted.lane, wanted.used, finder.looked
         self._rows: dict[int, Row] = {}
         self._payload = table.payload if table is not None else PayloadKind.BYTES
-        told = state.stream_fields(self._lane.tenant, self._lane.stream)
+        fields = state.stream_fields(self._lane.tenant, self._lane.stream)
         levels = table.levels if table is not None else []
-        self._fields = [*levels, *usable_fields(told, table.schema.names if table is not None else ())]
+        self._fields = [*levels, *usable_fields(fields, table.schema.names if table is not None else ())]
         self._narrowed_by: list[str] = []
 
     async def run(self) -> Found:
@@ -448,9 +448,9 @@ class _Search:
                 continue
             self._looked.sections += 1
             data = await log.section(chunk.header.n, section)
-            told = RowsOf(section, data, chunk.footer.lanes_of(section), chunk.footer.clocks_of(section))
+            of_section = RowsOf(section, data, chunk.footer.lanes_of(section), chunk.footer.clocks_of(section))
             rows = rows_of(
-                [told], log.shard, self._fields, self._topics, position, edges={used.edge}, payload=self._payload
+                [of_section], log.shard, self._fields, self._topics, position, edges={used.edge}, payload=self._payload
             )
             for batch in rows:
                 self._take(pa.table(batch).filter(self._condition(batch.schema.names)).to_pylist())

@@ -381,13 +381,13 @@ class LogCheck:
     async def _compare(self, state: ShardState, n: int) -> None:
         for key in self._snapshots.get(n, ()):
             try:
-                told = await self._log.snapshot(key)
+                snapshot = await self._log.snapshot(key)
             except NotFound:
                 continue
             except CodecError as error:
                 self._report.note(key, "damaged", str(error))
                 continue
-            if state.is_whole and told.freeze()() != state.freeze()():
+            if state.is_whole and snapshot.freeze()() != state.freeze()():
                 self._report.note(key, "differs", f"{key} is not the state that the chunks up to {n} make")
             else:
                 self._shard.snapshots += 1

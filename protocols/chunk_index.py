@@ -257,7 +257,7 @@ def index_of(  # noqa: PLR0917
     header: ChunkHeader,
     level: int,
     sections: list[StreamSection],
-    told: StreamBlock,
+    block: StreamBlock,
     clocks: Mapping[StreamKey, list[ClockUpdate]] = MappingProxyType({}),
     extensions: Mapping[int, bytes] = MappingProxyType({}),
 ) -> ChunkIndex:
@@ -265,18 +265,18 @@ def index_of(  # noqa: PLR0917
 
     Args:
         level: at least ``FIRST_LEVEL``.
-        told: lanes and control records of any streams. The lanes of each keep their order.
+        block: lanes and control records of any streams. The lanes of each keep their order.
         clocks: by stream.
     """
     blocks = {(each.tenant, each.stream): StreamBlock([], [], []) for each in sections}
-    for lane in told.lanes:
+    for lane in block.lanes:
         blocks.setdefault((lane.tenant, lane.stream), StreamBlock([], [], [])).lanes.append(lane)
-    for control in told.controls:
+    for control in block.controls:
         if control.stream:
             blocks.setdefault((control.tenant, control.stream), StreamBlock([], [], [])).controls.append(control)
     for stream, known in clocks.items():
         blocks.setdefault(stream, StreamBlock([], [], [])).clocks.extend(known)
-    cluster = [control for control in told.controls if not control.stream]
+    cluster = [control for control in block.controls if not control.stream]
     return ChunkIndex(header, level, sections, blocks, cluster, dict(extensions))
 
 
@@ -335,7 +335,7 @@ def check_understood(needed: int, known: int, what: str) -> None:
 
 # Bytes of a block: what a chunk says about one (tenant, stream) (docs/reference/formats/chunk.md).
 #
-# Lanes are columns, and names of edges stand once: a fleet has one lane for each edge in nearly every chunk.
+# Lanes are columns, and names of edges are stored once: a fleet has one lane for each edge in nearly every chunk.
 
 NO_MARK = -1
 """Number of a mark that is not there."""
@@ -603,7 +603,7 @@ def _place_blocks(index: ChunkIndex) -> tuple[list[BlockPlace], bytes]:
     after = HEADER_BYTES + sum(section.length for section in index.streams)
     if len(sections) != len(index.streams) or not sections.keys() <= index.blocks.keys():
         raise ValueError("each section needs one block of its stream")
-    # Blocks stand in the order of their sections, and those without one at the end.
+    # Blocks are in the order of their sections, and those without one at the end.
     order = [*sections, *(key for key in index.blocks if key not in sections)]
     places, parts, at, empty = list[BlockPlace](), list[bytes](), after, StreamSection("", "", 0, 0, 0, 0, after, 0, 0)
     for key in order:

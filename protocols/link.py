@@ -257,7 +257,7 @@ class PullState(msgspec.Struct, frozen=True, array_like=True):
 
 THROTTLE = "throttle"
 WAIT_NS_MAX = 3_600_000_000_000
-"""Longest wait of one frame, ns: a sender that hears no more of the hub goes on after it."""
+"""Longest wait of one frame, ns: a sender that hears no more of the hub continues after it."""
 
 
 class Throttled(msgspec.Struct, frozen=True, array_like=True):

@@ -51,19 +51,19 @@ def kind_labelled(label: str) -> PayloadKind | None:
     return next((kind for kind in PayloadKind if kind.label == label), None)
 
 
-def label_of(told: int) -> str:
+def label_of(number: int) -> str:
     """Return the label of a declared kind, which may be a later release's."""
-    return next((kind.label for kind in PayloadKind if kind == told), f"kind {told}")
+    return next((kind.label for kind in PayloadKind if kind == number), f"kind {number}")
 
 
-def strictest(told: Iterable[int]) -> PayloadKind:
-    """Return the payload kind of a stream whose edges declare ``told``: the kind with the strictest rules for a
+def strictest(kinds: Iterable[int]) -> PayloadKind:
+    """Return the payload kind of a stream whose edges declare ``kinds``: the kind with the strictest rules for a
     payload.
 
     The order of the edges does not matter, so every reader of the log gets the same result.
     """
     known = frozenset(PayloadKind)
-    return max((PayloadKind(kind) for kind in told if kind in known), default=PayloadKind.BYTES)
+    return max((PayloadKind(kind) for kind in kinds if kind in known), default=PayloadKind.BYTES)
 
 
 def is_text(payload: bytes) -> bool:

@@ -265,7 +265,7 @@ def compile_rule(from_: str, to: str) -> TopicRule:
             if name not in pattern.fields:
                 raise InvalidTopic(f"{to!r} uses {{{name}}}, which {from_!r} does not name")
         if any(character in _NAME_IN_RULE.sub("", level) for character in "+#{}"):
-            raise InvalidTopic(f"{to!r}: a topic has no wildcards; names of levels stand in braces, as {{line}}")
+            raise InvalidTopic(f"{to!r}: a topic has no wildcards; put names of levels in braces, as {{line}}")
     if to == "":
         raise InvalidTopic("a topic has at least one character")
     return TopicRule(pattern, len(from_.split("/")) - from_.endswith("#"), tuple(levels), with_rest)

@@ -60,19 +60,19 @@ def refused_by_server(
     has_certificate: bool = False,
     argument: str = "the link's `to`",
     challenge: str | None = None,
-    told: str | None = None,
+    server_reason: str | None = None,
 ) -> ConnectionEnd:
     """Return the outcome when the server did not answer with a WebSocket.
 
     Args:
         argument: what named the URL.
         challenge: the header ``WWW-Authenticate`` of the answer, which may have the hub's reason.
-        told: the header ``REASON_HEADER``.
+        server_reason: the header ``REASON_HEADER``.
     """
     reason = _REASON.search(challenge[:CHALLENGE_CHARACTERS_MAX]) if challenge else None
     # The text comes from a server that is not known yet, and goes into logs and status: only plain characters are
     # passed on.
-    said = f": {told}" if told and _PLAIN_REASON.fullmatch(told) else ""
+    said = f": {server_reason}" if server_reason and _PLAIN_REASON.fullmatch(server_reason) else ""
     match status:
         case 401 if not has_token:
             why = "the hub requires a token (401) and the link has none. Set the link's token_file"
@@ -165,7 +165,7 @@ class RedirectHosts:
 
     Args:
         urls: of the link.
-        patterns: names of hosts, in which ``*`` stands for any characters; None for hosts near those of the link's
+        patterns: names of hosts, in which ``*`` matches any characters; None for hosts near those of the link's
             URLs. These are the hosts below them and beside them (``b.hubs.example.com`` for ``a.hubs.example.com``),
             and where one of them is in the edge's own network (an address that is not public, a name of one word or
             with an end of ``INSIDE``), any other such host.

@@ -259,9 +259,9 @@ class ReceiverSettings:
     hello_timeout: int = 20 * SECOND
     """Longest time until HELLO."""
     peers: bool = False
-    """True if other clusters may relay the sender's records to this one; told to the sender."""
+    """True if other clusters may relay the sender's records to this one; announced to the sender."""
     mark_interval: int = 60 * SECOND
-    """Longest time for which the owner lets marks and canaries wait for a chunk; told to the sender."""
+    """Longest time for which the owner lets marks and canaries wait for a chunk; announced to the sender."""
 
 
 # Counts that both ends of a link share: ranges from the wire, and bytes in flight.

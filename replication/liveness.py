@@ -54,7 +54,7 @@ class Liveness:
         self._owed: list[Frame] = []
         self._samples: deque[PeerClock] = deque(maxlen=SAMPLES)
         self.answers = 0
-        """Number of times that the peer told its time."""
+        """Number of times that the peer sent its time."""
         self.round_trip: int | None = None
         """Time from the last PING that was answered to its PONG, ns."""
         self.answered: int | None = None

@@ -136,7 +136,7 @@ class Transfers:
         self._began: int | None = None
 
     def sent(self, now: int) -> None:
-        """Note that data is sent: a transfer begins, if none goes on."""
+        """Note that data is sent: a transfer begins, if none continues."""
         if self._began is None:
             self._began = now
 
@@ -260,12 +260,12 @@ class Throttle:
         now: time of its arrival.
     """
 
-    def __init__(self, told: Throttled, now: int) -> None:
-        self.until = now + told.wait
+    def __init__(self, throttled: Throttled, now: int) -> None:
+        self.until = now + throttled.wait
         """Time up to which no data is sent."""
-        self.rate = told.bytes_per_second
+        self.rate = throttled.bytes_per_second
         """Bytes a second that the link can expect, for the size of messages; 0 if unknown."""
-        self._reason = told.reason
+        self._reason = throttled.reason
 
     def why(self, now: int) -> str:
         """Return why the link is slow, for people; empty when it no longer is."""
@@ -369,7 +369,7 @@ class SendPolicy:
         self._set(rules)
 
     def adopt(self, rules: PolicyRules) -> None:
-        """Go on by other rules. What was sent counts for them too."""
+        """Continue by other rules. What was sent counts for them too."""
         if rules != self.rules:
             self._set(rules)
 
@@ -484,7 +484,7 @@ class SendPolicy:
     def why_held(self) -> str:
         """Return why the link sends no data now, and until when; empty while it sends, or waits by ``rate``."""
         if self.is_paused:
-            return "paused by an operator; `weft link resume` lets it go on"
+            return "paused by an operator; `weft link resume` lets it continue"
         budget = self.rules.budget
         if self._spent and budget is not None:
             return self.count.why_spent(budget)

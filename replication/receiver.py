@@ -193,9 +193,10 @@ class Receiver:
         self._in_turns = in_turns
         self._work: Iterator[None] = iter(())
         self.is_busy = False
-        """True while a message is not processed to its end: call ``go_on``."""
+        """True while a message is not processed to its end: call ``process_more``."""
         self.unchecked: list[tuple[BatchHeader, memoryview]] = []
-        """Batches that the owner has to check (``batch.check``) before it calls ``go_on``; the check may take long."""
+        """Batches that the owner has to check (``batch.check``) before it calls ``process_more``; the check may take
+        long."""
         self._live = Liveness(settings.ping_interval, settings.silence, wall_clock, now, only_silent=True)
         self._hello_due = now + settings.hello_timeout
         self._lanes: dict[int, _Lane] = {}
@@ -288,7 +289,7 @@ class Receiver:
             self._in_flight.settle(lane, first, end, done)
         self._acks.add(lane, ranges)
 
-    def say(self, frame: Frame) -> None:
+    def send_frame(self, frame: Frame) -> None:
         """Send a frame of a feature that the sender announced, if the link is open."""
         self._answers += [frame] if self._state is _OPEN else []
 
@@ -323,9 +324,9 @@ class Receiver:
             return
         self._now, self._work = now, self._take_message(data)
         self._live.heard(now)
-        self.go_on()
+        self.process_more()
 
-    def go_on(self, error: CodecError | None = None) -> None:
+    def process_more(self, error: CodecError | None = None) -> None:
         """Process more of the message, for one turn.
 
         Args:

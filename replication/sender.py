@@ -116,10 +116,10 @@ class Outbox:
         """Return the bytes worth reading now: the rest of the window, or 0 while batches wait for it."""
         return 0 if self._waiting else max(0, self.window.bytes - self._in_flight.bytes)
 
-    def throttle(self, told: Throttled, now: int) -> None:
+    def throttle(self, throttled: Throttled, now: int) -> None:
         """Follow the hub's request for a slower pace. Without a policy, the hub slows the link by reading later."""
         if self._policy is not None:
-            self._policy.throttle = Throttle(told, now) if told.reason or told.wait else None
+            self._policy.throttle = Throttle(throttled, now) if throttled.reason or throttled.wait else None
 
     def read_bytes(self, usual: int) -> int:
         """Return the bytes of the next read: what is read is sent before everything that comes later."""
@@ -365,7 +365,7 @@ class Sender:
 
     def known(self, lane: int) -> tuple[RangeSet, RangeSet]:
         """Return the receiver's known ranges of ``lane``, and the numbers sent to it as gaps."""
-        return self._lanes[lane].safe, self._lanes[lane].told
+        return self._lanes[lane].safe, self._lanes[lane].reported
 
     def named_ends(self) -> dict[int, int]:
         """Return, by lane, one past the highest number that the next message may name, for lanes where it has grown.
@@ -403,12 +403,12 @@ class Sender:
         """Return the lanes whose marks are due at ``now``: offer their present state first."""
         return self._marks.stale(self._lanes.open(), now, all_due=self.liveness.ping_is_due(now))
 
-    def tell_clocks(self, clocks: Sequence[Frame]) -> None:
+    def send_clocks(self, clocks: Sequence[Frame]) -> None:
         """Send clock notices, before any later batch. All marks are due again: the last ones had a wrong time."""
         self._answers[:0] = clocks
         self._marks.make_all_due()
 
-    def say(self, frame: Frame) -> None:
+    def send_frame(self, frame: Frame) -> None:
         """Send a frame of a feature that the receiver announced, if the link is open."""
         self._answers += [frame] if self.connected else []
 
@@ -541,7 +541,7 @@ class Sender:
             # Others may have passed on what this log sent to them, and only what was sent to none is amiss.
             hub = "" if PEERS in self.peer_features else self.cluster_id
             high_watermark = min(lane.end, self._high_watermark(hub, lane.key))
-            # The hub has numbers that this log never sent: the data directory is an older copy of itself. Going on
+            # The hub has numbers that this log never sent: the data directory is an older copy of itself. Continuing
             # would give the same numbers to other records, which the hub would drop as repeats.
             if held.end > high_watermark:
                 self._close(rolled_back(lane.identity.stream, held.end, high_watermark))

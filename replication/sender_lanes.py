@@ -61,12 +61,12 @@ class SenderLane:
         """Ranges that are durable at the receiver, by LANE_OPENED and ACK."""
         self.sent = RangeSet()
         """Ranges that are not to be read (again) on this connection."""
-        self._told = RangeSet()
+        self._reported = RangeSet()
         """Gaps of the log that need no notice on this connection: sent, or the receiver has the records."""
-        self._told_lost = RangeSet()
-        self._origins_told: set[int] = set()
+        self._reported_lost = RangeSet()
+        self._origins_sent: set[int] = set()
         self._origins_named: list[int] = []
-        self._clocks_told: dict[int, Clock] = {}
+        self._clocks_sent: dict[int, Clock] = {}
         self._clocks_named: dict[int, Clock] = {}
         self._awaited: Mark | None = None
 
@@ -77,7 +77,7 @@ class SenderLane:
         self.end = max(self.end, state.end)
         self._newest = state.mark
         # Every gap goes out once on each connection: the hub may be another node, or have been restored since.
-        self._gaps = [gap for gap in state.gaps if not self._told.covers(gap.first, gap.end)]
+        self._gaps = [gap for gap in state.gaps if not self._reported.covers(gap.first, gap.end)]
 
     def open(self, number: int) -> LaneOpen:
         """Start over under a number of the link, and return the LANE_OPEN frame."""
@@ -133,15 +133,15 @@ class SenderLane:
 
     def name_origin(self, number: int) -> None:
         """Note that a batch to be sent names an origin."""
-        if number not in self._origins_told:
-            self._origins_told.add(number)
+        if number not in self._origins_sent:
+            self._origins_sent.add(number)
             self._origins_named.append(number)
 
     def name_boot(self, boot: int) -> None:
         """Note that a batch to be sent has times of a boot whose clock was not set."""
         clock = self.offered.clock(boot)
-        if clock is not None and self._clocks_told.get(boot) != clock:
-            self._clocks_told[boot] = self._clocks_named[boot] = clock
+        if clock is not None and self._clocks_sent.get(boot) != clock:
+            self._clocks_sent[boot] = self._clocks_named[boot] = clock
 
     def explanations(self) -> list[Frame]:
         """Return the frames with the origins and clocks that this connection has not explained to the receiver yet."""
@@ -171,12 +171,12 @@ class SenderLane:
     def named_end(self) -> int:
         """Return the end of all numbers that the receiver holds or has in a notice or mark, and of those that the next
         message may name."""
-        return max(self.sent.end, self._told.end, *(gap.end for gap in self._gaps))
+        return max(self.sent.end, self._reported.end, *(gap.end for gap in self._gaps))
 
     @property
-    def told(self) -> RangeSet:
+    def reported(self) -> RangeSet:
         """Return the gaps that this connection sent to the receiver."""
-        return self._told_lost
+        return self._reported_lost
 
     @property
     def has_gaps(self) -> bool:
@@ -190,12 +190,12 @@ class SenderLane:
         while taken < len(self._gaps) and len(frames) < limit:
             gap = self._gaps[taken]
             taken += 1
-            for first, end in self._told.missing(gap.first, gap.end):
+            for first, end in self._reported.missing(gap.first, gap.end):
                 # Records that the receiver has are not reported as lost, even if this log has lost them since.
                 missing = self.safe.missing(first, end)
                 frames += [Gap(self.number, *part, gap.reason) for part in missing]
-                self._told_lost.update(missing)
-            self._told.add(gap.first, gap.end)
+                self._reported_lost.update(missing)
+            self._reported.add(gap.first, gap.end)
         del self._gaps[:taken]
         return frames
 
@@ -635,7 +635,7 @@ class SenderLanes:
 
     @property
     def hold_ends(self) -> int | None:
-        """Return the time at which the policy may let data go on."""
+        """Return the time at which the policy may let data continue."""
         return self._policy.deadline() if self._policy is not None else None
 
     def _next_in_turn(self) -> tuple[SenderLane, int] | None:

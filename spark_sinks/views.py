@@ -39,7 +39,7 @@ def register(
 ) -> dict[str, str]:
     """Register ``format("weft")`` in a session, and with a store or a hub a view for each stream of a tenant.
 
-    Views stand in the database of global temporary views: ``weft`` in a session of ``session``, in others
+    Views are in the database of global temporary views: ``weft`` in a session of ``session``, in others
     ``global_temp``, unless their conf ``spark.sql.globalTempDatabase`` says otherwise. They are gone with the
     application. A view of a stream whose schema is declared in the hub's store (``weft hub schema``) has its typed
     columns for all rows, also for those from before the declaration, and `_misfit`. A field with the name of a topic

@@ -131,8 +131,8 @@ async def newest(store: ObjectStore, shards: Sequence[int], lane: Lane, n: int) 
     """Return the last state of a lane that had left at chunk n; None if it never existed.
 
     Args:
-        shards: the shard, and those that had its edges before, the last first. A new shard goes on with the numbers of
-            the halved one, so ``n`` bounds the states of all.
+        shards: the shard, and those that had its edges before, the last first. A new shard continues with the numbers
+            of the halved one, so ``n`` bounds the states of all.
     """
     for shard in shards:
         # Attempts that lost their chunk number left older states. The newest is right, because a lane only grows.
@@ -293,7 +293,7 @@ class OffsetIndex:
         self._places: OrderedDict[StreamKey, tuple[int, int]] = OrderedDict()
 
     def ended(self, stream: StreamKey, offset: int, n: int) -> None:
-        """Remember that chunk ``n`` has records of a stream below ``offset``, where a reader will go on.
+        """Remember that chunk ``n`` has records of a stream below ``offset``, where a reader will continue.
 
         Without this each look of one who follows a stream would read all chunks since the newest snapshot again.
         """
@@ -903,7 +903,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     """Name of the process."""
     hold: str = ""
-    """The reason for which no data is sent, and until when; empty while it is, or an error stands there."""
+    """The reason for which no data is sent, and until when; empty while it is, or an error is there."""
     streams: tuple[StreamLag, ...] = ()
     """Those that are behind, the longest first; the first ones if there are many."""
     streams_behind: _Count = 0

@@ -175,7 +175,7 @@ async def declare_split(store: ObjectStore, shard: int, known: Cluster) -> Clust
 
 async def take_turn(store: ObjectStore, tenant: str) -> tuple[int, str]:
     """Begin to set a tenant apart, or to take it back, and return the turn. Turns that others took before are over:
-    what goes on under one of them looks at ``last_turn`` before each step.
+    what continues under one of them looks at ``last_turn`` before each step.
 
     Raises:
         ClusterUnusable: there is no cluster, or the file is damaged.

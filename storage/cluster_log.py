@@ -786,7 +786,7 @@ SLOW_DOWN_MAX = 4
 class ClusterLogFollower:
     """The state of the cluster log, read on in the background.
 
-    A store that does not answer leaves the last state in force: links and readers go on with what was known.
+    A store that does not answer leaves the last state in force: links and readers continue with what was known.
 
     Args:
         changed: called after entries were read, in the event loop. If it fails, it is called again at the next look.
@@ -801,7 +801,7 @@ class ClusterLogFollower:
         self._now = asyncio.get_running_loop().time
         self._seen_at = 0.0
         self._looks = 0
-        self._is_untold = False
+        self._is_unreported = False
         self.trouble: str | None = None
         """The reason why the state is not that of the log; None if it is."""
         self._repeats = Repeats()
@@ -819,7 +819,7 @@ class ClusterLogFollower:
         return self._now() - self._seen_at
 
     async def start(self) -> None:
-        """Read the log, and go on in the background.
+        """Read the log, and continue in the background.
 
         Raises:
             UnsupportedVersion: a later release wrote an entry.
@@ -847,7 +847,7 @@ class ClusterLogFollower:
             self.trouble = None
             self._repeats.clear()
             return
-        count = self._repeats.say(self.trouble, self._now())
+        count = self._repeats.due(self.trouble, self._now())
         if count is not None:
             _logger.warning(
                 "the cluster log cannot be read on, its last known facts stay in force: %s%s",
@@ -869,10 +869,10 @@ class ClusterLogFollower:
             # Entries that were read before an error count, too.
             if self.state.n != before:
                 self._name_skipped(before)
-                self._is_untold = True
-            if self._is_untold:  # also if the last call failed
+                self._is_unreported = True
+            if self._is_unreported:  # also if the last call failed
                 self._changed()
-                self._is_untold = False
+                self._is_unreported = False
         if count == ENTRIES_PER_LOOK_MAX:
             return True
         self._seen_at = self._now()

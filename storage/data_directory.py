@@ -76,9 +76,9 @@ class DataDirectory:
         stated = self._read()
         unknown = {part: n for part, n in stated.formats.items() if n > self._formats.get(part, 0)}
         if unknown:
-            told = ", ".join(f"format {n} of {part}, {self._known(part)}" for part, n in sorted(unknown.items()))
+            newer = ", ".join(f"format {n} of {part}, {self._known(part)}" for part, n in sorted(unknown.items()))
             raise LogVersionError(
-                f"{self._directory} was written by a later release of Weft ({stated.release}: {told}): install that "
+                f"{self._directory} was written by a later release of Weft ({stated.release}: {newer}): install that "
                 "release again"
             )
         self._check_segments()

@@ -1,6 +1,6 @@
 """The store of a running process: the one with which it began, and no other one that comes to stand in its place.
 
-A disk may be unmounted, a folder moved away, a backup restored in its place, or another hub begun there. Who goes on
+A disk may be unmounted, a folder moved away, a backup restored in its place, or another hub begun there. Who continues
 then would make folders where a disk belongs, take an empty place for a log without records, or put chunks of one
 history into another. So a process holds on to the identity in ``cluster.json``: the cluster's id, the moment of the
 last restore, and level and splits, which only grow.
@@ -36,8 +36,8 @@ VALIDITY_S = 6.0
 """Time for which an answer about the identity is believed where each look is a request: somewhat longer than the
 interval at which hub processes read ``cluster.json`` anyway. A folder looks before and after each call."""
 GONE = (
-    "the store is not in its place: its cluster.json is missing. Mount its disk, or move it back: the hub then goes on "
-    "by itself, and makes nothing in that place until then"
+    "the store is not in its place: its cluster.json is missing. Mount its disk, or move it back: the hub then "
+    "continues by itself, and makes nothing in that place until then"
 )
 
 

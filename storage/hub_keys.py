@@ -14,7 +14,7 @@ CLUSTER = "cluster.json"
 BACKUP = "backup.json"
 """Key of the record of a backup, in the place of one."""
 RESTORING = "restoring"
-"""Key of the object that names the backup that is being restored into a store, while that goes on."""
+"""Key of the object that names the backup that is being restored into a store, while that continues."""
 _SNAPSHOT = re.compile(r"shard-\d+/snapshot/(\d{20})-[0-9a-f]{16}")
 
 

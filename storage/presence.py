@@ -31,7 +31,7 @@ from weft.storage.object_store import (
 
 # Entries of others as one process knows them, and those that its next look reads.
 #
-# A look is bounded whatever stands in the store: anyone who can write there can leave thousands of entries. They cost
+# A look is bounded whatever is in the store: anyone who can write there can leave thousands of entries. They cost
 # requests and memory up to these bounds, and hide no entry that is written again and again.
 
 ENTRIES_MAX = 1024
@@ -401,10 +401,10 @@ class Presence:
         return self._others.seen(self._now())
 
     async def start(self, *, must_look: bool = True) -> None:
-        """Look once, write the entry, and go on in the background.
+        """Look once, write the entry, and continue in the background.
 
         Args:
-            must_look: False to go on as well where the store does not answer the first look.
+            must_look: False to continue as well where the store does not answer the first look.
 
         Raises:
             StoreError: the store did not answer.
@@ -513,7 +513,7 @@ class Presence:
         except Exception as error:  # without looks, the work of one that is gone would stand still
             if not isinstance(error, StoreError | NotFound):
                 _logger.exception("a look at %s failed", self._prefix)
-            count = self._repeats.say(what, self._now())
+            count = self._repeats.due(what, self._now())
             if count is not None:
                 _logger.warning("%s: %s%s", what, error, left_out(count))
             self._sooner.clear()
@@ -549,7 +549,7 @@ class Claim(msgspec.Struct, frozen=True):
     """Start of the maker by its own clock, nanoseconds since 1970, for people."""
     tenants: str = "*"
     streams: str = "*"
-    """Patterns of names, in which ``*`` stands for any characters."""
+    """Patterns of names, in which ``*`` matches any characters."""
 
     def covers(self, stream: StreamKey) -> bool:
         """Return whether a stream is among those claimed."""
@@ -574,7 +574,7 @@ class _Beat(msgspec.Struct, frozen=True):
     node: str = ""
     """Name of the hub process, for people."""
     joins: bool = False
-    """True while others that are alive may not know of it yet: they go on with all tables until it has said no."""
+    """True while others that are alive may not know of it yet: they continue with all tables until it has said no."""
     follows: bool = True
     """True if it knows all tables, also those that others make. Releases that do not say so may."""
 
@@ -622,14 +622,14 @@ class TableOwners(Participant):
         """Moment up to which others that are alive may not know of it; None once it has said that they do."""
         self._keeps_from: float | None = None
         """Moment from which the others have seen that it has joined; None before it joins, and long after."""
-        self._said_joins = False
+        self._logged_joins = False
         """True if its last beat says that it joins."""
         self._troubles: Sequence[TableTrouble] = ()
         self._alive: dict[str, _Beat] = {}
         """Last words of the others that are alive, by name."""
 
     async def start(self, waits: bool = True) -> None:
-        """Join: look once, and go on in the background.
+        """Join: look once, and continue in the background.
 
         Args:
             waits: whether it keeps no table before those that are alive know of it. It is only about work done twice.
@@ -643,7 +643,7 @@ class TableOwners(Participant):
         """Leave: the others take over at their next look."""
         await self._presence.close()
 
-    def tell(self, troubles: Sequence[TableTrouble]) -> None:
+    def publish(self, troubles: Sequence[TableTrouble]) -> None:
         """Take the troubles of the tables that this keeper makes. The next beat tells others of them."""
         self._troubles = troubles
 
@@ -658,7 +658,7 @@ class TableOwners(Participant):
         return self._first(self._claiming(stream) or self._hubs(), stream) == self._own
 
     def keeps_beside(self, stream: StreamKey) -> bool:
-        """Return whether this keeper makes what stands beside a stream's table, which no claim covers.
+        """Return whether this keeper makes what is kept beside a stream's table, which no claim covers.
 
         Of the hub processes, one that follows all tables does: it answers for its host, so operators find there what
         it says of quality rules, quarantines and latest tables. Another one does as long as none has joined.
@@ -751,9 +751,9 @@ class TableOwners(Participant):
 
     def content(self, beat: int) -> bytes:
         """Return what it tells others."""
-        joins = self._said_joins = self._joins_until is not None and self._monotonic() < self._joins_until
-        told = tuple(map(_shortened, self._troubles[:TROUBLES_MAX]))
-        said = _Beat(beat, self._claim, self._node, joins, self._follows, told)
+        joins = self._logged_joins = self._joins_until is not None and self._monotonic() < self._joins_until
+        troubles = tuple(map(_shortened, self._troubles[:TROUBLES_MAX]))
+        said = _Beat(beat, self._claim, self._node, joins, self._follows, troubles)
         while len(content := msgspec.json.encode(said)) > BEAT_BYTES:
             # Troubles are information; the beat itself must fit its bound, or the process would count as gone.
             said = msgspec.structs.replace(said, troubles=said.troubles[: len(said.troubles) // 2])
@@ -761,7 +761,7 @@ class TableOwners(Participant):
 
     def entered(self) -> None:
         """Have joined, once the others can read that it has."""
-        if not self._said_joins and self._joins_until is not None:
+        if not self._logged_joins and self._joins_until is not None:
             self._joins_until, self._keeps_from = None, self._monotonic() + KNOWN_BEATS * self._pace.beat_s
 
 
@@ -771,8 +771,8 @@ def _terms(beat: _Beat) -> tuple[Claim | None, str, bool, bool]:
 
 
 def _shortened(trouble: TableTrouble) -> TableTrouble:
-    told = trouble.stopped[:STOPPED_MAX]
-    stopped = tuple((shard, first, end, why[:TROUBLE_CHARACTERS_MAX]) for shard, first, end, why in told)
+    stopped_text = trouble.stopped[:STOPPED_MAX]
+    stopped = tuple((shard, first, end, why[:TROUBLE_CHARACTERS_MAX]) for shard, first, end, why in stopped_text)
     return TableTrouble(trouble.tenant, trouble.stream, trouble.error[:TROUBLE_CHARACTERS_MAX], stopped)
 
 

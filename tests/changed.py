@@ -166,10 +166,10 @@ def main() -> None:
         return
     changed = changed_files(arguments.base)
     chosen = choose(distances(changed, importers(files), files))
-    told = f"{len(changed)} changed files: {len(chosen.files)} test files, about {chosen.seconds:.0f} s of two workers"
+    text = f"{len(changed)} changed files: {len(chosen.files)} test files, about {chosen.seconds:.0f} s of two workers"
     if chosen.left_out:
-        told += f"; {len(chosen.left_out)} farther ones are left to ./run test"
-    print(told, file=sys.stderr)
+        text += f"; {len(chosen.left_out)} farther ones are left to ./run test"
+    print(text, file=sys.stderr)
     print("\n".join(chosen.files))
 
 

@@ -44,7 +44,7 @@ class Failure(msgspec.Struct):
     """A test that failed."""
 
     name: str
-    told: str
+    reported: str
     """The failure as pytest shows it, with what the test printed."""
     is_final: bool
     """Its outcome was wrong."""
@@ -77,8 +77,8 @@ class Failures:
         if (before := self._found.get(name)) is not None:
             before.is_final |= is_final
             return
-        told = [report.longreprtext, *(f"--- {title} ---\n{text}" for title, text in report.sections)]
-        self._found[name] = Failure(name, "\n".join(told), is_final)
+        reports = [report.longreprtext, *(f"--- {title} ---\n{text}" for title, text in report.sections)]
+        self._found[name] = Failure(name, "\n".join(reports), is_final)
         self._say(f"\nstage: failed: {name}")
 
     def _say(self, line: str) -> None:
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str]) -> int:
     if unsteady:
         section(f"unsteady tests: failed, and passed when they were run again (at most {UNSTEADY_MAX} a run)")
         for each in unsteady:
-            print(f"{each.name}\n\n{each.told}\n")
+            print(f"{each.name}\n\n{each.reported}\n")
     if failed:
         section("failed again")
         print(*(each.name for each in failed), sep="\n")

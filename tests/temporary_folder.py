@@ -57,7 +57,7 @@ class TemporaryFolder:
 
     @staticmethod
     def _remove_earlier() -> None:
-        """Remove what failed and killed runs of this checkout left; a run that goes on holds a lock."""
+        """Remove what failed and killed runs of this checkout left; a run that continues holds a lock."""
         for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError):
                 folder = os.open(path, os.O_RDONLY)

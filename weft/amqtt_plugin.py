@@ -75,7 +75,7 @@ class WeftPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
         try:
             await self._node.start()
         except Exception as error:
-            # amqtt goes on whatever a plug-in raises.
+            # amqtt continues whatever a plug-in raises.
             log.critical("the log cannot be opened, and NOTHING that amqtt receives is stored: %s", error)
             return
         self._is_open = True
@@ -119,7 +119,7 @@ class WeftPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
     def lost_one(self, why: str) -> None:
         """Count a message that amqtt has acknowledged and the log has not taken, and say so, not too often."""
         self.lost += 1
-        repeated = self._lines.say(why, asyncio.get_running_loop().time())
+        repeated = self._lines.due(why, asyncio.get_running_loop().time())
         if repeated is not None:
             log.error("a message that amqtt has acknowledged is not stored: %s%s", why, left_out(repeated))
 

@@ -151,8 +151,8 @@ def main() -> None:
     found = count(arguments.names)
     before = known() if FIGURES.exists() else {}
     if before is None:
-        told = json.loads(FIGURES.read_text())["machine"]
-        print(f"The figures to compare with are of {told}, and this machine is {machine()}.")
+        taken_on = json.loads(FIGURES.read_text())["machine"]
+        print(f"The figures to compare with are of {taken_on}, and this machine is {machine()}.")
     red = []
     for line, is_red in lines(found, before or {}):
         print(f"{line}{'  RED' if is_red else ''}")

@@ -91,7 +91,7 @@ async def _end(links: Sequence[Link]) -> None:
 
 
 def receive(options: Options, processes: int = 1) -> dict[str, Any]:
-    """Have every link send batches as fast as acknowledgements come; nothing else goes on."""
+    """Have every link send batches as fast as acknowledgements come; nothing else continues."""
     scripts = _scripts(options.fleet, options.seconds)
     cores = [SERVER_CORE] if processes == 1 else [SERVER_CORE, LOAD_CORE]
     with tempfile.TemporaryDirectory(dir=options.directory) as folder:

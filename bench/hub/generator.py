@@ -140,7 +140,7 @@ class Link(asyncio.Protocol):
         return self._acked < self._sent
 
     def rest(self) -> None:
-        """Say what an idle edge says: it lives, and its marks go on."""
+        """Say what an idle edge says: it lives, and its marks continue."""
         now = time.time_ns()
         self.transport.write(
             idle_message([Ping(now), Marks(now, [(lane, self.ends[lane]) for lane in range(self._fleet.streams)])])

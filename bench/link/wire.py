@@ -82,8 +82,8 @@ class CountingProxy:
 
 
 def _counters(client: socket.socket) -> Wire:
-    told = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTERS.size)
-    acked, received, out, taken = _COUNTERS.unpack(told)
+    counters = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTERS.size)
+    acked, received, out, taken = _COUNTERS.unpack(counters)
     return Wire(received, acked, taken, out)
 
 

@@ -74,9 +74,9 @@ def _progress(reader: DataStreamReader, step: Callable[[], None]) -> dict[str, f
                 wrote, written_for = time.monotonic(), len(batches)
                 step()
             time.sleep(POLL_S)
-            told = query.lastProgress
-            if told is not None and told.numInputRows:
-                batches[told.batchId] = told.durationMs
+            progress = query.lastProgress
+            if progress is not None and progress.numInputRows:
+                batches[progress.batchId] = progress.durationMs
         query.stop()
     late = list(batches.values())[len(batches) // 2 :]
     return {part: statistics.median(durations.get(part, 0) for durations in late) for part in PARTS}

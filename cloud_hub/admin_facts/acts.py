@@ -141,7 +141,7 @@ class OwnActs:
 
 # Acts without a way back that need a second person: requests for them, approvals, and their use.
 #
-# A request is a fact of the cluster log. Its options stand in an object of their own, which is deleted with it: they
+# A request is a fact of the cluster log. Its options are in an object of their own, which is deleted with it: they
 # may name a person, and an entry is for good. The entry has a hash of them and of a random number that is in that
 # object.
 

@@ -422,10 +422,10 @@ def undo_drain(name: str) -> Decision:
 
 
 def pause_region(name: str, *, paused: bool) -> Decision:
-    """Declare that the links to another region let records wait, or that they go on.
+    """Declare that the links to another region let records wait, or that they continue.
 
     Raises:
-        CannotDeclare: from the decision: a region is to go on that is not paused.
+        CannotDeclare: from the decision: a region is to continue that is not paused.
     """
 
     def change(before: RegionDocument) -> RegionDocument:
@@ -711,7 +711,7 @@ class DeclaredTables:
         return {key: each.log_s for key, each in self.documents.items() if each.log_s is not None}
 
     def is_instead(self, key: StreamKey) -> bool:
-        """Return whether a stream's latest table stands instead of a table of all rows."""
+        """Return whether a stream's latest table replaces a table of all rows."""
         document = self.documents.get(key)
         return document is not None and document.latest is not None and document.latest.instead
 
@@ -741,13 +741,13 @@ def set_table(
     if sort and (unsortable := wrong_columns(sort)) is not None:
         raise CannotDeclare(unsortable)
     name = stream_name(key)
-    told = {"latest": latest, "retain_s": retain_s, "retain_bytes": retain_bytes, "log_s": log_s, "sort": sort}
+    given = {"latest": latest, "retain_s": retain_s, "retain_bytes": retain_bytes, "log_s": log_s, "sort": sort}
 
     def decide(state: ClusterState) -> Change | None:
         check_tenant(state, key[0])
         fact = state.facts(TABLE).get(name)
         before = TableDocument() if fact is None else read_fact(name, TABLE, fact.document, TableDocument)
-        wanted = msgspec.structs.replace(before, **{part: value for part, value in told.items() if value is not None})
+        wanted = msgspec.structs.replace(before, **{part: value for part, value in given.items() if value is not None})
         if wanted.latest is not None and wanted.latest.instead:
             _check_instead(state, name, wanted)
         document = encode(wanted, None if fact is None else fact.document)

@@ -362,7 +362,7 @@ class TokenUse:
             try:
                 await self.look()
             except StoreError as error:
-                count = self._repeats.say("write", self._monotonic())
+                count = self._repeats.due("write", self._monotonic())
                 if count is not None:
                     _logger.warning("uses of tokens wait for the store: %s%s", error, left_out(count))
             except Exception:  # without this task, tokens would seem to be unused

@@ -398,7 +398,7 @@ class Declarations:
 
     def _changed(self) -> None:
         self._refresh()
-        self._tell(Watched.LOG)
+        self._notify(Watched.LOG)
 
     def _refresh(self) -> None:
         state = self._follower.state
@@ -418,9 +418,9 @@ class Declarations:
         self._position = state.n
         for what, is_so in changed.items():
             if is_so:
-                self._tell(what)
+                self._notify(what)
 
-    def _tell(self, what: Watched) -> None:
+    def _notify(self, what: Watched) -> None:
         for changed in self._watchers[what]:
             changed()
 

@@ -178,7 +178,7 @@ class RolloutDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     failures_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     """Number of edges that refuse or take back at which the rollout stops."""
     forgiven: Annotated[int, Meta(ge=0)] = 0
-    """Number of these that an operator has seen, and gone on."""
+    """Number of these that an operator has seen, and continued after."""
     why: Annotated[str, Meta(max_length=500)] = ""
     """Reason of the state."""
 
@@ -269,7 +269,7 @@ class LatestDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     feed: bool = False
     """True if a new table has a change feed."""
     instead: bool = False
-    """True if it stands instead of the table of all rows, which is not made then."""
+    """True if it replaces the table of all rows, which is not made then."""
 
 
 class TableDocument(msgspec.Struct, frozen=True, omit_defaults=True):

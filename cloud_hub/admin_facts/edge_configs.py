@@ -185,7 +185,7 @@ def set_group(key: GroupKey, edges: tuple[str, ...], order: int | None = None) -
     """Declare a group of edges, or replace the edges of one.
 
     Args:
-        edges: names, and patterns in which ``*`` stands for any characters.
+        edges: names, and patterns in which ``*`` matches any characters.
         order: place of the group among others; None to leave it as it is, 0 for a new one.
 
     Raises:
@@ -395,7 +395,7 @@ def set_config(key: ConfigKey, text: str, rollout: RolloutDocument | None = None
 
     Raises:
         CannotDeclare: the text has what a hub may not set, or is no YAML; from the decision: the tenant or the group is
-            unknown, a rollout goes on, or an edge may be in too many groups with settings.
+            unknown, a rollout continues, or an edge may be in too many groups with settings.
     """
     if wrong := [each for each in (key[0], key[2]) if not valid_name(each)]:
         raise CannotDeclare(f"{wrong[0]!r} cannot be a name: {NAME_RULE}")
@@ -416,7 +416,7 @@ def set_config(key: ConfigKey, text: str, rollout: RolloutDocument | None = None
         fact = state.facts(CONFIG).get(name)
         before = None if fact is None else read_fact(name, CONFIG, fact.document, ConfigDocument)
         if before is not None and _is_open(before):
-            raise CannotDeclare(f"a rollout of {name} goes on: end it first (`weft hub config rollout next|abort`)")
+            raise CannotDeclare(f"a rollout of {name} continues: end it first (`weft hub config rollout next|abort`)")
         if before is not None and before.text == text and not again:
             return None
         old = (None, 0) if before is None or rollout is None else (before.text, before.revision)
@@ -443,7 +443,7 @@ def remove_config(key: ConfigKey) -> Decision:
     return decide
 
 
-def go_on(key: ConfigKey, share: float, failures: int) -> Decision:
+def widen(key: ConfigKey, share: float, failures: int) -> Decision:
     """Give the new settings to a larger share of the group's edges; to all of them, the rollout is done.
 
     Args:
@@ -473,14 +473,14 @@ def stop(key: ConfigKey, share: float, why: str) -> Decision:
 
     def stopped(rollout: RolloutDocument) -> RolloutDocument | None:
         if rollout.share != share or rollout.state != "running":
-            return None  # it went on, or stopped, meanwhile
+            return None  # it continued, or stopped, meanwhile
         return msgspec.structs.replace(rollout, state="stopped", why=why[:500])
 
     return _step(key, stopped)
 
 
 def advance(key: ConfigKey, share: float) -> Decision:
-    """Take the next step of a rollout that goes on by itself, unless it has left this share meanwhile."""
+    """Take the next step of a rollout that continues by itself, unless it has left this share meanwhile."""
 
     def advanced(rollout: RolloutDocument) -> RolloutDocument | None:
         if rollout.share != share or rollout.state != "running":
@@ -530,7 +530,7 @@ def _rollout(state: ClusterState, name: str) -> tuple[ConfigDocument, RolloutDoc
     fact = state.facts(CONFIG)[name].document
     document = read_fact(name, CONFIG, fact, ConfigDocument)
     if document.rollout is None or not _is_open(document):
-        raise CannotDeclare(f"there is no rollout of {name} that goes on")
+        raise CannotDeclare(f"there is no rollout of {name} that continues")
     return document, document.rollout, fact
 
 

@@ -60,7 +60,7 @@ class Bucket:
         return self._rate
 
     def set(self, per_second: int | None, share: float, now: int) -> None:
-        """Go on with another rate. What came before and is not allowed yet is allowed sooner or later by it."""
+        """Continue with another rate. What came before and is not allowed yet is allowed sooner or later by it."""
         before, self._rate = self._rate, _rate(per_second, share)
         if before is None or self._rate is None:
             self._free_at = now - BURST
@@ -88,7 +88,7 @@ class TenantRate:
         """True with a bound."""
 
     def set(self, bytes_per_second: int | None, records_per_second: int | None, share: float, now: int) -> None:
-        """Go on with other quotas, or another share of them."""
+        """Continue with other quotas, or another share of them."""
         self.bytes.set(bytes_per_second, share, now)
         self.records.set(records_per_second, share, now)
         self.is_bound = self.bytes.rate is not None or self.records.rate is not None
@@ -260,7 +260,7 @@ class SlowedLink(Protocol):
         """Return whether the link sent data lately, or waits to."""
         ...
 
-    def tell_again(self, use: TenantUse) -> None:
+    def report_again(self, use: TenantUse) -> None:
         """Tell a link that waits how long it waits by other quotas."""
         ...
 
@@ -306,7 +306,7 @@ class TenantUse:
         return sum(link.is_active(now) for link in self.links)
 
     def set(self, quotas: Quotas, share: float, now: int) -> None:
-        """Go on with other quotas, or another share of them."""
+        """Continue with other quotas, or another share of them."""
         if quotas != self.quotas or share != self.share or not self.rate.is_bound:
             self.quotas, self.share = quotas, share
             self.rate.set(quotas.bytes_per_second, quotas.records_per_second, share, now)
@@ -339,7 +339,7 @@ class Tenants:
         """Tenants with series of their own, in the order of their first links."""
         self._named_streams: dict[StreamKey, None] = {}
         """Streams with series of their own, in the order of their first data."""
-        self._told: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
         self._task = BackgroundTask()
 
     def start(self) -> None:
@@ -395,12 +395,12 @@ class Tenants:
         return Intake((came.records - records) / seconds, (came.bytes - size) / seconds, seconds)
 
     def limited(self) -> None:
-        """Take up other quotas, and tell links that wait."""
+        """Apply other quotas, and notify links that wait."""
         now = self.monotonic()
         for use in self._of.values():
             self._share(use, now)
             for link in use.links:
-                link.tell_again(use)
+                link.report_again(use)
 
     async def _run(self) -> None:
         while True:
@@ -418,9 +418,9 @@ class Tenants:
             total = use.total()
             self._rest.bytes, self._rest.records = self._rest.bytes + total.bytes, self._rest.records + total.records
             del self._of[use.name]
-        told = frozenset(self.entry())
-        if told != self._told:
-            self._told = told
+        entry = frozenset(self.entry())
+        if entry != self._reported:
+            self._reported = entry
             self._changed()
 
     def _share(self, use: TenantUse, now: int) -> None:
@@ -500,9 +500,9 @@ class LinkQuota:
         self._charged: dict[TenantUse, None] = {}
         """Tenants with a rate that the present message counts for."""
         self._own: tuple[TenantUse, str] | None = None
-        self._say: Callable[[Throttled], None] | None = None
+        self._send: Callable[[Throttled], None] | None = None
         """Tells an edge that knows the frame."""
-        self._sent_at = self._told_at = self._told_until = 0
+        self._sent_at = self._throttled_at = self._throttled_until = 0
         self._bytes = self._records = self._early = 0
 
     def open(self, hello: Hello, say: Callable[[Throttled], None]) -> None:
@@ -515,7 +515,7 @@ class LinkQuota:
         quota = use.quotas.links
         if quota is not None and hello.edge not in use.edges and self._tenants.links(hello.tenant) >= quota:
             self._refuse(use, "links", f"tenant {hello.tenant} has {quota} linked edges, its quota")
-        self._say = say if THROTTLE in hello.features else None
+        self._send = say if THROTTLE in hello.features else None
         self._own = use, hello.edge
         use.edges[hello.edge] += 1
         use.links[self] = None
@@ -525,7 +525,7 @@ class LinkQuota:
         """Count a lane that is going to be opened.
 
         Raises:
-            LinkRefused: its tenant has as many lanes or streams as it may have. The link's other lanes go on.
+            LinkRefused: its tenant has as many lanes or streams as it may have. The link's other lanes continue.
         """
         use = self._tenants.of(lane.tenant)
         full = await self._tenants.counts.full(use.quotas, lane, sequencer)
@@ -567,7 +567,7 @@ class LinkQuota:
             known.tenant.rate.take(size, records, now)
             self._charged[known.tenant] = None
             self._bytes, self._records = self._bytes + size, self._records + records
-            if self._told_at + ON_ITS_WAY_NS < now < self._told_until:
+            if self._throttled_at + ON_ITS_WAY_NS < now < self._throttled_until:
                 self._early += size
 
     @property
@@ -583,41 +583,41 @@ class LinkQuota:
         now = self._now()
         use = max(charged, key=lambda each: each.rate.wait(now))
         wait = use.rate.wait(now)
-        if now >= self._told_until:
+        if now >= self._throttled_until:
             self._early = 0
         if wait < SLACK_NS:
             return
-        if now >= self._told_until:
-            self._told_at = now
-        use.waited_ns += max(0, now + wait - max(now, self._told_until))
-        self._told_until = now + wait
-        if self._say is not None:
-            self._tell(use, wait)
+        if now >= self._throttled_until:
+            self._throttled_at = now
+        use.waited_ns += max(0, now + wait - max(now, self._throttled_until))
+        self._throttled_until = now + wait
+        if self._send is not None:
+            self._report(use, wait)
             if self._early <= EARLY_BYTES_MAX:
                 return
         await asyncio.sleep(min(wait, PAUSE_NS_MAX) / SECOND)
 
     def is_active(self, now: int) -> bool:
         """Return whether the link sent data lately, or waits to."""
-        return now - self._sent_at < ACTIVE_NS or now < self._told_until
+        return now - self._sent_at < ACTIVE_NS or now < self._throttled_until
 
-    def tell_again(self, use: TenantUse) -> None:
+    def report_again(self, use: TenantUse) -> None:
         """Tell a link that waits how long it waits by other quotas."""
         now = self._now()
-        if self._say is not None and self._told_until > now:
+        if self._send is not None and self._throttled_until > now:
             wait = use.rate.wait(now)
-            self._told_until = now + wait
-            self._tell(use, wait)
+            self._throttled_until = now + wait
+            self._report(use, wait)
 
-    def _tell(self, use: TenantUse, wait: int) -> None:
-        if self._say is None:
+    def _report(self, use: TenantUse, wait: int) -> None:
+        if self._send is None:
             return
         if not use.rate.is_bound:
-            self._say(Throttled(0, 0, ""))
+            self._send(Throttled(0, 0, ""))
             return
         mean = self._bytes / self._records if self._records else 0.0
         expected = use.rate.link_bytes(use.active(self._now()), mean)
-        self._say(Throttled(min(wait, WAIT_MAX), expected, _reason(use)))
+        self._send(Throttled(min(wait, WAIT_MAX), expected, _reason(use)))
 
     def close(self) -> None:
         """Forget the link."""
@@ -699,7 +699,7 @@ class TenantSizes:
             try:
                 await self.look(list(streams()))
             except StoreError as error:
-                count = self._repeats.say("sizes", asyncio.get_running_loop().time())
+                count = self._repeats.due("sizes", asyncio.get_running_loop().time())
                 if count is not None:
                     logger.warning("the sizes of tables are not known: %s%s", error, left_out(count))
             await asyncio.sleep(self._interval_s)

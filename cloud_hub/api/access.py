@@ -363,7 +363,7 @@ class Access:
         if refused is not None:
             status = UNAUTHORISED if refused.retry_s is None else UNAVAILABLE
             raise ApiError(status, refused.error, refused.advice, retry_s=refused.retry_s)
-        # An answer may go on for longer than its token counts, and asks again meanwhile.
+        # An answer may continue for longer than its token counts, and asks again meanwhile.
         if identity is not None and (why := self._tokens.lapsed(identity)) is not None:
             raise ApiError(UNAUTHORISED, *why)
         return identity

@@ -311,7 +311,7 @@ async def encoded(
     return Page(views, True)
 
 
-# Places of readers whose answers go on: shares of them for each reader and each tenant.
+# Places of readers whose answers continue: shares of them for each reader and each tenant.
 
 
 class ReaderPlaces:
@@ -341,7 +341,7 @@ class ReaderPlaces:
         """
         is_full = self.owners.total() >= self._most or self._tenants[tenant] >= self._most // 2
         if is_full or self.owners[owner] >= self.of_owner:
-            self._refusals.note(BOUND, owner, f"refused one more answer that goes on: too many {self._what}")
+            self._refusals.note(BOUND, owner, f"refused one more answer that continues: too many {self._what}")
             raise ApiError(429, f"too many {self._what}", "close other pages, or ask now and then", retry_s=30)
         self.owners[owner] += 1
         self._tenants[tenant] += 1

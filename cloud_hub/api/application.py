@@ -55,7 +55,7 @@ from weft.cloud_hub.api.views import LOST_LISTED_MAX, LaneOf, StreamPart, View, 
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster import Membership, node_views
 from weft.cloud_hub.shard.collector import ShardCollector
-from weft.cloud_hub.shard.sequencer import Sequencer, told_to_others
+from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import CONTENT_TYPE, Sample
@@ -172,10 +172,10 @@ class HubTables:
         """Begin to make tables."""
 
     def grow(self, cluster: Cluster) -> None:
-        """Take up new shards."""
+        """Adopt new shards."""
 
     async def close(self) -> None:
-        """Stop. What was written stays, and the next process goes on from there."""
+        """Stop. What was written stays, and the next process continues from there."""
 
     def rows(self, tenant: str, stream: str) -> int | None:  # noqa: ARG002
         """Return the number of records of a stream that are table rows; None if this process does not know it."""
@@ -345,19 +345,19 @@ class Api:
             return _problem(410, str(error), advice)
         except TableError as error:
             advice = "mend the table, or read it with an engine; since= finds the first record that the log still has"
-            self._say(logging.WARNING, error)
-            return _problem(503, told_to_others(error), advice)
+            self._log(logging.WARNING, error)
+            return _problem(503, public_reason(error), advice)
         except (StoreError, NotFound) as error:
-            self._say(logging.WARNING, error)
-            return _problem(503, told_to_others(error), SOON)
+            self._log(logging.WARNING, error)
+            return _problem(503, public_reason(error), SOON)
         except CodecError as error:
-            self._say(logging.ERROR, error)
-            said = f"the log is damaged: {told_to_others(error)}"
+            self._log(logging.ERROR, error)
+            said = f"the log is damaged: {public_reason(error)}"
             return _problem(500, said, "see the hub's log; keep the store")
 
-    def _say(self, level: int, error: Exception) -> None:
+    def _log(self, level: int, error: Exception) -> None:
         """Log what was in the way of a request, with a limit: readers request unreadable records again and again."""
-        count = self._repeats.say(str(error), self._monotonic())
+        count = self._repeats.due(str(error), self._monotonic())
         if count is not None:
             what = "the log is damaged" if isinstance(error, CodecError) else "a request could not be answered"
             logger.log(level, "%s: %s%s", what, error, left_out(count))
@@ -505,15 +505,15 @@ class Api:
         answer = RecordsAnswer(request, (tenant, stream), payload, limit, self._response_bytes_max)
         states = {state.shard: state for state in shards.states}
         for shard in self._wanted(request, shards):
-            if not answer.goes_on(shard):
+            if not answer.continues(shard):
                 break
             try:
                 await answer.read(states[shard], shards.readers[shard])
             except (StoreError, NotFound, CodecError, TableError) as error:
                 if "shard" in request.query:
                     raise
-                self._say(logging.WARNING, error)
-                shards.missing[shard] = told_to_others(error)
+                self._log(logging.WARNING, error)
+                shards.missing[shard] = public_reason(error)
         return await answer.encode(shards.missing_view() | views.removed_view(self._tables.view(tenant, stream)))
 
     async def _get_series(self, request: web.Request) -> web.Response:
@@ -522,13 +522,13 @@ class Api:
         payload = await self.payload_kind(shards, tenant, stream)
         answer = SeriesAnswer((tenant, stream), payload, wanted, self._response_bytes_max)
         for state in shards.states:
-            if not answer.goes_on():
+            if not answer.continues():
                 break
             try:
                 await answer.read(state, shards.readers[state.shard])
             except (StoreError, NotFound, CodecError, TableError) as error:
-                self._say(logging.WARNING, error)
-                shards.missing[state.shard] = told_to_others(error)
+                self._log(logging.WARNING, error)
+                shards.missing[state.shard] = public_reason(error)
         complete = await self._moments.of(shards.states, tenant, stream)
         view = {"tenant": tenant, "stream": stream, "rows": await asyncio.to_thread(answer.rows),
                 "complete_up_to": views.moment(complete.complete_up_to),
@@ -593,10 +593,10 @@ class Api:
             if shards.missing:
                 shard, trouble = next(iter(shards.missing.items()))
                 raise _unavailable(f"stream {stream!r} is not known yet, and shard {shard} cannot be read: {trouble}")
-            if (told := views.deletion_of(shards.states, tenant, stream)) is not None:
+            if (gone := views.deletion_of(shards.states, tenant, stream)) is not None:
                 raise ApiError(
                     404,
-                    f"stream {stream!r} of tenant {tenant} was deleted at {views.moment(told.time)}: {told.reason}",
+                    f"stream {stream!r} of tenant {tenant} was deleted at {views.moment(gone.time)}: {gone.reason}",
                     "read its table, which stays; the next record of an edge begins the stream again",
                 )
             raise ApiError(404, f"tenant {tenant} has no stream {stream!r}", "GET /v1/streams lists the streams")

@@ -1,6 +1,6 @@
 """Statements of edges about themselves: their disks, the outage that they can bear, and their functions.
 
-It is for people. A report is kept in the memory of the process that the edge is linked to, and told to the others
+It is for people. A report is kept in the memory of the process that the edge is linked to, and passed on to the others
 (``cloud_hub.links.open_links``); no log, no claim and no right depends on it.
 """
 
@@ -23,7 +23,7 @@ U32_MAX = (1 << 32) - 1
 class EdgeReport(msgspec.Struct, frozen=True, array_like=True):
     """The last report of an edge."""
 
-    told: Nanoseconds
+    reported: Nanoseconds
     """Time at which it came, by the hub's clock."""
     report: NodeReport
     has_functions: bool = True
@@ -31,7 +31,7 @@ class EdgeReport(msgspec.Struct, frozen=True, array_like=True):
 
     def without_functions(self) -> EdgeReport:
         """Return the part about the disk, which is small however much the edge has said."""
-        return EdgeReport(self.told, msgspec.structs.replace(self.report, functions=[]), has_functions=False)
+        return EdgeReport(self.reported, msgspec.structs.replace(self.report, functions=[]), has_functions=False)
 
     def within(self, bytes_max: int) -> EdgeReport:
         """Return it with so many encoded bytes of functions at most, and the number of the others."""
@@ -44,12 +44,14 @@ class EdgeReport(msgspec.Struct, frozen=True, array_like=True):
         if kept == len(functions):
             return self
         more = min(report.functions_more + len(functions) - kept, U32_MAX)
-        return EdgeReport(self.told, msgspec.structs.replace(report, functions=functions[:kept], functions_more=more))
+        return EdgeReport(
+            self.reported, msgspec.structs.replace(report, functions=functions[:kept], functions_more=more)
+        )
 
 
-def is_later(told: EdgeReport, known: EdgeReport | None) -> bool:
+def is_later(report: EdgeReport, known: EdgeReport | None) -> bool:
     """Return whether a report came after one that is known."""
-    return known is None or known.told < told.told
+    return known is None or known.reported < report.reported
 
 
 def newest(own: Mapping[NodeName, EdgeReport], others: Mapping[NodeName, EdgeReport]) -> dict[NodeName, EdgeReport]:
@@ -57,13 +59,13 @@ def newest(own: Mapping[NodeName, EdgeReport], others: Mapping[NodeName, EdgeRep
     return {**others, **{name: each for name, each in own.items() if is_later(each, others.get(name))}}
 
 
-def disk_view(told: EdgeReport | None) -> View | None:
+def disk_view(known: EdgeReport | None) -> View | None:
     """Return the disk of an edge; None if it is not known."""
-    if told is None:
+    if known is None:
         return None
-    report = told.report
+    report = known.report
     return {
-        "told": moment(told.told),
+        "reported": moment(known.reported),
         "used_bytes": report.used_bytes,
         "budget_bytes": report.budget_bytes,
         "free_bytes": report.free_bytes,
@@ -72,28 +74,28 @@ def disk_view(told: EdgeReport | None) -> View | None:
     }
 
 
-def outage_left(told: EdgeReport | None, now: int, *, is_linked: bool) -> float | None:
-    """Return the seconds for which an edge can go on without a hub, at best infinite; None if they are not known.
+def outage_left(report: EdgeReport | None, now: int, *, is_linked: bool) -> float | None:
+    """Return the seconds for which an edge can continue without a hub, at best infinite; None if they are not known.
 
     Args:
         now: nanoseconds since 1970 by the hub's clock.
-        is_linked: False for an edge whose outage has begun: it goes on since the edge said so.
+        is_linked: False for an edge whose outage has begun: it continues since the edge said so.
     """
-    if told is None:
+    if report is None:
         return None
-    left = told.report.outage_seconds
+    left = report.report.outage_seconds
     if left is None:
-        return None if told.report.bytes_per_second is None else math.inf
-    return left if is_linked else max(0.0, left - max(0, now - told.told) / 1e9)
+        return None if report.report.bytes_per_second is None else math.inf
+    return left if is_linked else max(0.0, left - max(0, now - report.reported) / 1e9)
 
 
-def functions_view(told: EdgeReport | None) -> View:
+def functions_view(report: EdgeReport | None) -> View:
     """Return the functions of an edge; null if they are not known."""
-    if told is None or not told.has_functions:
+    if report is None or not report.has_functions:
         return {"functions": None, "functions_more": 0}
     return {
-        "functions": [_function_view(each) for each in told.report.functions],
-        "functions_more": told.report.functions_more,
+        "functions": [_function_view(each) for each in report.report.functions],
+        "functions_more": report.report.functions_more,
     }
 
 

@@ -148,8 +148,8 @@ def bounds(file: pq.ParquetFile, column: str) -> Iterator[tuple[Any, Any]]:
     leaves = [file.schema.column(leaf).path for leaf in range(len(file.schema))]
     at = leaves.index(column)
     for group in range(file.num_row_groups):
-        told = file.metadata.row_group(group).column(at).statistics
-        yield (told.min, told.max) if told is not None and told.has_min_max else (None, None)
+        statistics = file.metadata.row_group(group).column(at).statistics
+        yield (statistics.min, statistics.max) if statistics is not None and statistics.has_min_max else (None, None)
 
 
 def may_have(known: tuple[Any, Any], first: int, end: int) -> bool:
@@ -201,7 +201,7 @@ class Past(NamedTuple):
     records: list[View]
     """Records in the order of their offsets."""
     next_offset: int
-    """The offset to go on from."""
+    """The offset to continue from."""
     is_end: bool
     """True when the table has no row from there on."""
 
@@ -350,8 +350,8 @@ class TableReading:
 
     def _first_received(self, file: pq.ParquetFile, time_us: int) -> int | None:
         lowest: int | None = None
-        told = zip(bounds(file, "_offset"), bounds(file, "_received"), strict=True)
-        for group, ((low, _), (_, latest)) in enumerate(told):
+        ranges = zip(bounds(file, "_offset"), bounds(file, "_received"), strict=True)
+        for group, ((low, _), (_, latest)) in enumerate(ranges):
             # A later row group may have lower offsets: the rows of a slice are sorted by other columns.
             if (lowest is not None and low is not None and low >= lowest) or (
                 latest is not None and microseconds(latest) < time_us
@@ -392,8 +392,8 @@ class TableReading:
             if not wanted[files.path_of[number]]:
                 continue
             with self._opening(number) as file:
-                told = zip(bounds(file, "_seq"), bounds(file, "_edge"), strict=True)
-                for group, (seqs, (low, high)) in enumerate(told):
+                ranges = zip(bounds(file, "_seq"), bounds(file, "_edge"), strict=True)
+                for group, (seqs, (low, high)) in enumerate(ranges):
                     if not may_have(seqs, seq, seq + 1) or (low is not None and not low <= lane.edge <= high):
                         continue
                     rows = self._columns(file, group, [*_PLACE, "_edge", "_log", "_seq"])
@@ -570,7 +570,7 @@ class Histories:
                     files.complete[shard] = max(files.complete.get(shard, 0), place.watermark)
                 if not is_end(found) or files.complete.get(shard, 0) >= place.watermark:
                     return found
-                # The collector has gone on since the list was read. The table's newest rows may be missing in it.
+                # The collector has continued since the list was read. The table's newest rows may be missing in it.
                 self._files[stream] = files._replace(opened_at=self._monotonic() - AGE_S_MAX)
 
     async def _list(self, stream: StreamKey) -> tuple[TableFiles | None, bool]:

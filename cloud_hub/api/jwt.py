@@ -344,7 +344,7 @@ class Issuer:
         self.trouble = why
         self._has_failed.set()
         self._failing_since = now if self._failing_since is None else self._failing_since
-        count = self._repeats.say(why, now)
+        count = self._repeats.due(why, now)
         if count is not None:
             place = self._settings.jwks_url or self._settings.jwks_file
             kept = moment(self.kept_until())

@@ -64,7 +64,7 @@ class EdgeFigures:
         now: nanoseconds since 1970 by the hub's clock.
         monotonic: seconds.
         peers: whether another cluster may have records that this one lacks.
-        told: returns which edges are linked to any process, and the last report of each.
+        links: returns which edges are linked to any process, and the last report of each.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class EdgeFigures:
         monotonic: Callable[[], float],
         *,
         peers: bool,
-        told: Callable[[], Awaitable[LinksElsewhere]],
+        links: Callable[[], Awaitable[LinksElsewhere]],
     ) -> None:
-        self._own, self._now, self._monotonic, self._peers, self._told = own, now, monotonic, peers, told
+        self._own, self._now, self._monotonic, self._peers, self._links = own, now, monotonic, peers, links
         self._refreshing = asyncio.Lock()
         self._refreshed_at: float | None = None
         self._edges = 0
@@ -107,7 +107,7 @@ class EdgeFigures:
         yield Sample("weft_hub_edges_outage_left_unknown", self._unknown)
 
     async def _count(self) -> None:
-        told = await self._told()
+        linked = await self._links()
         now, edges, unknown = self._now(), 0, 0
         silent, alarms, short = Counter[str](), Counter[Reason](), Counter[tuple[str, bool]]()
         for sequencer in [each for each in self._own() if each.loaded]:
@@ -135,8 +135,8 @@ class EdgeFigures:
                 alarms[reason] += len(names)
             for name in seen:
                 # Apart by link: a small disk under a link that keeps up can wait, so alerts ask for the others.
-                is_linked = name in told.edges
-                left = outage_left(told.reports.get(name), now, is_linked=is_linked)
+                is_linked = name in linked.edges
+                left = outage_left(linked.reports.get(name), now, is_linked=is_linked)
                 unknown += left is None
                 for under, limit in OUTAGES.items():
                     short[under, is_linked] += left is not None and left < limit

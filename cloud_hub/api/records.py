@@ -17,7 +17,7 @@ from aiohttp import web
 from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.answers import LongAnswer, Part, encoded, integer, time_parameter
 from weft.cloud_hub.api.views import Search, Taken, View, gap_views, record_views
-from weft.cloud_hub.shard.sequencer import Sequencer, told_to_others
+from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
 from weft.cloud_hub.shard.shards import LOAD_S_MAX, READ_AGE_S_MAX, Shards
 from weft.config.log_lines import Repeats, left_out
 from weft.protocols import batch as batches
@@ -154,7 +154,7 @@ class RecordReader:
             except CollectedPast:
                 if not may_repeat:
                     raise
-                continue  # the collector has gone on: the table has them now
+                continue  # the collector has continued: the table has them now
             return helping._replace(records=[*found, *helping.records])
         raise AssertionError("the second attempt returns or raises")
 
@@ -201,7 +201,7 @@ class RecordReader:
             looked_at += bool(found)
             if offset >= end or len(found) >= limit or search.records_bytes <= 0:
                 break
-            if looked_at >= CHUNKS_MAX or not (found or search.goes_on()):
+            if looked_at >= CHUNKS_MAX or not (found or search.continues()):
                 return Helping(found, offset, each.header.n + 1)
         if not found and is_given and offset < end:
             return await self.read(stream, offset, end, limit, payload=payload, search=search)
@@ -245,7 +245,7 @@ class RecordReader:
                 return Beginning(section.base_offset, each.header.n)
             if each.header.n >= until:
                 break
-            if not search.goes_on():
+            if not search.continues():
                 return Beginning(None, each.header.n + 1)
         return Beginning(offset, low)
 
@@ -342,7 +342,7 @@ class ShardsView(NamedTuple):
         return {**view, "complete_up_to": None} if self.missing or missing_shards(self.states) else view
 
 
-# The answer of ``GET /v1/streams/{stream}/records``: some records of each shard, and where to go on.
+# The answer of ``GET /v1/streams/{stream}/records``: some records of each shard, and where to continue.
 
 RECORDS_DEFAULT = 100
 RECORDS_MAX = 10_000
@@ -369,7 +369,7 @@ class RecordsAnswer:
         self._next_chunk: dict[str, int] = {}
         self._next_shard: int | None = None
 
-    def goes_on(self, shard: int) -> bool:
+    def continues(self, shard: int) -> bool:
         """Return whether the request may read another shard. If not, the answer names it."""
         if self._search.looks_left > 0:
             return True
@@ -557,8 +557,8 @@ class StreamFollowers:
         followed.trouble, followed.looked_at = "", began
 
     def _note(self, followed: _Followed, error: Exception) -> None:
-        followed.trouble = told_to_others(error)
-        count = self._repeats.say(str(error), self._monotonic())
+        followed.trouble = public_reason(error)
+        count = self._repeats.due(str(error), self._monotonic())
         if count is not None:
             logger.warning("shard %d cannot be read for a reader: %s%s", followed.log.shard, error, left_out(count))
 
@@ -616,7 +616,7 @@ class ShardViews:
 
 def _seen(sequencer: Sequencer) -> FollowedShard:
     state = sequencer.state if sequencer.loaded else None
-    return FollowedShard(sequencer.log, state, sequencer.told or LOADING)
+    return FollowedShard(sequencer.log, state, sequencer.public_trouble or LOADING)
 
 
 # The way of one record: from its lane and number to its offset, its chunk, and its row in a file of the table; and
@@ -626,7 +626,7 @@ ADVICE = "name a record by edge, log and seq, or by shard and offset"
 
 
 class RecordPlace(NamedTuple):
-    """The place of a record, or where the search for it goes on."""
+    """The place of a record, or where the search for it continues."""
 
     offset: int | None
     """None if it was not found."""
@@ -740,15 +740,15 @@ class ShardTrace:
             return RecordPlace(None)
         n = max(chunk or 0, watermark, await self._log.locate(*self._stream, tabled))
         async for each in self._log.indexes(n, only=frozenset([self._stream])):
-            told = [update.ranges for update in each.footer.lanes if lane_of(update) == lane]
-            if any(first <= seq < end for ranges in told for first, end in ranges):
+            updates = [update.ranges for update in each.footer.lanes if lane_of(update) == lane]
+            if any(first <= seq < end for ranges in updates for first, end in ranges):
                 for section in _sections(each.footer, self._stream):
                     data = await self._log.section(each.header.n, section)
                     self._search.took(section.length)
                     offset = await asyncio.to_thread(_offset_in, section, data, each.footer, (lane, seq))
                     if offset is not None:
                         return RecordPlace(offset, each.header.n)
-            if not self._search.goes_on() or self._search.is_spent:
+            if not self._search.continues() or self._search.is_spent:
                 return RecordPlace(None, 0, each.header.n + 1)
         return RecordPlace(None)
 
@@ -759,10 +759,10 @@ class ShardTrace:
         found = await self._reader.read(
             self._stream, offset, min(offset + 1, self.end), 1, payload=payload, chunk=place.chunk, search=self._search
         )
-        # A read goes on behind what retention removed, and answers the records there.
+        # A read continues after what retention removed, and answers the records there.
         if not found.records or found.records[0]["offset"] != offset:
-            goes_on = None if found.next_chunk is None or found.records else shard
-            return {"next_chunk": None if goes_on is None else found.next_chunk, "next_shard": goes_on}
+            continues = None if found.next_chunk is None or found.records else shard
+            return {"next_chunk": None if continues is None else found.next_chunk, "next_shard": continues}
         chunk = await self._chunk(offset, place.chunk)
         histories = self._reader.histories()
         row = None if histories is None else await histories.row(self._past(self._log.watermark), offset)
@@ -783,7 +783,7 @@ class ShardTrace:
                     return None
                 if offset < section.base_offset + section.count:
                     return each.header.n
-            if not self._search.goes_on():
+            if not self._search.continues():
                 break
         return None
 

@@ -96,8 +96,8 @@ async def rows_answer(
     if next_chunk is not None:
         headers[NEXT_CHUNK] = str(next_chunk)
     if wanted.is_json:
-        told = {"next_offset": offset, "next_chunk": next_chunk, "end_offset": end}
-        return LongAnswer([await asyncio.to_thread(_as_json, reading.batches, told)], JSON, headers)
+        position = {"next_offset": offset, "next_chunk": next_chunk, "end_offset": end}
+        return LongAnswer([await asyncio.to_thread(_as_json, reading.batches, position)], JSON, headers)
     schema = row_schema(fields, wanted.payload)
     return LongAnswer([await asyncio.to_thread(_encoded, schema, reading.batches)], ARROW, headers)
 
@@ -122,7 +122,7 @@ class _Reading:
         self.next_offset = wanted.offset or 0
 
     async def read(self, offset: int, end: int) -> int:
-        """Read rows of ``[offset, end)``. Return the number of the chunk to go on from."""
+        """Read rows of ``[offset, end)``. Return the number of the chunk to continue from."""
         only = frozenset([self._wanted.stream])
         given = self._wanted.chunk
         n = await self._log.locate(*self._wanted.stream, offset) if given is None else given
@@ -131,7 +131,7 @@ class _Reading:
             at = each.header.n
             section = _section(each.footer, self._wanted.stream)
             if section is None or section.base_offset + section.count <= offset:
-                if not self._search.goes_on():
+                if not self._search.continues():
                     self.next_offset = offset
                     return at + 1
                 continue
@@ -222,9 +222,9 @@ def _encoded(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> memoryview
     return memoryview(sink.getvalue())
 
 
-def _as_json(batches: Sequence[pa.RecordBatch], told: dict[str, int | None]) -> bytes:
+def _as_json(batches: Sequence[pa.RecordBatch], position: dict[str, int | None]) -> bytes:
     rows = [row for batch in batches for row in _views(batch)]
-    return msgspec.json.encode({"rows": rows, **told}) + b"\n"
+    return msgspec.json.encode({"rows": rows, **position}) + b"\n"
 
 
 def _views(batch: pa.RecordBatch) -> list[dict[str, Any]]:

@@ -124,7 +124,7 @@ class SeriesAnswer:
         """Numbers and times of the records of each edge and log."""
         self.is_whole = True
 
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Return whether more may be read. If not, the answer is not whole."""
         if self._search.looks_left > 0 and not self._search.is_spent and min(self._left, self._values_left) > 0:
             return True
@@ -139,7 +139,7 @@ class SeriesAnswer:
             self.is_whole = False
             return
         offset, chunk = beginning.offset, beginning.chunk
-        while offset < end and self.goes_on():
+        while offset < end and self.continues():
             limit = min(READ_AT_ONCE, self._left)
             helping = await reader.read(
                 self._stream, offset, end, limit, payload=self._payload, chunk=chunk, search=self._search
@@ -176,7 +176,7 @@ class SeriesAnswer:
         return False
 
     def rows(self) -> list[View]:
-        """Return the rows by time. A row without a value stands where records of the edge are missing."""
+        """Return the rows by time. A row without a value is where records of the edge are missing."""
         gaps: dict[str, list[tuple[int, int]]] = {}
         for (edge, _), numbered in self._lanes.items():
             gaps.setdefault(edge, []).extend(missing(numbered))
@@ -244,7 +244,7 @@ class Joined(NamedTuple):
 
 def joined(points: list[Point], step: int, value: str, begins: list[int]) -> Iterator[Joined]:
     """Yield the rows of a series by time: of each interval of ``step``, or of each point without one. Between two of
-    them stands a row without a value if a gap begins there, however many do.
+    them is a row without a value if a gap begins there, however many do.
 
     Args:
         begins: times before gaps, ascending.

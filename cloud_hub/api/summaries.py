@@ -338,7 +338,7 @@ class StreamCompleteness:
         if answer.slowest is not None:
             answer = answer._replace(held_back_by=[answer.slowest, *answer.held_back_by])
         if error is not None:
-            answer = answer._replace(held_back_by=[_stands_still(tenant, stream, error), *answer.held_back_by])
+            answer = answer._replace(held_back_by=[_stopped_table(tenant, stream, error), *answer.held_back_by])
         if (wrong := self._clock.wrong()) is not None:
             # Which edges are silent, and which left as not seen for long, is by a clock.
             answer = answer._replace(complete_up_to=None, held_back_by=[_by_clock(wrong), *answer.held_back_by])
@@ -394,7 +394,7 @@ def _by_clock(wrong: str) -> HeldBack:
     return HeldBack("", None, Reason.HUB_CLOCK, None, None, wrong, ADVICE)
 
 
-def _stands_still(tenant: str, stream: str, error: str) -> HeldBack:
+def _stopped_table(tenant: str, stream: str, error: str) -> HeldBack:
     """Return the reason for a reader of only the table: the moment is about the log."""
     return HeldBack(
         "", None, Reason.TABLE, None, None,
@@ -677,7 +677,7 @@ class ShardSummaries:
             if each.loaded:
                 found.append(await self._local(each))
             else:
-                missing[each.log.shard] = each.told or LOADING
+                missing[each.log.shard] = each.public_trouble or LOADING
         found.sort(key=lambda each: each.shard)
         missing = dict.fromkeys(missing_shards(found), LOADING) | missing
         return Listed(found, missing, self._moments.facts.now)
@@ -754,7 +754,7 @@ class ShardSummaries:
             try:
                 await self.look()
             except StoreError as error:
-                count = self._repeats.say("write", self._monotonic())
+                count = self._repeats.due("write", self._monotonic())
                 if count is not None:
                     _logger.warning("other processes load shards for lists: %s%s", error, left_out(count))
             except Exception:  # without this task, every list would walk the lanes

@@ -20,7 +20,7 @@ from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.answers import ReaderPlaces
 from weft.cloud_hub.api.records import NUMBER_MAX, SOON, Helping, ShardsView
 from weft.cloud_hub.api.views import Search, View
-from weft.cloud_hub.shard.sequencer import told_to_others
+from weft.cloud_hub.shard.sequencer import public_reason
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
@@ -35,7 +35,8 @@ from weft.storage.table.actions import TableError
 # The two forms of events of a tail: server-sent events, and messages of a WebSocket.
 
 WRITE_S = 10.0
-"""Longest time that a reader may take to read an event: slower ones are disconnected, and go on from their position."""
+"""Longest time that a reader may take to read an event: slower ones are disconnected, and continue from their
+position."""
 CLIENT_BYTES_MAX = 1024
 """Longest message of a client, which has nothing to say."""
 HEARTBEAT_S = 30.0
@@ -66,7 +67,7 @@ class TailWriter(Protocol):
 
 
 class SentEvents:
-    """Server-sent events: the position is the identifier at which a browser goes on."""
+    """Server-sent events: the position is the identifier at which a browser continues."""
 
     def __init__(self) -> None:
         self._stream = web.StreamResponse(
@@ -233,8 +234,8 @@ class TailReads:
             )  # fmt: skip
             return SharedRead(helping, end)
 
-        # Named by its place alone: who comes to it gets the same records and goes on at the same place, so readers that
-        # begin anywhere soon stand together. Each filters what was read.
+        # Named by its place alone: who comes to it gets the same records and continues at the same place, so readers
+        # that begin anywhere soon share one entry. Each filters what was read.
         return await self._share(self._reads, (key, state.shard, at, chunk), read, READ_AGE_S)
 
     async def _share(
@@ -320,7 +321,7 @@ class StreamTails:
         return self._places.owners.total()
 
     def close(self) -> None:
-        """End all tails: readers go on at another process."""
+        """End all tails: readers continue at another process."""
         self._ending.set()
 
     async def get(self, request: web.Request) -> web.StreamResponse:
@@ -381,7 +382,7 @@ class Tail:
             except CollectedPast as error:
                 return {"error": str(error), "advice": SOON, "position": self._text}
             except (StoreError, NotFound, CodecError, TableError) as error:
-                return {"error": told_to_others(error), "advice": SOON, "position": self._text}
+                return {"error": public_reason(error), "advice": SOON, "position": self._text}
             is_due = now() - said_at >= BEAT_S
             if found or (is_due and said != self._text):
                 said, said_at = self._text, now()
@@ -410,7 +411,7 @@ class Tail:
             self._last = state.shard
             if helping.next_chunk is not None:
                 self._chunks[state.shard] = helping.next_chunk
-            # Without a chunk to go on from, retention or an erasure has removed what was there.
+            # Without a chunk to continue from, retention or an erasure has removed what was there.
             is_gone = helping.next_chunk is None and helping.next_offset == at
             self._position[state.shard] = end if is_gone else helping.next_offset
             return [{"shard": state.shard, **each} for each in helping.records if self._wanted.takes(each)]

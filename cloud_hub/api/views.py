@@ -367,7 +367,7 @@ def completeness_view(lane: Lane, held: LaneState, shard: int, *, peers: bool = 
         peers: whether ABSENT gaps, which another cluster's records may fill, hold the lane back.
     """
     newest = held.newest_mark
-    told = max(held.ranges.end, newest.seq if newest else 0)
+    known_end = max(held.ranges.end, newest.seq if newest else 0)
     return {
         **_who(lane, shard),
         "complete_up_to": moment(held.whole_up_to if peers else held.complete_up_to),
@@ -377,7 +377,7 @@ def completeness_view(lane: Lane, held: LaneState, shard: int, *, peers: bool = 
         "open_gap": open_gap_view(open_gap(lane, held, peers=peers)),
         "last_word": _mark(held.last_word),
         "retired": _retired(held),
-        "holes": _ranges(held.ranges.missing(0, told)),
+        "holes": _ranges(held.ranges.missing(0, known_end)),
     }
 
 
@@ -716,7 +716,7 @@ class Search:
         self.chunks_left = CHUNKS_READ_MAX
         self.looks_left = LOOKS_MAX
 
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Count a chunk without a result. Return whether the search may continue."""
         self.left -= 1
         return self.left > 0

@@ -154,8 +154,8 @@ def _headers(record: DownRecord) -> HeaderPairs:
     if isinstance(record, Settled):
         reason = ((REASON, record.reason),) if record.reason else ()
         return ((NUMBER, record.number), (ACCEPTED, record.accepted), (OUTCOME, record.outcome), *reason)
-    told = [(name, value) for name, value in ((KEY, record.key), (BY, record.by)) if value]
-    return ((NUMBER, record.number), (EXPIRES, record.expires), (QOS, record.qos), *told)
+    headers = [(name, value) for name, value in ((KEY, record.key), (BY, record.by)) if value]
+    return ((NUMBER, record.number), (EXPIRES, record.expires), (QOS, record.qos), *headers)
 
 
 def decode(entry: SectionEntry) -> Iterator[tuple[int, DownRecord | None]]:
@@ -324,7 +324,7 @@ class EdgeQueue:
             self._shared.keys.forget(tenant, key)
 
     def close(self) -> None:
-        """Count no more. Messages that are being written go on; the lane's next queue has them."""
+        """Count no more. Messages that are being written continue; the lane's next queue has them."""
         self._grow(-self.bytes)
         self._is_closed = True
 

@@ -320,21 +320,21 @@ class ShardDown:
             if held is None or held[1].accepted != each.accepted or each.number in queue.settling:
                 continue
             queue.settling.add(each.number)
-            told = Settled(each.number, each.accepted, 0, held[1].topic, outcome_name(each.outcome), each.reason)
+            settled = Settled(each.number, each.accepted, 0, held[1].topic, outcome_name(each.outcome), each.reason)
             if lane not in self._outcomes:
                 self._outcomes[lane] = []
                 self._run(self._write_outcomes(lane))
-            self._outcomes[lane].append(told)
+            self._outcomes[lane].append(settled)
 
     async def _write_outcomes(self, lane: Lane) -> None:
         try:
             writer, queue = await self._opened(lane)
-            told = [each for each in self._outcomes.pop(lane, []) if queue.waits(each.number, each.accepted)]
-            if not told:
+            outcomes = [each for each in self._outcomes.pop(lane, []) if queue.waits(each.number, each.accepted)]
+            if not outcomes:
                 return
-            queue.settling.update(each.number for each in told)
-            times = [queue.now(self._wall_clock()) for _ in told]
-            records = [each._replace(time=time) for each, time in zip(told, times, strict=True)]
+            queue.settling.update(each.number for each in outcomes)
+            times = [queue.now(self._wall_clock()) for _ in outcomes]
+            records = [each._replace(time=time) for each, time in zip(outcomes, times, strict=True)]
             end = writer.next_seq + len(records)
             await writer.append(records, queue.position(end, queue.now(self._wall_clock())))
         except (CannotWrite, WriterLost, *_READ_ERRORS) as error:
@@ -551,10 +551,10 @@ class LinkDown:
         if chosen:
             self._tell(Messages(chosen))
 
-    def outcomes(self, told: Sequence[MessageOutcome]) -> None:
+    def outcomes(self, outcomes: Sequence[MessageOutcome]) -> None:
         """Take the edge's word on messages. Those that were not sent on this link are passed over."""
         queue, final = self._queue, list[MessageOutcome]()
-        for each in told:
+        for each in outcomes:
             if queue is None or each.number not in self._sent:
                 continue
             if each.outcome == OutcomeKind.WAITING:
@@ -574,7 +574,7 @@ class LinkDown:
 
 class OpeningDown:
     """The messages of one link from the edge's DOWN_OPEN on. While the edge's shard is not loaded they wait, and the
-    link goes on without: other lanes of a relay are in other shards.
+    link continues without: other lanes of a relay are in other shards.
 
     Args:
         attach: begins to send messages; raises ``CannotWrite`` while the shard is not loaded.
@@ -593,15 +593,15 @@ class OpeningDown:
                 return
             except CannotWrite:
                 pass  # the shard itself logs why, once for all its edges
-            except Exception:  # the link can go on
+            except Exception:  # the link can continue
                 logger.exception("messages to an edge wait")
             await asyncio.sleep(wait)
             wait = min(2 * wait, RETRY_S_MAX)
 
-    def outcomes(self, told: Sequence[MessageOutcome]) -> None:
+    def outcomes(self, outcomes: Sequence[MessageOutcome]) -> None:
         """Take the edge's word on messages."""
         if self._link is not None:
-            self._link.outcomes(told)
+            self._link.outcomes(outcomes)
 
     def close(self) -> None:
         """Note that the link has ended."""
@@ -663,7 +663,7 @@ class HubDown:
 
     def _part(self, sequencer: Sequencer) -> ShardDown:
         if not sequencer.loaded:
-            raise CannotWrite(f"shard {sequencer.log.shard} cannot be loaded: {sequencer.told}")
+            raise CannotWrite(f"shard {sequencer.log.shard} cannot be loaded: {sequencer.public_trouble}")
         found = self._of.get(sequencer)
         if found is None:
             for gone in [each for each in self._of if not each.is_running]:

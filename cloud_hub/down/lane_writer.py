@@ -104,7 +104,9 @@ class LaneWriter(Generic[RecordT]):
                 return
             sequencer = self._sequencer
             if not sequencer.loaded or sequencer.is_unavailable or not sequencer.is_running:
-                raise CannotWrite(f"shard {sequencer.log.shard} is not available: {sequencer.told or 'it is loaded'}")
+                raise CannotWrite(
+                    f"shard {sequencer.log.shard} is not available: {sequencer.public_trouble or 'it is loaded'}"
+                )
             if (full := sequencer.no_room(self._lane, [])) is not None:
                 raise CannotWrite(f"{full.reason}; see {full.setting}")
             held = sequencer.state.lanes.get(self._lane, NOTHING)
@@ -120,7 +122,7 @@ class LaneWriter(Generic[RecordT]):
                 raise WriterLost(refusal.message) from refusal
             except TimeoutError:
                 sequencer.leave(session)
-                raise CannotWrite(f"shard {sequencer.log.shard} does not write: {sequencer.told}") from None
+                raise CannotWrite(f"shard {sequencer.log.shard} does not write: {sequencer.public_trouble}") from None
             self._session, self._next = session, ranges.end
             self._leave_later()
 
@@ -255,7 +257,7 @@ class ActsStream:
                 await self._copy()
                 self._repeats.clear()
             except (CannotWrite, WriterLost, StoreError, UnsupportedVersion) as error:
-                count, wait = self._repeats.say(str(error), now()), RETRY_S
+                count, wait = self._repeats.due(str(error), now()), RETRY_S
                 if count is not None:
                     _logger.warning("acts wait to be copied into their stream: %s%s", error, left_out(count))
             except Exception:  # without this task, the stream would end
@@ -271,7 +273,7 @@ class ActsStream:
             return
         sequencer = await self._shards.get(shard)
         if not sequencer.loaded:
-            raise CannotWrite(f"shard {shard} cannot be loaded: {sequencer.told}")
+            raise CannotWrite(f"shard {shard} cannot be loaded: {sequencer.public_trouble}")
         if sequencer.state.lanes.get(self.lane, NOTHING).ranges.end >= self._declared.position:
             return
         writer = self._writer_of(sequencer)

@@ -24,7 +24,7 @@ from weft.cloud_hub.down.edge_queue import EXPIRY_NS_MAX, Draft, KeyConflict, Qu
 from weft.cloud_hub.down.hub_down import HubDown, OutcomeUnknown, UnknownEdge
 from weft.cloud_hub.down.lane_writer import CannotWrite
 from weft.cloud_hub.shard.lane_session import DOWN_STREAM
-from weft.cloud_hub.shard.sequencer import told_to_others
+from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, NodeName, valid_name
@@ -240,7 +240,7 @@ class Messages:
             raise ApiError(404, str(error), "list groups with `weft hub group list`") from None
         # Edges of a pattern are known from their shards: some of a shard that is not loaded may be left out.
         missing = [
-            {"shard": each.log.shard, "trouble": each.told or "it is being loaded"}
+            {"shard": each.log.shard, "trouble": each.public_trouble or "it is being loaded"}
             for each in shards
             if not each.loaded
         ]
@@ -316,7 +316,7 @@ async def _answered(work: Callable[[], Awaitable[Any]]) -> Any:
     except CannotWrite as error:
         raise ApiError(503, str(error), _NOTHING_STORED) from error
     except (StoreError, NotFound, CodecError, CollectedPast) as error:
-        raise ApiError(503, f"the log cannot be read: {told_to_others(error)}", _NOTHING_STORED) from error
+        raise ApiError(503, f"the log cannot be read: {public_reason(error)}", _NOTHING_STORED) from error
 
 
 def _name(message: Waiting | Remembered) -> View:

@@ -180,19 +180,19 @@ class HubLinkLog:
             self._differs(edge, peer, clock_off)
         known = self._edge(edge)
         known.links += 1
-        told = known.state.up(self._monotonic())
-        if told is None:
+        change = known.state.up(self._monotonic())
+        if change is None:
             return
-        after = f", after {approximate_duration(told.away_s)} away" if told.again or told.failures else ""
-        if told.failures:
-            after += f", refused {told.failures:,} times" if told.failures > 1 else ", refused once"
+        after = f", after {approximate_duration(change.away_s)} away" if change.again or change.failures else ""
+        if change.failures:
+            after += f", refused {change.failures:,} times" if change.failures > 1 else ", refused once"
         logger.info(
             "edge %s at %s: connected%s, log %s, %s%s",
-            edge, peer, " again" if told.again else "", log_id, software, after,
+            edge, peer, " again" if change.again else "", log_id, software, after,
         )  # fmt: skip
 
     def _differs(self, edge: str, peer: str, clock_off: int) -> None:
-        times = self._clocks.say(edge, self._monotonic())
+        times = self._clocks.due(edge, self._monotonic())
         if times is not None:
             logger.warning(
                 "edge %s at %s: its clock, which a time source keeps right, is %s this node's. One of them is wrong%s",
@@ -214,35 +214,35 @@ class HubLinkLog:
         known = self._edge(edge)
         known.links = max(0, known.links - 1)
         if known.links:
-            self._say_replaced(edge, peer, reason)
+            self._log_replaced(edge, peer, reason)
             return
-        told = known.state.down(reason, self._monotonic())
-        if told is not None:
+        change = known.state.down(reason, self._monotonic())
+        if change is not None:
             logger.warning(
                 "edge %s at %s: disconnected after %s: %s%s",
-                edge, peer, approximate_duration(told.since_s), reason, left_out(told.left_out),
+                edge, peer, approximate_duration(change.since_s), reason, left_out(change.left_out),
             )  # fmt: skip
 
     def refused(self, edge: str, peer: str, reason: str) -> None:
         """Log the refusal of a link after the edge has sent its name."""
         known = self._edge(edge)
         if known.links:
-            self._say_replaced(edge, peer, reason)
+            self._log_replaced(edge, peer, reason)
             return
-        told = known.state.down(reason, self._monotonic())
-        if told is not None:
-            logger.warning("edge %s at %s: %s%s", edge, peer, reason, left_out(told.left_out))
+        change = known.state.down(reason, self._monotonic())
+        if change is not None:
+            logger.warning("edge %s at %s: %s%s", edge, peer, reason, left_out(change.left_out))
 
     def turned_away(self, peer: str, reason: str) -> None:
         """Log the failure of a request for a link before the edge has sent its name."""
-        count = self._strangers.say(f"{peer} {reason}", self._monotonic())
+        count = self._strangers.due(f"{peer} {reason}", self._monotonic())
         if count is not None:
             logger.warning("a link from %s: %s%s", peer, reason, left_out(count))
 
-    def _say_replaced(self, edge: str, peer: str, reason: str) -> None:
+    def _log_replaced(self, edge: str, peer: str, reason: str) -> None:
         # Two nodes with one identity do this in turns; an edge that connects again after a network failure does it
         # once.
-        count = self._strangers.say(f"{edge} at {peer}", self._monotonic())
+        count = self._strangers.due(f"{edge} at {peer}", self._monotonic())
         if count is not None:
             logger.warning(
                 "edge %s at %s: %s (another link of this edge is open%s)", edge, peer, reason, left_out(count)
@@ -416,13 +416,13 @@ def check_shard(sequencer: Sequencer, shard: int, lane: Lane) -> None:
     if not sequencer.loaded:
         raise LinkRefused(
             RefuseCode.UNAVAILABLE,
-            f"shard {shard}, where lane {lane} belongs, cannot be loaded: {sequencer.told}",
+            f"shard {shard}, where lane {lane} belongs, cannot be loaded: {sequencer.public_trouble}",
             "nothing is lost, and the edge connects again by itself; `weft hub status` names the object",
         )
     if sequencer.is_unavailable:
         raise LinkRefused(
             RefuseCode.UNAVAILABLE,
-            f"shard {shard} of this hub node has trouble with its store: {sequencer.told}",
+            f"shard {shard} of this hub node has trouble with its store: {sequencer.public_trouble}",
             "nothing is lost, and the edge tries the hub's other nodes; the hub's log says more",
         )
 
@@ -480,7 +480,7 @@ class EdgeLink:
         """Lanes whose shards had no more room after the last of their batches."""
         self._claims: dict[Lane, LaneClaim] = {}
         """Claims of this connection, including those to lanes that were closed since."""
-        self._has_told_of_loss = False
+        self._has_reported_loss = False
         """True after one loss was logged; the status names every lane."""
         self._refusal = ""
         """The last reason for closing a lane."""
@@ -493,7 +493,7 @@ class EdgeLink:
         self._clocks = LinkClocks()
         self.hello: Hello | None = None
         """HELLO of the edge, for status pages."""
-        self.told: EdgeReport | None = None
+        self.last_report: EdgeReport | None = None
         """The edge's last report on this connection, for status pages."""
         self.clock_off: int | None = None
         """Nanoseconds by which the edge's clock was ahead of the hub's in HELLO, if a time source keeps it right."""
@@ -520,7 +520,7 @@ class EdgeLink:
         if (sent_on := redirect(hello, self._shards.place(hello), self._elsewhere)) is not None:
             self._is_sent_on = True
             raise sent_on
-        self._quota.open(hello, link.say)
+        self._quota.open(hello, link.send_frame)
         self.hello = hello
         self.clock_off = hello.clock - self._wall_clock() if hello.is_synchronised else None
         self._link = link
@@ -530,16 +530,16 @@ class EdgeLink:
     def report(self, report: NodeReport) -> None:
         """Keep what the edge says of its disk and its functions, in place of what it said before."""
         if not self.is_region:
-            self.told = EdgeReport(self._wall_clock(), report)
+            self.last_report = EdgeReport(self._wall_clock(), report)
 
     def configure(self, desired: ConfigDesired) -> None:
         """Tell the edge which configuration it is to have."""
-        self._link.say(desired)
+        self._link.send_frame(desired)
 
     def config_state(self, state: ConfigState) -> None:
         """Take what the edge says about its configuration."""
         if self._configs is not None:
-            self._configs.said(self, state)
+            self._configs.take(self, state)
 
     def send_on(self) -> bool:
         """Send the edge of an open link to the owner of its shard, if that is another process by now.
@@ -641,8 +641,8 @@ class EdgeLink:
         said = RangeSet((first, end) for first, end in opened.acknowledged if first < end)
         lost = RangeSet(part for first, end in said for part in held.missing(first, end))
         opened.sequencer.sessions.note_lost(opened.session.lane, lost)
-        if lost and not self._has_told_of_loss and self.hello is not None:
-            self._has_told_of_loss = True
+        if lost and not self._has_reported_loss and self.hello is not None:
+            self._has_reported_loss = True
             self._log.has_lost(_named(self.hello), opened.session.lane.stream, lost.count(), next(iter(lost))[0])
 
     def _close_lane(self, number: int, code: RefuseCode, message: str, advice: str, *, ends_link: bool = False) -> None:
@@ -655,7 +655,7 @@ class EdgeLink:
         """
         taken = self.taken(number) if code is RefuseCode.IDENTITY_CONFLICT else None
         if taken is not None:
-            code, message, advice, ends_link = RefuseCode.CLOSED, taken, "nothing: the other link goes on", False
+            code, message, advice, ends_link = RefuseCode.CLOSED, taken, "nothing: the other link continues", False
         opened = self._take_out(number)
         self._refusal = f"refused: {message}; {advice}"
         ends_link |= code is RefuseCode.IDENTITY_CONFLICT or (opened is not None and opened.session.claim.is_over)
@@ -685,7 +685,7 @@ class EdgeLink:
         opened = self._lanes.get(frame.lane)
         if opened is None:
             return
-        full = opened.sequencer.tell_origins(opened.session, frame.origins)
+        full = opened.sequencer.declare_origins(opened.session, frame.origins)
         if full is not None:
             self._refusals.note(full.setting, full.owner, ADVICE)
             self.close_lane(frame.lane)
@@ -744,7 +744,7 @@ class EdgeLink:
         for number, seq in lanes:
             opened = self._lanes.get(number)
             if opened is not None:
-                opened.session.says_last_word = last
+                opened.session.sends_last_word = last
                 opened.sequencer.put_mark(opened.session, Mark(time, seq))
 
     def last_words(self, time: int, lanes: list[tuple[int, int]]) -> None:
@@ -764,7 +764,7 @@ class EdgeLink:
                 self._down.outcomes(frame.outcomes)
         elif self._messages is not None and self._down is None and self.hello is not None:
             edge = NodeName(self.hello.tenant, self.hello.edge)
-            self._down = self._messages.attach(edge, frame.next, self._link.say)
+            self._down = self._messages.attach(edge, frame.next, self._link.send_frame)
 
     def refused_claims(self) -> list[tuple[ShardLog, dict[Lane, int]]]:
         """Return by shard the edge's claimed epochs that belong to another node, if it was refused for that."""

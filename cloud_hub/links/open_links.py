@@ -126,8 +126,8 @@ class OpenLinks:
         """Return what edges have said of themselves: those that are linked to this process, and those that were."""
         found = {name: left.report for name, left in self._left.items() if left.report is not None}
         for link in self._since:
-            if link.told is not None and (hello := link.hello) is not None:
-                found[NodeName(hello.tenant, hello.edge)] = link.told
+            if link.last_report is not None and (hello := link.hello) is not None:
+                found[NodeName(hello.tenant, hello.edge)] = link.last_report
         return found
 
     def check_room(self, identity: TokenIdentity | None) -> None:
@@ -196,9 +196,9 @@ class OpenLinks:
         if hello is not None and valid_name(hello.tenant) and valid_name(hello.edge):
             edge = NodeName(hello.tenant, hello.edge)
             before = self._left.get(edge)
-            told = link.told or (before.report if before is not None else None)
+            report = link.last_report or (before.report if before is not None else None)
             self._left[edge] = _Left(
-                hello.software[:RELEASE_CHARACTERS_MAX], None if told is None else told.without_functions()
+                hello.software[:RELEASE_CHARACTERS_MAX], None if report is None else report.without_functions()
             )
             self._left.move_to_end(edge)
             if len(self._left) > LEFT_KEPT_MAX:
@@ -342,7 +342,7 @@ class LostLane(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LinkedEdge(msgspec.Struct, frozen=True, array_like=True):
-    """An edge that is linked to a process, or was when it told of lost records or of itself."""
+    """An edge that is linked to a process, or was when it reported lost records or itself."""
 
     tenant: str
     edge: str
@@ -354,7 +354,7 @@ class LinkedEdge(msgspec.Struct, frozen=True, array_like=True):
 
 
 _DECODER = msgspec.msgpack.Decoder(list[LinkedEdge])
-Told = dict[NodeName, LinkedEdge]
+Published = dict[NodeName, LinkedEdge]
 """Entries of an object."""
 
 
@@ -387,7 +387,7 @@ class LinkedEdges:
         self._monotonic = monotonic
         self._node_id, self._key = node_id, hub_keys.linked_key(node_id)
         self._etag: str | None = None
-        self._written: Told | None = None
+        self._written: Published | None = None
         self._looks = 0
         self._known = LinksElsewhere({}, [])
         self._read_at: float | None = None
@@ -421,11 +421,11 @@ class LinkedEdges:
         others = list(self._others())
         for at in range(0, len(others), READS_AT_ONCE):
             part = others[at : at + READS_AT_ONCE]
-            for entry, told in zip(part, await asyncio.gather(*map(self._read_one, part)), strict=True):
-                if told is None:
+            for entry, published in zip(part, await asyncio.gather(*map(self._read_one, part)), strict=True):
+                if published is None:
                     unknown.append(entry.name)
                     continue
-                for each in told:
+                for each in published:
                     name = NodeName(each.tenant, each.edge)
                     lost += [{"tenant": each.tenant, "edge": each.edge, **msgspec.structs.asdict(lane)}
                              for lane in each.lost]  # fmt: skip
@@ -447,7 +447,7 @@ class LinkedEdges:
             try:
                 await self.look()
             except StoreError as error:
-                count = self._repeats.say("write", self._monotonic())
+                count = self._repeats.due("write", self._monotonic())
                 if count is not None:
                     _logger.warning("other processes do not see which edges are linked: %s%s", error, left_out(count))
             except Exception:  # without this task, the edges would seem to be linked for good
@@ -462,11 +462,11 @@ class LinkedEdges:
         """
         if not self._others():
             return
-        told, reports = _told(self._own(), self._lost()), self._reports()
+        published, reports = _published(self._own(), self._lost()), self._reports()
         is_due = self._looks % REPORT_LOOKS == 0 and reports != self._written_reports
-        if told != self._written or is_due or self._looks % REWRITE_LOOKS == 0:
-            await self._write(await asyncio.to_thread(_encode, told, reports))
-            self._written, self._written_reports = told, reports
+        if published != self._written or is_due or self._looks % REWRITE_LOOKS == 0:
+            await self._write(await asyncio.to_thread(_encode, published, reports))
+            self._written, self._written_reports = published, reports
         if self._looks % CLEAN_LOOKS == 0:
             await self._clean()
         self._looks += 1
@@ -490,8 +490,8 @@ class LinkedEdges:
                 await self._store.delete(each.key)
 
 
-def _told(linked: Mapping[NodeName, Linked], lost: Sequence[View]) -> Told:
-    told = {
+def _published(linked: Mapping[NodeName, Linked], lost: Sequence[View]) -> Published:
+    published = {
         name: LinkedEdge(*name, link.since, link.software[:SOFTWARE_CHARACTERS_MAX])
         for name, link in list(linked.items())[:EDGES_MAX]
     }
@@ -500,18 +500,18 @@ def _told(linked: Mapping[NodeName, Linked], lost: Sequence[View]) -> Told:
         of = lanes.setdefault(NodeName(each["tenant"], each["edge"]), [])
         of.append(LostLane(*(each[field] for field in LostLane.__struct_fields__)))
     for name, found in lanes.items():
-        told[name] = msgspec.structs.replace(told.get(name) or LinkedEdge(*name, 0, ""), lost=tuple(found))
-    return told
+        published[name] = msgspec.structs.replace(published.get(name) or LinkedEdge(*name, 0, ""), lost=tuple(found))
+    return published
 
 
-def _encode(told: Told, reports: Mapping[NodeName, EdgeReport]) -> bytes:
+def _encode(published: Published, reports: Mapping[NodeName, EdgeReport]) -> bytes:
     share = FUNCTIONS_BYTES_MAX // max(1, sum(bool(each.report.functions) for each in reports.values()))
-    told = dict(told)
+    published = dict(published)
     for name, report in reports.items():
-        if name in told or len(told) < EDGES_MAX:
-            known = told.get(name) or LinkedEdge(*name, 0, "")
-            told[name] = msgspec.structs.replace(known, report=report.within(share))
-    return zlib.compress(msgspec.msgpack.encode(list(told.values())), 1)
+        if name in published or len(published) < EDGES_MAX:
+            known = published.get(name) or LinkedEdge(*name, 0, "")
+            published[name] = msgspec.structs.replace(known, report=report.within(share))
+    return zlib.compress(msgspec.msgpack.encode(list(published.values())), 1)
 
 
 def _decode(data: bytes) -> list[LinkedEdge]:

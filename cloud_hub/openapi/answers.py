@@ -170,7 +170,7 @@ class EdgeAlarm(msgspec.Struct, frozen=True, kw_only=True):
 class DiskOfEdge(msgspec.Struct, frozen=True, kw_only=True):
     """The disk of an edge, as it last said: its log and the budget, not the file system."""
 
-    told: Moment
+    reported: Moment
     """Time at which it said so. Reports come with changes, at most each 30 s."""
     used_bytes: Count
     budget_bytes: Count
@@ -179,8 +179,8 @@ class DiskOfEdge(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_second: Count | None
     """Growth of the log in the hour before; null if that was not known yet."""
     outage_seconds_left: Count | None
-    """Time for which the free bytes last at that rate, from `told` on: 0 when the log is full or has stopped, null when
-    nothing came in or the rate was not known yet."""
+    """Time for which the free bytes last at that rate, from `reported` on: 0 when the log is full or has stopped, null
+    when nothing came in or the rate was not known yet."""
 
 
 class FunctionOfEdge(msgspec.Struct, frozen=True, kw_only=True):
@@ -598,7 +598,7 @@ class TableOfStream(msgspec.Struct, frozen=True):
     removed_until: Moment | UnsetType | None = UNSET
     """Time at which the hub received the newest row that retention removed; null if it removed none."""
     kind: Literal["all", "latest"] | UnsetType = UNSET
-    """`all` for the table of all rows, `latest` for a latest table that stands instead of it."""
+    """`all` for the table of all rows, `latest` for a latest table that replaces it."""
     files: Count | UnsetType | None = UNSET
     """Files of the table of all rows, as of the last look for small ones; null: unknown."""
     bytes: Count | UnsetType | None = UNSET
@@ -743,7 +743,7 @@ class SkippedOffsets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletenessAnswer(Listing, frozen=True, kw_only=True):
-    """Moment up to which a stream is complete, of which lanes that is said, and what stands in the way."""
+    """Moment up to which a stream is complete, of which lanes that is said, and what prevents a later one."""
 
     tenant: str
     stream: str
@@ -795,17 +795,17 @@ class RecordOfStream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordsAnswer(OfShards, frozen=True, kw_only=True):
-    """Records in the order of their offsets, shard by shard, and where to go on."""
+    """Records in the order of their offsets, shard by shard, and where to continue."""
 
     tenant: str
     stream: str
     records: list[RecordOfStream]
     next_offset: dict[str, int]
-    """Shard -> `offset` to go on with."""
+    """Shard -> `offset` to continue with."""
     next_chunk: dict[str, int]
-    """Shard -> `chunk` to go on from, where the shard had more than one request reads."""
+    """Shard -> `chunk` to continue from, where the shard had more than one request reads."""
     next_shard: Count | UnsetType = UNSET
-    """`from_shard` to go on with, when the request had no room for the shards from this one on."""
+    """`from_shard` to continue with, when the request had no room for the shards from this one on."""
     removed_until: Moment | UnsetType = UNSET
     """Time at which the hub received the newest row that retention removed."""
     only_latest: Literal[True] | UnsetType = UNSET
@@ -821,7 +821,7 @@ class RowsAnswer(msgspec.Struct, frozen=True):
     Bytes that are no text are under the name of the column and `_base64`.
     """
     next_offset: Count | None
-    """`offset` to go on with. Null while the search for the first row goes on."""
+    """`offset` to continue with. Null while the search for the first row continues."""
     next_chunk: Count | None
     end_offset: Count
 
@@ -859,7 +859,7 @@ class TailEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     records: list[RecordOfStream] = []
     position: str
-    """Position behind the event, to go on with."""
+    """Position behind the event, to continue with."""
     error: str | UnsetType = UNSET
     """Reason of the end. It is the last event."""
     advice: str | UnsetType = UNSET

@@ -191,7 +191,7 @@ def _limit(of: str, most: int = PAGE_MAX, default: int = PAGE_DEFAULT, least: in
 def _after(pattern: str | None = None) -> Parameter:
     schema: Any = str if pattern is None else Annotated[str, Meta(pattern=pattern)]
     return Parameter(
-        "after", schema, "`next_after` of the answer before, to go on behind it.",
+        "after", schema, "`next_after` of the answer before, to continue after it.",
         advice="take it from next_after of the answer before",
     )  # fmt: skip
 
@@ -337,8 +337,8 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
         errors=_OF_STREAM | {410}, content_type=ARROW, as_json=RowsAnswer,
         headers={
-            "Weft-Next-Offset": "`offset` to go on with. Absent when the search for the first row goes on.",
-            "Weft-Next-Chunk": "`chunk` to go on with.",
+            "Weft-Next-Offset": "`offset` to continue with. Absent while the search for the first row continues.",
+            "Weft-Next-Chunk": "`chunk` to continue with.",
             "Weft-End-Offset": "End of the shard when the request came.",
         },
     ),
@@ -352,7 +352,7 @@ OPERATIONS: tuple[Operation, ...] = (
             Parameter("seq", _Number, "Number of the record in its lane.", beside=("offset", "shard")),
             Parameter("shard", _Shard, "Shard of `offset`, instead of edge, log and seq."),
             Parameter("offset", _Number, "Offset of the record. Needs `shard`."),
-            Parameter("chunk", _Number, "`next_chunk` of the answer before, to go on with the search."),
+            Parameter("chunk", _Number, "`next_chunk` of the answer before, to continue with the search."),
             Parameter("from_shard", _Shard, "`next_shard` of the answer before.", beside=("offset", "shard")),
         ),
         errors=_OF_STREAM | {410},
@@ -459,7 +459,7 @@ OPERATIONS: tuple[Operation, ...] = (
         (Scope.GRANTED,), errors=_OF_CHANGES | {429}, body=Split,
     ),
     Operation(
-        "pause_region", "put", REGION, "Have the records for a region wait, or go on.", RegionOrderAnswer,
+        "pause_region", "put", REGION, "Have the records for a region wait, or continue.", RegionOrderAnswer,
         (Scope.GRANTED,), errors=_OF_CHANGES | {404}, body=RegionOrder,
         parameters=(
             Parameter("region", str, "Its name in the configuration.", "path", required=True,

@@ -187,7 +187,7 @@ class TableOfNode(msgspec.Struct, frozen=True):
     process: str | UnsetType | None = UNSET
     """Name of the hub process that makes the table; null: unknown, or a pipeline makes it."""
     kind: Literal["all", "latest"] | UnsetType = UNSET
-    """`latest` if a latest table stands instead of the table of all rows."""
+    """`latest` if a latest table replaces the table of all rows."""
     files: Count | UnsetType | None = UNSET
     """Files of the table of all rows, as of the last look for small ones; null: unknown."""
     bytes: Count | UnsetType | None = UNSET
@@ -212,7 +212,7 @@ class LatestOfNode(msgspec.Struct, frozen=True):
     error: str | None
     """Error of the last round."""
     instead: bool
-    """True if it stands instead of the table of all rows."""
+    """True if it replaces the table of all rows."""
     gone: Count
     """Records that it could not take: they left the log before, and no table of all rows has them."""
 

@@ -103,7 +103,7 @@ class RegionBudget(BudgetCount):
         assert settings.budget is not None, "the caller has seen it"
         self.name, self.rule = name, settings.budget
         self.version = 0
-        """Raised when links that waited may go on."""
+        """Raised when links that waited may continue."""
         self._store, self._settings, self._links, self._holds = store, settings, links, holds
         self._wall_clock = wall_clock
         self._part_max = max(1, self.rule.size // PARTS)
@@ -239,7 +239,7 @@ class RegionBudget(BudgetCount):
         self._trouble = trouble
         if not trouble:
             self._repeats.clear()
-        elif (count := self._repeats.say(trouble, self._wall_clock() / 1e9)) is not None:
+        elif (count := self._repeats.due(trouble, self._wall_clock() / 1e9)) is not None:
             _logger.warning("the budget of region %s: %s%s", self.name, trouble, left_out(count))
 
     def samples(self) -> list[Sample]:

@@ -91,7 +91,7 @@ _COLUMNS = (
 
 
 class HistoryError(Exception):
-    """The error that ended a transfer, with advice. What was acknowledged stays, and the next run goes on."""
+    """The error that ended a transfer, with advice. What was acknowledged stays, and the next run continues."""
 
 
 @dataclass

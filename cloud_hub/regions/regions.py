@@ -59,7 +59,7 @@ STREAMS_MAX = 16
 
 
 class RegionLink:
-    """One link. It runs until it is cancelled, and goes on at any process where it stopped.
+    """One link. It runs until it is cancelled, and continues at any process where it stopped.
 
     Args:
         name: name of the region.
@@ -198,7 +198,7 @@ class RegionLink:
                     await self._control.pause(paused)
                 if self._budget is not None and self._budget.version != self._budget_version:
                     self._budget_version = self._budget.version
-                    self._control.adopt(self._control.policy.rules)  # data that waited goes on
+                    self._control.adopt(self._control.policy.rules)  # data that waited continues
                 is_behind = await source.fill()
                 await self._write(source)
                 self._note("")
@@ -217,7 +217,7 @@ class RegionLink:
             return
         if trouble != self._trouble:
             self._trouble, self._trouble_at = trouble, self._clock.now()
-        count = self._repeats.say(trouble, self._monotonic())
+        count = self._repeats.due(trouble, self._monotonic())
         if count is not None:
             _logger.warning("shard %d to region %s: %s%s", self.shard, self.name, trouble, left_out(count))
 
@@ -570,7 +570,7 @@ class RegionRequests:
         return json_answer({"regions": self._views, "configured": configured})
 
     async def _put(self, request: web.Request) -> web.Response:
-        """Declare that the records for a region wait, or go on. Answered when that is durable."""
+        """Declare that the records for a region wait, or continue. Answered when that is durable."""
         wanted = await self._changes.body(request, Right.NODES, RegionOrder, "an order to a region's links")
         instead = f"weft hub region {'pause' if wanted.paused else 'resume'}"
         author = self._changes.author(request, Right.NODES, wanted.reason, instead=instead)

@@ -57,9 +57,9 @@ class RelayedLane:
         self.mark: Mark | None = None
         """Newest mark in the log so far."""
         self.safe = RangeSet()
-        """Numbers that the region has acknowledged, as records or as gaps that this link told it of."""
-        self.told = RangeSet()
-        """Those that the link told it of as gaps, since the lane has its number."""
+        """Numbers that the region has acknowledged, as records or as gaps that this link reported."""
+        self.reported = RangeSet()
+        """Those that the link reported as gaps, since the lane has its number."""
         self.offered: OfferedLane | None = None
         """None while it is not open on the link."""
         self.idle_since = 0.0
@@ -88,7 +88,7 @@ class RelayedLane:
         self.held.add(first, end)
         self.end = max(self.end, end)
         insort(self.pieces, Piece(first, end, n))
-        return bool(self.told.within(first, end))
+        return bool(self.reported.within(first, end))
 
     def add_gap(self, gap: GapRange, n: int) -> None:
         """Add a gap notice of chunk ``n``."""
@@ -136,7 +136,7 @@ class RelayedLane:
 
     def renew(self, number: int) -> None:
         """Give the lane another number on the link, under which the region says what it holds."""
-        self.number, self.safe, self.told = number, RangeSet(), RangeSet()
+        self.number, self.safe, self.reported = number, RangeSet(), RangeSet()
 
     def explain(self, origins: Mapping[int, Origin], clocks: Mapping[int, Clock]) -> None:
         """Note what the batches of a chunk refer to."""
@@ -212,7 +212,7 @@ class WindowChunk:
             yield Lane(update.tenant, update.edge, update.log_id, update.stream)
 
 
-# Lanes that the other region refuses: each waits by itself, and the others go on.
+# Lanes that the other region refuses: each waits by itself, and the others continue.
 
 LANES_MAX = 1024
 """Maximum number of lanes that wait by themselves. The window waits for one more."""
@@ -299,7 +299,7 @@ class RefusedLanes:
         ]
         if len(self._lanes) > NAMED_MAX:
             named.append(f"{len(self._lanes) - NAMED_MAX} more")
-        return f"lanes that the region refuses wait, and the others go on: {'. '.join(named)}"
+        return f"lanes that the region refuses wait, and the others continue: {'. '.join(named)}"
 
     # -- what the region answers
 
@@ -435,7 +435,7 @@ class RegionSource:
     It holds a bounded window of chunks, in the order of the log, and offers the lanes that occur there. The position
     follows the region's acknowledgements and never passes one that is missing.
 
-    A lane that the region refuses waits by itself: the window goes on, and the position stays. The lane is offered
+    A lane that the region refuses waits by itself: the window continues, and the position stays. The lane is offered
     again after a while, with nothing. Once the region takes it, the window goes back to the position, so that its
     records come in order. Between two such ways back it reaches the end of the log: others come even if the region
     takes a lane and closes it at its records, again and again.
@@ -477,7 +477,7 @@ class RegionSource:
         """The offers of the lanes that wait."""
         self._offered: list[OfferedLane] | None = None
         self._offers_changed = False
-        """True until the listeners have been told that open lanes are offered otherwise."""
+        """True until the listeners know that open lanes are offered otherwise."""
         self._last_number = 0
         self._listeners: list[Callable[[Collection[int] | None], None]] = []
         self.moved = asyncio.Event()
@@ -601,7 +601,7 @@ class RegionSource:
         return self._next > before
 
     def _lose(self, end: int) -> None:
-        """Go on behind chunks that were collected."""
+        """Continue after chunks that were collected."""
         while self._chunks and self._chunks[0].n < end:
             chunk = self._chunks[0]
             if not chunk.is_done():
@@ -614,7 +614,7 @@ class RegionSource:
             self._next = end
         for lane in list(self._lanes.values()):
             self._forget(lane)
-        self._tell(None)
+        self._report(None)
 
     async def _take(self, chunk: Chunk) -> None:
         """Add the next chunk to the window."""
@@ -645,7 +645,7 @@ class RegionSource:
         self._chunks.append(taken)
         self._ends.update((key, section.base_offset + section.count) for key, section in sections.items())
         self._bytes, self._weight, self._next = self._bytes + taken.bytes, self._weight + taken.weight, n + 1
-        self._tell(touched)
+        self._report(touched)
 
     async def _left(self, lane: Lane) -> LaneState | None:
         """Return the last state of a lane that left the shard's state; None for any other."""
@@ -741,7 +741,7 @@ class RegionSource:
             changed = True
         if changed:
             self._offered = None
-            self._tell(None)
+            self._report(None)
 
     def _close_one(self, until: float) -> bool:
         """Close the lane that was idle for longest. Return False if none was for long enough."""
@@ -769,7 +769,7 @@ class RegionSource:
             lane.offered = self._offered = None
             self._advance()
             self.moved.set()
-            self._tell(None)
+            self._report(None)
 
     def _offer_refused(self) -> None:
         for lane, offer in self._refused.due(self._now()):
@@ -788,7 +788,7 @@ class RegionSource:
         for lane in list(self._lanes.values()):
             lane.empty()
             self._forget(lane)
-        self._tell(None)
+        self._report(None)
 
     # -- the link's side
 
@@ -808,7 +808,7 @@ class RegionSource:
             return LaneSnapshot(RangeSet(), 0, [], None)
         gaps = lane.missing()
         for gap in gaps:
-            lane.told.add(gap.first, gap.end)
+            lane.reported.add(gap.first, gap.end)
         return LaneSnapshot(lane.held.copy(), lane.end, gaps, self._mark(lane))
 
     def _mark(self, lane: RelayedLane) -> Mark | None:
@@ -915,14 +915,14 @@ class RegionSource:
         before = self.position
         self._advance()
         if self.position != before:
-            self._tell({lane})
+            self._report({lane})
 
     def listen(self, callback: Callable[[Collection[int] | None], None]) -> Callable[[], None]:
         """Call ``callback`` when lanes have changed; None for any lane, or the set of them."""
         self._listeners.append(callback)
         return lambda: self._listeners.remove(callback)
 
-    def _tell(self, lanes: Collection[int] | None) -> None:
+    def _report(self, lanes: Collection[int] | None) -> None:
         for listener in list(self._listeners):
             listener(lanes)
 

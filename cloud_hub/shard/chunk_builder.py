@@ -50,7 +50,19 @@ _LAST_WORD, _SYNCED = int(LaneFlag.LAST_WORD), ClockState.SYNCED
 class LaneDraft:
     """Additions of the chunk to one lane. Most have only a run of records and a mark, and need no other objects."""
 
-    __slots__ = ("floor", "index", "mark", "named", "origins", "payload", "pieces", "run", "session", "told", "topics")
+    __slots__ = (
+        "declared",
+        "floor",
+        "index",
+        "mark",
+        "named",
+        "origins",
+        "payload",
+        "pieces",
+        "run",
+        "session",
+        "topics",
+    )
 
     def __init__(self, session: LaneSession, index: int) -> None:
         self.session = session
@@ -59,7 +71,7 @@ class LaneDraft:
         """The records, if they are one run that was added at once."""
         self.pieces: RangeSet | None = None
         """The records, if they are not one run."""
-        self.told: LaneState | None = None
+        self.declared: LaneState | None = None
         """Gaps that the chunk adds, in ascending order, independent of the sender's order."""
         self.mark: Mark | None = None
         self.topics: list[str] | None = None
@@ -77,21 +89,21 @@ class LaneDraft:
 
     @property
     def gaps(self) -> list[GapRange]:
-        return list(self.told.gaps) if self.told is not None else []
+        return list(self.declared.gaps) if self.declared is not None else []
 
     def name_origin(self, number: int) -> None:
         """Note that a batch of the lane names an origin."""
         self.named = self.named if self.named is not None else set()
         self.named.add(number)
 
-    def take_origins(self, held: LaneState, tells: bool) -> None:
+    def take_origins(self, held: LaneState, declares: bool) -> None:
         """Choose the chunk's origins: all that its batches name, so that its rows do not depend on later declarations,
-        and with ``tells`` those that are new to the lane."""
-        told = self.session.origins
-        found = by_number(held.new_origins(told.values())) if tells else {}
+        and with ``declares`` those that are new to the lane."""
+        origins = self.session.origins
+        found = by_number(held.new_origins(origins.values())) if declares else {}
         if self.named:
-            known = by_number(held.origins) if not told.keys() >= self.named else {}
-            named = {number: told.get(number) or known.get(number) for number in sorted(self.named)}
+            known = by_number(held.origins) if not origins.keys() >= self.named else {}
+            named = {number: origins.get(number) or known.get(number) for number in sorted(self.named)}
             found = {number: origin for number, origin in named.items() if origin is not None} | found
         self.origins = [found[number] for number in sorted([*found][:ORIGINS_MAX])]
 
@@ -99,7 +111,7 @@ class LaneDraft:
         """Return an upper estimate of the lane's bytes in the footer."""
         tenant, edge, _, stream = self.session.lane
         size = LANE_BYTES + RANGE_BYTES + len(tenant) + len(edge) + len(stream)
-        if self.topics is None and not self.origins and self.pieces is None and self.told is None:
+        if self.topics is None and not self.origins and self.pieces is None and self.declared is None:
             return size
         topics = sum(len(topic.encode()) + 5 for topic in self.topics or ())
         origins = sum(4 * (len(origin.name) + len(origin.version)) + len(origin.hash) + 24 for origin in self.origins)
@@ -108,10 +120,10 @@ class LaneDraft:
     def update(self) -> LaneUpdate:
         """Return the footer's entry of the lane."""
         session, flags = self.session, self.session.flags
-        if self.mark is not None and session.says_last_word:
+        if self.mark is not None and session.sends_last_word:
             flags |= _LAST_WORD
         ranges = [self.run] if self.run is not None else self.ranges
-        gaps = [] if self.told is None else self.gaps
+        gaps = [] if self.declared is None else self.gaps
         return LaneUpdate(
             *session.lane, session.claim.epoch, ranges, gaps, self.mark, self.topics, self.payload, self.origins,
             self.floor, flags,
@@ -219,14 +231,14 @@ class ChunkBuilder:
         """Lanes that have to wait for the next chunk: a later session of theirs must not precede an earlier one."""
         self._substantial = False
 
-    def add(self, session: LaneSession, *, tells_origins: bool = True) -> None:
+    def add(self, session: LaneSession, *, declares_origins: bool = True) -> None:
         """Add the items that the state lacks, as far as the chunk has room.
 
         Several sessions may add to one lane: the items of an older one, then a newer one's epoch. The reverse is not
         possible, nor are two sessions with the same epoch: the second is left out and then fenced by the first.
 
         Args:
-            tells_origins: the state may lack some of the session's origins. Those that batches name are added in any
+            declares_origins: the state may lack some of the session's origins. Those that batches name are added in any
                 case.
         """
         if self._index_bytes >= INDEX_BYTES_MAX:
@@ -235,12 +247,12 @@ class ChunkBuilder:
         tenant, name, _, stream = lane
         key, edge = (tenant, stream), (tenant, name)
         known = self._state.lanes.get(lane)
-        control, tells, is_long, returns = None, False, False, False
+        control, declares, is_long, returns = None, False, False, False
         # Nearly every lane is open, with nothing to declare and no other session in the chunk. The short way may only
         # say yes.
         if (
             known is not None and known.retired is None and claim.granted and not session.is_relay
-            and not tells_origins and not session.clocks.by_boot and not self._left_out and lane not in self._epochs
+            and not declares_origins and not session.clocks.by_boot and not self._left_out and lane not in self._epochs
         ):  # fmt: skip
             held = known
         else:
@@ -251,7 +263,7 @@ class ChunkBuilder:
                 return
             if self._ended is not None and self._ended.is_open(self._state, lane):
                 return  # opened after the look-up of ended lanes, so it may be one of them
-            is_long = ungranted or tells_origins or bool(session.clocks)
+            is_long = ungranted or declares_origins or bool(session.clocks)
             # One edge with many new lanes or long names must not take a chunk's index for itself. The rest comes with
             # the next chunks.
             is_full = self._texts.get(edge, 0) >= TEXTS_PER_EDGE
@@ -260,8 +272,8 @@ class ChunkBuilder:
                 self._left_out.add(lane)
                 return
             held, control = self._held(lane)
-            tells = session.tells(held)
-            is_long |= bool(control and control.body) or (tells and session.topics != held.topics)
+            declares = session.must_declare(held)
+            is_long |= bool(control and control.body) or (declares and session.topics != held.topics)
             if is_full and is_long:
                 self._left_out.add(lane)
                 return
@@ -279,12 +291,12 @@ class ChunkBuilder:
             if newest is None or newest.time < mark.time:
                 draft.mark = mark
         # A relay may know neither any more, and must not take back what another one declared.
-        if tells and session.topics != held.topics and (session.topics or not session.is_relay):
+        if declares and session.topics != held.topics and (session.topics or not session.is_relay):
             draft.topics = session.topics
-        if tells and session.payload != held.payload and (session.payload or not session.is_relay):
+        if declares and session.payload != held.payload and (session.payload or not session.is_relay):
             draft.payload = session.payload
-        if tells_origins or draft.named:
-            draft.take_origins(held, tells_origins)
+        if declares_origins or draft.named:
+            draft.take_origins(held, declares_origins)
         size = draft.index_bytes()
         if session.clocks.by_boot:
             size += CLOCK_BYTES * self._take_clocks(session)
@@ -293,8 +305,10 @@ class ChunkBuilder:
         self._index_bytes += size
         if is_long:
             self._texts[edge] = self._texts.get(edge, 0) + max(size, OPENING_BYTES)
-        told = draft.run is not None or draft.pieces is not None or draft.told is not None or bool(draft.origins)
-        substantial = told or returns or (draft.mark is not None and session.says_last_word)
+        has_news = (
+            draft.run is not None or draft.pieces is not None or draft.declared is not None or bool(draft.origins)
+        )
+        substantial = has_news or returns or (draft.mark is not None and session.sends_last_word)
         if substantial or draft.mark is not None:
             if not session.is_relay:
                 self._epochs[lane] = claim.epoch
@@ -426,14 +440,14 @@ class ChunkBuilder:
         if isinstance(item, GapRange):
             gap = GapRange(first, end, item.reason)
             self._after[lane].add_gaps([gap])
-            draft.told = draft.told or LaneState()
-            draft.told.add_gaps([gap])
+            draft.declared = draft.declared or LaneState()
+            draft.declared.add_gaps([gap])
             return
         self._after[lane].add_records([piece])
         # A gap that the same link sent before its records: the chunk gets only the records, which a footer counts
         # first.
-        if draft.told is not None:
-            draft.told.gaps.remove(first, end)
+        if draft.declared is not None:
+            draft.declared.gaps.remove(first, end)
         draft.pieces = draft.pieces if draft.pieces is not None else RangeSet()
         draft.pieces.add(first, end)
         correction = self._settle_times(draft, item, held, end)
@@ -554,7 +568,7 @@ class Drafting:
     Args:
         builder: makes a builder of the next chunk.
         finish: finishes a builder's chunk.
-        tells_origins: whether the state may lack some of a session's origins.
+        declares_origins: whether the state may lack some of a session's origins.
     """
 
     def __init__(
@@ -562,10 +576,10 @@ class Drafting:
         state: ShardState,
         builder: Callable[[], ChunkBuilder],
         finish: Finish,
-        tells_origins: Callable[[LaneSession], bool],
+        declares_origins: Callable[[LaneSession], bool],
     ) -> None:
         self._state = state
-        self._tells_origins = tells_origins
+        self._declares_origins = declares_origins
         self._builder = builder
         self._finish = finish
 
@@ -596,7 +610,7 @@ class Drafting:
     def _of(self, sessions: Sequence[LaneSession]) -> Drafted | None:
         builder = self._builder()
         for session in sessions:
-            builder.add(session, tells_origins=self._tells_origins(session))
+            builder.add(session, declares_origins=self._declares_origins(session))
         draft = self._finish(builder)
         return None if draft is None else Drafted(draft, fold(self._state, draft.chunk))
 

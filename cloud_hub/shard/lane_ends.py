@@ -171,10 +171,10 @@ def given_up(lane: Lane, held: LaneState) -> LaneUpdate | None:
     """Return the gap notices, with reason OPERATOR, for all records that the edge announced and never sent; None
     without any."""
     newest = held.newest_mark
-    told = max(held.ranges.end, newest.seq if newest else 0)
+    known_end = max(held.ranges.end, newest.seq if newest else 0)
     # Everything below what the lane has spoken of gets a reason, so that completeness has no number that nothing
     # explains.
-    gaps = [GapRange(first, end, int(GapReason.OPERATOR)) for first, end in held.ranges.missing(0, told)]
+    gaps = [GapRange(first, end, int(GapReason.OPERATOR)) for first, end in held.ranges.missing(0, known_end)]
     flags = int(LaneFlag.PARTIAL) if held.partial else 0
     return LaneUpdate(*lane, held.epoch, [], gaps, None, None, flags=flags) if gaps else None
 
@@ -248,7 +248,7 @@ def kept_state(lane: Lane, held: LaneState) -> bytes:
 
 
 def unheard(held: LaneState, restored: int) -> Missing:
-    """Return what is known of a lane that ends: an edge may have gone on after its last word, if that was said before
+    """Return what is known of a lane that ends: an edge may have continued after its last word, if that was said before
     the store was restored to an earlier state.
 
     Args:
@@ -331,8 +331,8 @@ def log_ends(state: ShardState, folded: Folded) -> None:
     for lane, held in folded.lanes.items() if state.retired else ():
         if lane in state.retired and held is not None and held.retired is not None and open_gap(lane, held) is None:
             closed += [lane] if open_gap(lane, state.lanes[lane]) is not None else []
-    for key, told in folded.forgotten.items():
-        logger.warning("shard %d: stream %s/%s was deleted by %s: %s", state.shard, *key, told.by, told.reason)
+    for key, deletion in folded.forgotten.items():
+        logger.warning("shard %d: stream %s/%s was deleted by %s: %s", state.shard, *key, deletion.by, deletion.reason)
     for lane in closed[:LOGGED_MAX]:
         logger.info("lane %s delivered what it had: its open gap is closed", lane)
 
@@ -522,7 +522,7 @@ class LaneKeeper:
         )
 
     async def _plan(self, state: ShardState) -> lane_ends.Ending:
-        """Return the ends of this round. The state may go on meanwhile: only older silence is found then."""
+        """Return the ends of this round. The state may continue meanwhile: only older silence is found then."""
 
         def is_tiered(lane: Lane) -> bool:
             return self._is_tiered(state, lane)

@@ -76,7 +76,7 @@ class ClockNotices:
         """Return whether a notice waits."""
         return bool(self.by_boot)
 
-    def tell(self, clock: ClockUpdate) -> None:
+    def add(self, clock: ClockUpdate) -> None:
         """Add a notice; the latest of a boot counts, and of too many boots the latest ones."""
         self._settled_at = -2
         self.by_boot.pop(clock.boot_id, None)
@@ -194,9 +194,9 @@ class LaneSession:
         "closed",
         "flags",
         "gaps_pending",
+        "gaps_reported",
         "gaps_seen",
-        "gaps_told",
-        "gaps_untold",
+        "gaps_unreported",
         "is_relay",
         "items",
         "known",
@@ -209,7 +209,7 @@ class LaneSession:
         "registered",
         "run_end",
         "run_first",
-        "says_last_word",
+        "sends_last_word",
         "topics",
         "trails",
     )  # fmt: skip
@@ -249,19 +249,19 @@ class LaneSession:
         self.gaps_pending = 0
         """Gap notices among the items."""
         self.mark: Mark | None = None
-        self.says_last_word = False
+        self.sends_last_word = False
         """True when the mark is the edge's last word."""
         self.trails = False
         """True when the mark covers new records, or is the lane's first: it waits less long."""
         self.known = RangeSet()
         """Ranges that the shard held when the session began, or received since: they count the holes that the sender
         leaves."""
-        self.gaps_told = RangeSet()
+        self.gaps_reported = RangeSet()
         """Numbers that the sender itself reported as gaps, and that are accounted for. Gaps from others are never
         acknowledged to it: it may have the records, and would forget them."""
         self.gaps_seen: GapSet | None = None
         """Gaps of the lane at the last search for those that the sender did not report."""
-        self.gaps_untold: list[Range] = []
+        self.gaps_unreported: list[Range] = []
         self.clocks = clocks if clocks is not None else ClockNotices()
         self.opened: asyncio.Future[RangeSet] = asyncio.get_running_loop().create_future()
         self.registered = False
@@ -330,7 +330,7 @@ class LaneSession:
         """Return whether no chunk has made the epoch the lane's yet."""
         return not self.granted and self.opening
 
-    def tells(self, held: LaneState) -> bool:
+    def must_declare(self, held: LaneState) -> bool:
         """Return whether the next chunk with items of the session includes its topics and kind of payloads."""
         # A relay declares them only for an edge from which the hub has never heard.
         return self.ungranted or (self.is_relay and not held.epoch)
@@ -343,7 +343,7 @@ class LaneSession:
     @property
     def urgent(self) -> bool:
         """Return whether more than a mark, which can wait, is pending."""
-        return bool(self.items) or self.opening or (self.says_last_word and self.mark is not None)
+        return bool(self.items) or self.opening or (self.sends_last_word and self.mark is not None)
 
     def settle(self, held: LaneState | None) -> int:
         """Remove the items and the mark that the state accounts for.
@@ -372,7 +372,7 @@ class LaneSession:
             if isinstance(item, GapRange):
                 if not held.accounts_for(item):
                     break
-                self.gaps_told.add(item.first, item.end)
+                self.gaps_reported.add(item.first, item.end)
                 self.gaps_seen = None
                 self.gaps_pending -= 1
             elif not held.holds(*bounds(item)):
@@ -413,10 +413,10 @@ class LaneSession:
         if not held.gaps.items:
             return held.ranges
         if self.gaps_seen is not held.gaps:  # a chunk replaces a state's gaps when it changes them
-            told = self.gaps_told
-            untold = [part for gap in held.gaps for part in told.missing(gap.first, gap.end)]
-            self.gaps_seen, self.gaps_untold = held.gaps, untold
-        return held.ranges.minus(self.gaps_untold) if self.gaps_untold else held.ranges
+            reported = self.gaps_reported
+            unreported = [part for gap in held.gaps for part in reported.missing(gap.first, gap.end)]
+            self.gaps_seen, self.gaps_unreported = held.gaps, unreported
+        return held.ranges.minus(self.gaps_unreported) if self.gaps_unreported else held.ranges
 
     def is_late(self, held: LaneState) -> bool:
         """Return whether the session lost its lane: a higher epoch came, or another session has the same one."""

@@ -409,7 +409,7 @@ class Snapshotter:
 
     async def _write(self, n: int, encode: Callable[[], bytes], lanes: int) -> None:
         try:
-            # A frozen copy, so the shard goes on committing while a large state is encoded.
+            # A frozen copy, so the shard continues committing while a large state is encoded.
             data = encode() if lanes <= LANES_INLINE else await asyncio.to_thread(encode)
             named = await write_snapshot(self._log, n, data, self._random_bits(64))
             self._written += named
@@ -432,7 +432,7 @@ TROUBLE = (StoreError, CodecError)
 """Errors after which the outcome of a store call is unknown. Stores bound their calls in time."""
 
 
-def told_to_others(error: Exception) -> str:
+def public_reason(error: Exception) -> str:
     """Return why something of the store cannot be read, for edges and readers: without folders, and without keys, which
     may name other tenants. The operator's log and status have the store's own words."""
     if isinstance(error, TableError):
@@ -467,7 +467,7 @@ class RetryLoop:
         self._on_long_trouble = on_long_trouble
         self.trouble: str | None = None
         """The last failure, for the operator; None while the store works."""
-        self.told: str | None = None
+        self.public_trouble: str | None = None
         """The same for edges and readers."""
         self.is_long = False
         """True from the first call of ``on_long_trouble`` until the store works again."""
@@ -500,14 +500,14 @@ class RetryLoop:
         An answer does not end earlier trouble: a full disk can still be read.
         """
         # A call inside a longer attempt must not end the trouble of the whole attempt when it alone succeeds.
-        before = self._failures, self.trouble, self.told
+        before = self._failures, self.trouble, self.public_trouble
         while True:
             try:
                 result = await call()
             except TROUBLE as error:
-                await self.wait(str(error) or type(error).__name__, told_to_others(error))
+                await self.wait(str(error) or type(error).__name__, public_reason(error))
                 continue
-            self._failures, self.trouble, self.told = before
+            self._failures, self.trouble, self.public_trouble = before
             return result
 
     def answered(self) -> None:
@@ -516,28 +516,28 @@ class RetryLoop:
         if self.trouble is not None and self._trouble_since is not None:
             away = approximate_duration(self._now() - self._trouble_since)
             logger.info("%s: the store works again, after %s", self._name, away)
-        self.trouble = self.told = self._trouble_since = None
+        self.trouble = self.public_trouble = self._trouble_since = None
         self._failures, self.is_long = 0, False
 
-    async def wait(self, trouble: str, told: str) -> None:
+    async def wait(self, trouble: str, public: str) -> None:
         """Wait for the next attempt.
 
         Args:
             trouble: the failure, for the operator.
-            told: the same for edges and readers.
+            public: the same for edges and readers.
         """
         now = self._now()
         if self.trouble is None:
             self._repeats.clear()
         self._trouble_since = now if self._trouble_since is None else self._trouble_since
-        count = self._repeats.say("trouble", now)
+        count = self._repeats.due("trouble", now)
         if count is not None:
             logger.warning("%s: trying again: %s%s", self._name, trouble, left_out(count))
-        self.trouble, self.told = trouble, told
+        self.trouble, self.public_trouble = trouble, public
         self.retries += 1
         if now - self._trouble_since >= self._patience_s:
             self.is_long = True
-            self._on_long_trouble(told)
+            self._on_long_trouble(public)
         longest = min(self._retry_min_s * 2 ** min(self._failures, 32), self._retry_max_s)
         self._failures += 1
         # Spread out: all shards of all nodes meet the same outage at the same moment.
@@ -586,7 +586,7 @@ class Sequencer:
             f"shard {log.shard}", settings.retry_min_s, settings.retry_max_s, random_bits,
             patience_s=settings.unavailable_after_s, on_long_trouble=partial(self.sessions.send_away, log.shard),
         )  # fmt: skip
-        self._ended, self._room = EndedLanes(log), Room(settings, self.sessions.told)
+        self._ended, self._room = EndedLanes(log), Room(settings, self.sessions.declarations)
         self._guard = WatermarkGuard(log, clock.boot, settings.watermark_validity_s)
         snapshot_after = settings.snapshot_interval_s, settings.snapshot_chunks
         self._snapshots = Snapshotter(log, *snapshot_after, self._now, random_bits)
@@ -613,9 +613,9 @@ class Sequencer:
         return self._retry_loop.trouble
 
     @property
-    def told(self) -> str | None:
+    def public_trouble(self) -> str | None:
         """Return the same for edges and readers, who may be of other tenants."""
-        return self._retry_loop.told
+        return self._retry_loop.public_trouble
 
     @property
     def is_unavailable(self) -> bool:
@@ -688,16 +688,16 @@ class Sequencer:
 
         If the epoch is not higher than the lane's, the session is refused instead (IDENTITY_CONFLICT).
         """
-        self.sessions.told.begins(session, self._state)
+        self.sessions.declarations.begins(session, self._state)
         # Whether another owner came first is judged by the state at the opening; the lane's state changes before the
         # chunk is written.
         session.claim.began_late = session.is_late(self._state.lanes.get(session.lane, NOTHING))
         self.sessions.add(session)
         self.sessions.refuse_moved(self._state, [session.lane])
 
-    def tell_origins(self, session: LaneSession, origins: Sequence[Origin]) -> Full | None:
+    def declare_origins(self, session: LaneSession, origins: Sequence[Origin]) -> Full | None:
         """Add origins of a session's batches. Return the bound that leaves no room for them; None if there is room."""
-        return self._room.tell_origins(session, self._state, origins)
+        return self._room.declare_origins(session, self._state, origins)
 
     def put(self, session: LaneSession, batches: Sequence[tuple[BatchHeader, memoryview]]) -> bool:
         """Accept verified batches, to be acknowledged. Return whether there is room for more (``sessions.room``)."""
@@ -788,7 +788,7 @@ class Sequencer:
         self.sessions.canaries.begin_commit(self._now())
         # A chunk's time can never be taken back, and tables, retention and completeness go by it.
         if self._clock.wrong() is not None:
-            await self._follow()  # nothing is written, and readers go on
+            await self._follow()  # nothing is written, and readers continue
         while True:
             try:
                 while (draft := await self._next_draft()) is not None:
@@ -833,7 +833,7 @@ class Sequencer:
             self._state,
             lambda: ChunkBuilder(self._state, self._settings.chunk_bytes_max, self._level(), self._ended),
             lambda builder: builder.finish(now, self._random_bits(64), marks_due, self.sessions.canaries.wait),
-            self.sessions.told.waits,
+            self.sessions.declarations.waits,
         ).draft(self.sessions)
 
     async def _place(self, drafted: Drafted) -> bool:
@@ -859,7 +859,7 @@ class Sequencer:
         # The log has the word. Writing the next number without looking would make two chunks of the same records.
         own = await self._retry_loop.run(self._read_on)
         if self._state.n < n:
-            await self._retry_loop.wait(f"chunk {n} could not be written: {trouble}", told_to_others(trouble))
+            await self._retry_loop.wait(f"chunk {n} could not be written: {trouble}", public_reason(trouble))
         return own
 
     async def _read_on(self) -> bool:
@@ -879,7 +879,8 @@ class Sequencer:
         attempt = self._attempts.get(chunk.header.nonce)
         if attempt is None:
             self._others.wrote(chunk.header.created, self._state.created)
-        # An operator has decided the conflict; the link of the former owner must not go on as if nothing had happened.
+        # An operator has decided the conflict; the link of the former owner must not continue as if nothing had
+        # happened.
         decided = [lane for lane in self._state.conflicts if (held := folded.lanes.get(lane)) and not held.conflict]
         log_ends(self._state, folded)
         taken_over = folded.new_epochs(self._state.lanes)
@@ -888,7 +889,7 @@ class Sequencer:
         self._attempts.clear()  # this position is decided: no attempt at it can land any more
         for session in attempt.openings if attempt else ():
             session.claim.granted = True
-            self.sessions.told.settle(session, self._state.lanes.get(session.lane))
+            self.sessions.declarations.settle(session, self._state.lanes.get(session.lane))
         for lane in decided:
             self.sessions.end(lane)
         # A lane that another node took over with a higher epoch is ended here at once, before anything of it is

@@ -81,9 +81,9 @@ class PendingDeclarations:
         lane = session.lane
         topics = topic_bytes(new_topics(state, lane, session.topics))
         self._count(session, lanes=int(lane not in state.lanes), topics=topics)
-        self.tells(session, state, session.origins.values())
+        self.count_origins(session, state, session.origins.values())
 
-    def tells(self, session: LaneSession, state: ShardState, origins: Iterable[Origin]) -> None:
+    def count_origins(self, session: LaneSession, state: ShardState, origins: Iterable[Origin]) -> None:
         """Count further origins of a session."""
         before = self._shares.get(session, _Share()).origins
         self._count(session, origins=before + origin_bytes(new_origins(state, session.lane, origins)))
@@ -99,7 +99,7 @@ class PendingDeclarations:
         if share is None or held is None:
             return
         # No later chunk declares this session's topics, so they no longer count beside the state's.
-        if not session.tells(held):
+        if not session.must_declare(held):
             session.topics = held.topics
         topics = 0 if session.topics == held.topics else share.topics
         origins = share.origins if share.origins and held.new_origins(session.origins.values()) else 0
@@ -175,13 +175,13 @@ class Room:
     An edge is refused only because of its own use, and a tenant because of its own, independent of others.
 
     Args:
-        told: declarations of sessions that the state does not have yet.
+        pending: declarations of sessions that the state does not have yet.
     """
 
-    def __init__(self, settings: SequencerSettings, told: PendingDeclarations) -> None:
+    def __init__(self, settings: SequencerSettings, pending: PendingDeclarations) -> None:
         self.gaps = GapBounds(settings)
         self._settings = settings
-        self._told = told
+        self._pending = pending
 
     def for_lane(
         self, state: ShardState, lane: Lane, topics: Sequence[str], origins: Iterable[Origin] = ()
@@ -190,14 +190,14 @@ class Room:
         room."""
         return self._for_topics(state, lane, topics) or self._for_origins(state, lane, origins)
 
-    def tell_origins(self, session: LaneSession, state: ShardState, origins: Iterable[Origin]) -> Full | None:
+    def declare_origins(self, session: LaneSession, state: ShardState, origins: Iterable[Origin]) -> Full | None:
         """Add further origins to a session. Return the bound that leaves no room for them; None if there is room."""
         new = [origin for origin in origins if session.origins.get(origin.number) != origin]
         full = self._for_origins(state, session.lane, new)
         if full is None and new and session.registered:
             session.add_origins(new)
             kept = [origin for origin in new if session.origins.get(origin.number) == origin]
-            self._told.tells(session, state, kept)
+            self._pending.count_origins(session, state, kept)
         return full
 
     def _for_topics(self, state: ShardState, lane: Lane, topics: Sequence[str]) -> Full | None:
@@ -206,9 +206,9 @@ class Room:
         known = state.lanes.get(lane)
         more = topic_bytes(new_topics(state, lane, topics))
         if more:
-            told = self._told.lane_topic_bytes(lane)
+            pending = self._pending.lane_topic_bytes(lane)
             # Sessions of one lane replace each other, so only the longest of their topics counts.
-            more = state.texts.topics(node) + self._told.topic_bytes[node] - told + max(told, more)
+            more = state.texts.topics(node) + self._pending.topic_bytes[node] - pending + max(pending, more)
         if more > self._settings.topic_bytes_per_edge_max:
             return Full(
                 f"edge {lane.edge} of tenant {lane.tenant} would have {more} bytes of topic patterns, the limit is "
@@ -216,13 +216,13 @@ class Room:
             )  # fmt: skip
         # A lane that counts already costs nothing more. Many opened at once are charged before any chunk has them, or
         # each would find the same room.
-        if known is not None or lane in self._told.lanes:
+        if known is not None or lane in self._pending.lanes:
             return None
-        lanes = state.lane_count(lane.tenant, lane.edge) + self._told.of_edge[node]
+        lanes = state.lane_count(lane.tenant, lane.edge) + self._pending.of_edge[node]
         if lanes >= self._settings.lanes_per_edge_max:
             reason = f"edge {lane.edge} of tenant {lane.tenant} has {lanes} lanes, its limit"
             return Full(reason, "limits.lanes_per_edge", edge)
-        lanes = state.lane_count(lane.tenant) + self._told.of_tenant[lane.tenant]
+        lanes = state.lane_count(lane.tenant) + self._pending.of_tenant[lane.tenant]
         if lanes >= self._settings.lanes_per_tenant_max:
             reason = f"tenant {lane.tenant} has {lanes} lanes in shard {state.shard}, its limit"
             return Full(reason, "limits.lanes_per_tenant", tenant)
@@ -232,7 +232,7 @@ class Room:
             if lane.stream not in streams and len(streams) >= self._settings.streams_per_tenant_max:
                 reason = f"tenant {lane.tenant} has {len(streams)} streams in shard {state.shard}, its limit"
                 return Full(reason, "limits.streams_per_tenant", tenant)
-        lanes = len(state.lanes) + len(self._told.lanes)
+        lanes = len(state.lanes) + len(self._pending.lanes)
         if lanes >= self._settings.lanes_max:
             return Full(f"shard {state.shard} has {lanes} lanes, its limit", "limits.lanes", edge)
         return None
@@ -242,7 +242,7 @@ class Room:
         if not size:
             return None
         node = _node(lane)
-        size += state.texts.origins(node) + self._told.origin_bytes[node]
+        size += state.texts.origins(node) + self._pending.origin_bytes[node]
         if size <= self._settings.origin_bytes_per_edge_max:
             return None
         reason = (
@@ -267,9 +267,9 @@ def new_topics(state: ShardState, lane: Lane, topics: Sequence[str]) -> list[str
 
 def new_origins(state: ShardState, lane: Lane, origins: Iterable[Origin]) -> list[Origin]:
     """Return the origins that are new to the state of a lane."""
-    told = by_number(origins)
-    known = by_number(state.lanes.get(lane, NOTHING).origins) if told else {}
-    return [origin for number, origin in told.items() if known.get(number) != origin]
+    declared = by_number(origins)
+    known = by_number(state.lanes.get(lane, NOTHING).origins) if declared else {}
+    return [origin for number, origin in declared.items() if known.get(number) != origin]
 
 
 def _add(counter: Counter[Key], key: Key, more: int) -> None:
@@ -377,7 +377,7 @@ class ShardSessions:
         clock was set back; the lane does not advance until the clock has passed that moment."""
         self.lost: dict[Lane, RangeSet] = {}
         """Lane -> records that this hub had acknowledged to its edge, and did not hold when the edge last connected."""
-        self.told = PendingDeclarations()
+        self.declarations = PendingDeclarations()
         self.refused = 0
         """Number of refused sessions since the start."""
 
@@ -478,7 +478,7 @@ class ShardSessions:
     def clock(self, session: LaneSession, clock: ClockUpdate) -> None:
         """Accept a clock notice, for all sessions of the link with lanes of its log."""
         if session.registered:
-            session.clocks.tell(clock)
+            session.clocks.add(clock)
             self._touch(session)
 
     def _compare(self, session: LaneSession, mark: Mark, newest: Mark | None) -> None:
@@ -522,7 +522,7 @@ class ShardSessions:
         # An ordinary mark is dropped with the link: the edge sends it again. A last word is not sent again.
         # Items that were taken stay pending after the link is gone: they are in memory, and the edge will not have to
         # send them again.
-        if not session.items and not (session.says_last_word and session.mark is not None):
+        if not session.items and not (session.sends_last_word and session.mark is not None):
             self._forget(session)
 
     def fence(self, state: ShardState, lanes: Iterable[Lane]) -> None:
@@ -596,8 +596,8 @@ class ShardSessions:
         for session in self:
             held = lanes.get(session.lane)
             freed = session.settle(held)
-            if self.told.is_any:
-                self.told.settle(session, held)
+            if self.declarations.is_any:
+                self.declarations.settle(session, held)
             if session.clocks.by_boot:
                 session.clocks.settle(state)
             self.pending_bytes -= freed
@@ -633,10 +633,10 @@ class ShardSessions:
         message = f"lane {session.lane} has {len(held.gaps)} gaps: it, or its edge, has the most that the hub keeps"
         self.refuse(session, RefuseCode.OVERLOADED, message, "raise the hub's limit, or give the edge a new log")
 
-    def send_away(self, shard: int, told: str) -> None:
+    def send_away(self, shard: int, reason: str) -> None:
         """Close every lane, so that edges go to another node: its way to the store may work. What was taken over stays
         pending: it is committed when the store works again, unless another node has it by then."""
-        code, message = RefuseCode.UNAVAILABLE, f"shard {shard} of this hub node has trouble with its store: {told}"
+        code, message = RefuseCode.UNAVAILABLE, f"shard {shard} of this hub node has trouble with its store: {reason}"
         advice = "nothing is lost, and the edge tries the hub's other nodes; their operator looks at this node's log"
         for session in [session for lane in list(self._lanes.values()) for session in lane if not session.closed]:
             # Without items, nothing is left to commit, so the session can go.
@@ -666,7 +666,7 @@ class ShardSessions:
         if not session.registered:
             return
         session.registered = False
-        self.told.over(session)
+        self.declarations.over(session)
         self._lanes[session.lane].remove(session)
         if not self._lanes[session.lane]:
             del self._lanes[session.lane]

@@ -118,8 +118,8 @@ class Choice:
             # Of the other rows no payload is decoded.
             numbers = np.flatnonzero(found)
             for number, payload in zip(numbers, rows.column("payload").take(numbers).to_pylist(), strict=True):
-                told = json_value(payload)
-                found[number] = all(field_text(told, path) == value for path, value in fields)
+                document = json_value(payload)
+                found[number] = all(field_text(document, path) == value for path, value in fields)
         return found
 
 
@@ -253,8 +253,8 @@ class Eraser:
         await _catch_up(latest)
         choice.check(latest.columns, latest.key)
         erasure = Erasure([(view.shard, view.state.n) for view in views])
-        told = _declared(_Found([], Places()), choice, author, latest.version, erasure)
-        await declare(self._store, *self._stream, told)
+        declared = _declared(_Found([], Places()), choice, author, latest.version, erasure)
+        await declare(self._store, *self._stream, declared)
         removed = await _from_latest(latest, choice)
         return ErasedRows(0, removed, await self._record(None, latest, None))
 
@@ -447,8 +447,8 @@ async def _from_latest(latest: LatestTierer, choice: Choice) -> int:
 
 
 def _declared(found: _Found, choice: Choice, author: Author, version: int, erasure: Erasure) -> Deletion:
-    told = author.at, author.by, author.reason, choice.text, version, *found.places.stored()
-    return Deletion(FORMAT, *told, erasure)
+    fields = author.at, author.by, author.reason, choice.text, version, *found.places.stored()
+    return Deletion(FORMAT, *fields, erasure)
 
 
 def _chosen(file: Any, columns: list[str], choice: Choice) -> tuple[pa.Table, int]:
@@ -497,8 +497,8 @@ async def erasures(store: ObjectStore, stream: StreamKey) -> list[ErasureState]:
     for number, deletion in (await stored_deletions(store, *stream)).items():
         if deletion.erasure is not None:
             waits = [*await _in_log(store, deletion), *await _in_tables(store, stream, number)]
-            told = deletion.time, deletion.by, deletion.reason, deletion.rows, deletion.count
-            found.append(ErasureState(number, *told, waits))
+            fields = deletion.time, deletion.by, deletion.reason, deletion.rows, deletion.count
+            found.append(ErasureState(number, *fields, waits))
     return found
 
 

@@ -119,11 +119,11 @@ class MadeTables(HubTables):
             each.start()
 
     def grow(self, cluster: Cluster) -> None:
-        """Take up new shards."""
+        """Adopt new shards."""
         self.maker.grow(cluster)
 
     async def close(self) -> None:
-        """Stop. What was written stays, and the next process goes on from there."""
+        """Stop. What was written stays, and the next process continues from there."""
         for each in (*self._after, self._beside, self._quality, self._sizes, self.maker, *self._traces):
             await each.close()
 

@@ -68,8 +68,8 @@ from weft.storage.table.delta_log import (
     TableLog,
     has_all_rows,
     latest_of,
+    replaces_all_rows,
     rewrite,
-    stands_instead,
 )
 from weft.storage.table.rows import BYTES_COLUMN, TOMBSTONE_COLUMN, Erased, row_schema, without
 from weft.storage.table_writer.parquet_file import new_columns, table_schema
@@ -254,15 +254,15 @@ async def passed(
     Raises:
         NotFound, Corrupt: the log cannot be read.
     """
-    told, gone = dict[str, int](), 0
+    passed_ends, gone = dict[str, int](), 0
     for view in views:
         first, end = positions.get(view.shard, 0), ends.get(view.shard, 0)
         there = await _first_there(view, stream, end) if first < end else first
         if there > first:
             name = app(view.shard)
-            told |= {name: there, **dict(zip(source_ids(name), (view.log.watermark - 1, 0), strict=True))}
+            passed_ends |= {name: there, **dict(zip(source_ids(name), (view.log.watermark - 1, 0), strict=True))}
             gone += there - first
-    return told, gone
+    return passed_ends, gone
 
 
 async def _first_there(view: ShardView, stream: StreamKey, end: int) -> int:
@@ -295,7 +295,7 @@ class LatestTierer(Tierer):
     Args:
         key: the columns whose values a row is the newest of.
         feed: give a new table a change feed.
-        instead: let the table say that it stands instead of the table of all rows, once that is not there.
+        instead: let the table say that it replaces the table of all rows, once that is not there.
         others: as of ``Tierer``.
     """
 
@@ -329,12 +329,12 @@ class LatestTierer(Tierer):
         self.log = TableLog(store, self.key, self._apps)
         self._wanted_key, self._feed, self._nonce = key, feed, nonce
         self.instead = instead
-        """True if the table is to say that it stands instead of the table of all rows."""
+        """True if the table is to say that it replaces the table of all rows."""
         self._files = BucketFiles(self.key)
         self._unused: frozenset[str] = frozenset()
         """Files with hidden rows that no version named at the last look."""
         self.is_instead = False
-        """True if the table, as last opened, says that it stands instead of the table of all rows."""
+        """True if the table, as last opened, says that it replaces the table of all rows."""
         self.is_full = False
         """True if the last step took records, so that there may be more."""
 
@@ -351,11 +351,11 @@ class LatestTierer(Tierer):
                 f"{self.key} has the newest rows by {has}, and {self._wanted_key.text} is declared. Move the folder "
                 "away, and the hub makes it again; or declare its key"
             )
-        self.is_instead = stands_instead(state)
+        self.is_instead = replaces_all_rows(state)
         return state
 
     async def take(self) -> DeltaState:
-        """Return the table as ``Tierer.take``, which says that it stands instead as soon as it does."""
+        """Return the table as ``Tierer.take``, which says that it replaces the table of all rows as soon as it does."""
         state = await super().take()
         if self.instead and not self.is_instead and not await has_all_rows(self._store, self._stream_key):
             metadata = state.with_properties({INSTEAD_PROPERTY: "true"})
@@ -436,18 +436,18 @@ class LatestTierer(Tierer):
             state = await self._merge(state, Keyed(found.rows, 0), {})
         # Which of them are without a key was not counted: portions may be taken twice.
         names = [name for shard, _, _ in wanted for name in (apps[shard], *source_ids(apps[shard]))]
-        told = {name: past.transactions[name] for name in names if name in past.transactions}
-        return await self._merge(state, Keyed(schema.empty_table(), 0), told)
+        positions = {name: past.transactions[name] for name in names if name in past.transactions}
+        return await self._merge(state, Keyed(schema.empty_table(), 0), positions)
 
     async def _pass_gone(self, state: DeltaState) -> DeltaState:
-        """Go on after records whose chunks are gone, and which no table of all rows has, and count them."""
+        """Continue after records whose chunks are gone, and which no table of all rows has, and count them."""
         app = partial(app_id, self._cluster.cluster_id, self._stream)
-        told, gone = await passed(self._views, self._stream_key, self.positions, self.ends(), app)
+        passed_ends, gone = await passed(self._views, self._stream_key, self.positions, self.ends(), app)
         if not gone:
             return state
         _logger.warning("%s: %d records left the log before they were taken", self.key, gone)
-        told[f"{self._apps}{_GONE}"] = self.gone + gone
-        return await self._merge(state, Keyed(self._schema(state).empty_table(), 0), told)
+        passed_ends[f"{self._apps}{_GONE}"] = self.gone + gone
+        return await self._merge(state, Keyed(self._schema(state).empty_table(), 0), passed_ends)
 
     def _schema(self, state: DeltaState) -> pa.Schema:
         return with_tombstones(table_schema(state.fields(), self.payload))
@@ -498,12 +498,12 @@ class LatestTierer(Tierer):
                 # A step may change each bucket: all rows of the table would be in memory at once.
                 parts += [change._replace(visible=none, hidden=none)] if has_feed else []
         may_differ = part.num_rows + sum(each.num_rows for each in kept[1:]) > 0
-        told = await self._hide(pa.concat_tables(kept), may_differ, state)
-        told |= {f"{self._apps}{_TURN}": state.transactions.get(f"{self._apps}{_TURN}", 0) + 1}
+        changes = await self._hide(pa.concat_tables(kept), may_differ, state)
+        changes |= {f"{self._apps}{_TURN}": state.transactions.get(f"{self._apps}{_TURN}", 0) + 1}
         if found.unkeyed:
-            told[f"{self._apps}{_UNKEYED}"] = self.unkeyed + found.unkeyed
+            changes[f"{self._apps}{_UNKEYED}"] = self.unkeyed + found.unkeyed
         feed = await self._write_changes(parts)
-        version = Rewrite("MERGE", old, new, told | transactions, feed)
+        version = Rewrite("MERGE", old, new, changes | transactions, feed)
         state = await rewrite(self.log, self.key, state, version, self._now_ms())
         self._take_counts(state)
         return state
@@ -561,11 +561,11 @@ class LatestTierer(Tierer):
                 new += await self._write_bucket(bucket, rows.filter(pa.array(~is_chosen)))
         hidden = await self._read_hidden(state)
         is_chosen = await in_thread(lambda: chosen(hidden))
-        told = await self._hide(hidden.filter(pa.array(~is_chosen)), bool(is_chosen.any()), state)
-        if not old and not told:
+        erased = await self._hide(hidden.filter(pa.array(~is_chosen)), bool(is_chosen.any()), state)
+        if not old and not erased:
             return state, 0
-        told |= {f"{self._apps}{_TURN}": state.transactions.get(f"{self._apps}{_TURN}", 0) + 1}
-        state = await rewrite(self.log, self.key, state, Rewrite("DELETE", old, new, told), self._now_ms())
+        erased |= {f"{self._apps}{_TURN}": state.transactions.get(f"{self._apps}{_TURN}", 0) + 1}
+        state = await rewrite(self.log, self.key, state, Rewrite("DELETE", old, new, erased), self._now_ms())
         return state, count + int(is_chosen.sum())
 
     async def names(self, state: DeltaState) -> set[str]:

@@ -205,7 +205,7 @@ class StreamWatch:
             yield from self._look_for_vanished(counts, fields, now_ns)
 
     def _take(self, declared: StreamQuality) -> None:
-        """Take other rules. Checks that stay the same go on."""
+        """Take other rules. Checks that stay the same continue."""
         known = {watch.number: watch for watch in self._rules.values()}
         self._declared, self._rules = declared, {}
         for name, rule in declared.rules.rules.items():
@@ -399,15 +399,15 @@ class QualityWatch:
             () if schema is None else schema.schema.fields, now, now_ns, is_sound=is_sound,
         )  # fmt: skip
         for event in events:
-            self._say(key, event)
+            self._log(key, event)
 
-    def _say(self, key: StreamKey, event: Event) -> None:
+    def _log(self, key: StreamKey, event: Event) -> None:
         what = "/".join((*key, event.about))
         if event.level < logging.WARNING:
             _logger.log(event.level, "quality of %s/%s: %s", *key, event.text)
             return
         # Logged with a limit: rows may be good and bad by turns.
-        count = self._repeats.say(what, self._monotonic())
+        count = self._repeats.due(what, self._monotonic())
         if count is not None:
             _logger.log(event.level, "quality of %s/%s: %s%s", *key, event.text, left_out(count))
 

@@ -244,7 +244,7 @@ class Quarantine:
         state = await self._grow(state, past)
         positions = {shard: state.transactions.get(app, 0) for shard, app in self._app_ids(past)}
         if any(self._files.positions.get(shard, 0) < end for shard, end in positions.items()):
-            self._files.positions = positions  # another maker went on
+            self._files.positions = positions  # another maker continued
         await self._all.follow(self._files)
         if self._files.version != past.version:
             self.keep(state)
@@ -328,15 +328,15 @@ class Quarantine:
             if files and (file := await self._write(state, files, wanted)) is not None:
                 made.append(file)
         is_old = self._monotonic() - self._noted_at >= NOTED_EVERY_S
-        told = {app: step.ends[shard] for shard, app in self._app_ids(past)}
-        told = {app: end for app, end in told.items() if end > state.transactions.get(app, 0)}
-        if not made and not (told and is_old):
+        ends = {app: step.ends[shard] for shard, app in self._app_ids(past)}
+        ends = {app: end for app, end in ends.items() if end > state.transactions.get(app, 0)}
+        if not made and not (ends and is_old):
             return state
         self._noted_at = self._monotonic()
         app = f"{self._apps}{_ROWS}"
-        told[app] = state.transactions.get(app, 0) + sum(each.rows for each in made)
-        told |= self.turn(state, 0)
-        return await self.log.append(state, made, told, self._now_ms())
+        ends[app] = state.transactions.get(app, 0) + sum(each.rows for each in made)
+        ends |= self.turn(state, 0)
+        return await self.log.append(state, made, ends, self._now_ms())
 
     async def _write(
         self, state: DeltaState, files: Sequence[NewFile], wanted: tuple[int, int, int]
@@ -397,8 +397,8 @@ def _has_marks(group: pq.RowGroupMetaData) -> bool:
     """Return whether rows of a row group may be marked, by its entry in the footer."""
     columns = (group.column(at) for at in range(group.num_columns))
     column = next((each for each in columns if each.path_in_schema == FAILED_COLUMN), None)
-    told = None if column is None else column.statistics
-    return told is None or not told.has_null_count or told.null_count < group.num_rows
+    statistics = None if column is None else column.statistics
+    return statistics is None or not statistics.has_null_count or statistics.null_count < group.num_rows
 
 
 def _in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -513,7 +513,7 @@ class QuarantineWork:
             self._repeats.forget(what)
         except StoreError as error:
             self._list_at = now + RETRY_S
-            if (count := self._repeats.say(what, now)) is not None:
+            if (count := self._repeats.due(what, now)) is not None:
                 _logger.warning("%s: %s%s", what, error, left_out(count))
 
     async def _look_at(self, key: StreamKey, version: int | None) -> None:
@@ -542,7 +542,7 @@ class QuarantineWork:
             # A bug that shows with one stream must not stop the others' tables.
             work.seen, work.retry_at = -1, now + RETRY_S
             work.error = str(error) or type(error).__name__
-            count = self._repeats.say(what, now)
+            count = self._repeats.due(what, now)
             if count is not None:
                 say = _logger.warning if isinstance(error, EXPECTED) else _logger.exception
                 say("%s: %s%s", what, error, left_out(count))
@@ -559,12 +559,12 @@ class QuarantineWork:
         work.retain_at = now + (0 if has_more else RETENTION_S)
 
     def _begun(self, key: StreamKey) -> _Work:
-        told = self._settings
+        settings = self._settings
         quarantine = Quarantine(
-            self._store, self._cluster, key, settings=told, clock=self._clock, monotonic=self._monotonic
+            self._store, self._cluster, key, settings=settings, clock=self._clock, monotonic=self._monotonic
         )
         maintenance = Maintenance(
-            self._store, quarantine, settings=told, clock=self._clock, is_sound=self._is_sound,
+            self._store, quarantine, settings=settings, clock=self._clock, is_sound=self._is_sound,
             monotonic=self._monotonic,
         )  # fmt: skip
         retention = Retention(self._store, self._cluster, key, self._clock, quarantine_key(*key))

@@ -248,8 +248,8 @@ class Retention:
         bounds += [format_size(wanted.retain_bytes)] if wanted.retain_bytes is not None else []
         reason = f"retention of {' and '.join(bounds)}"
         rows = "the oldest"
-        told = Deletion(FORMAT, self._clock(), BY, reason, rows, version, lanes, offsets, received_until=until)
-        await declare(self._store, *self._stream, told)
+        deletion = Deletion(FORMAT, self._clock(), BY, reason, rows, version, lanes, offsets, received_until=until)
+        await declare(self._store, *self._stream, deletion)
         for number in earlier:
             await self._store.delete(deletion_key(*self._stream, number))
 

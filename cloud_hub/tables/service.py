@@ -63,7 +63,7 @@ class LatestStatus(msgspec.Struct, frozen=True):
     error: str | None
     """Error of the last step; None when it succeeded."""
     instead: bool = False
-    """True if the table stands instead of the table of all rows; False while that is there, whatever is declared."""
+    """True if the table replaces the table of all rows; False while that is there, whatever is declared."""
     gone: int = 0
     """Records that it could not take: they left the log before, and no table of all rows has them."""
 
@@ -247,7 +247,7 @@ class DeclaredTableWork:
 
     def _failed(self, what: str, error: Exception, now: float) -> None:
         """Log an error of one stream. A bug that shows with it must not stop the tables of those that follow it."""
-        count = self._repeats.say(what, now)
+        count = self._repeats.due(what, now)
         if count is not None:
             say = _logger.warning if isinstance(error, EXPECTED) else _logger.exception
             say("%s: %s%s", what, error, left_out(count))

@@ -261,7 +261,7 @@ class Alert(FunctionSettings, frozen=True, kw_only=True):
     ] = None
     every_s: Annotated[
         Annotated[Duration, Meta(ge=1)] | None,
-        Meta(description="Time after which the message is sent again while the alert goes on. Unset: it is not."),
+        Meta(description="Time after which the message is sent again while the alert continues. Unset: it is not."),
     ] = field(default=None, name="every")
     qos: Annotated[int, Meta(ge=0, le=2, description="QoS of the message.")] = 1
     retain: Annotated[
@@ -377,7 +377,7 @@ class Rule(Section, frozen=True, kw_only=True):
         None
     )
     copy: Annotated[
-        bool, Meta(description="`true`: the rows also go on, to the next rule and the functions that follow.")
+        bool, Meta(description="`true`: the rows also pass on, to the next rule and the functions that follow.")
     ] = False
 
 
@@ -390,7 +390,7 @@ class Route(FunctionSettings, frozen=True, kw_only=True):
             min_length=1,
             max_length=64,
             description="Rules, tried in order for each row. The first rule that is true takes the row, unless it has "
-            "`copy: true`. Rows that no rule takes go on to the next function.",
+            "`copy: true`. Rows that no rule takes pass to the next function.",
         ),
     ]
 

@@ -227,7 +227,9 @@ EDGE_METRICS = (
     Metric("weft_edge_amqp_returned_total", "counter", "Mandatory AMQP messages returned: no queue takes them."),
     Metric("weft_edge_amqp_nacked_total", "counter", "AMQP messages nacked because the log or a queue refused them."),
     Metric("weft_edge_amqp_transactions_total", "counter", "AMQP transactions committed."),
-    Metric("weft_edge_amqp_blocked_total", "counter", "Times that the node told an AMQP client that it is blocked."),
+    Metric(
+        "weft_edge_amqp_blocked_total", "counter", "Times that the node notified an AMQP client that it is blocked."
+    ),
     Metric("weft_edge_wills_published_total", "counter", "Wills published."),
     Metric("weft_edge_wills_refused_total", "counter", "Clients refused because limits.wills was reached."),
     Metric("weft_edge_wills_waiting", "gauge", "Wills that are due and waiting for the disk or for room in the log."),
@@ -454,11 +456,11 @@ EDGE_METRICS = (
         "Bytes in the log of what they remember: the last copy, and the changes since.",
         ("stream",),
     ),
-    Metric("weft_edge_function_in_trouble", "gauge", "1 while they cannot go on; the status says why.", ("stream",)),
+    Metric("weft_edge_function_in_trouble", "gauge", "1 while they cannot continue; the status says why.", ("stream",)),
     Metric(
         "weft_edge_function_version_refused",
         "gauge",
-        "1 while they go on with former settings or files, as the newer ones fail; the status says why.",
+        "1 while they continue with former settings or files, as the newer ones fail; the status says why.",
         ("stream",),
     ),
     Metric(

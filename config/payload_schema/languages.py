@@ -324,12 +324,12 @@ class _ProtoReader:
             if number == 1:
                 name = _text(value)
             elif number == 2:
-                told = {inside: each for inside, _, each in wire_fields(_bytes(value))}
-                symbols.setdefault(_signed(told.get(2, 0)), _text(told.get(1, b"")))
+                fields = {inside: each for inside, _, each in wire_fields(_bytes(value))}
+                symbols.setdefault(_signed(fields.get(2, 0)), _text(fields.get(1, b"")))
         self._enums[space + name] = symbols
 
     def resolve(self) -> None:
-        """Find the types that fields name, which may stand in later messages."""
+        """Find the types that fields name, which may be in later messages."""
         for message in self.messages.values():
             for each in message.fields.values():
                 if each.kind in {MESSAGE, GROUP}:
@@ -341,12 +341,12 @@ class _ProtoReader:
 
 
 def _field(data: bytes, *, is_proto3: bool) -> ProtoField:
-    told: dict[int, int | bytes] = {number: value for number, _, value in wire_fields(data)}
-    kind, repeated = told.get(5, 0), told.get(4) == 3
+    fields: dict[int, int | bytes] = {number: value for number, _, value in wire_fields(data)}
+    kind, repeated = fields.get(5, 0), fields.get(4) == 3
     if not isinstance(kind, int) or not DOUBLE <= kind <= SINT64:
         raise ValueError(f"the descriptor set has a field of type {kind!r}, which is none")
-    has_default = is_proto3 and not repeated and kind not in {MESSAGE, GROUP} and 9 not in told
-    number, name, of = told.get(3, 0), _text(told.get(1, b"")), _text(told.get(6, b""))
+    has_default = is_proto3 and not repeated and kind not in {MESSAGE, GROUP} and 9 not in fields
+    number, name, of = fields.get(3, 0), _text(fields.get(1, b"")), _text(fields.get(6, b""))
     if not isinstance(number, int):
         raise ValueError(f"the descriptor set has a field {name} without a number")
     return ProtoField(name, number, kind, repeated, has_default, of.removeprefix("."))

@@ -32,7 +32,7 @@ def parse_path(text: str) -> FieldPath:
         is_apart = match is not None and (match[1] is None or (at > 0) == rest.startswith(".", at))
         if match is None or not is_apart:
             raise ValueError(
-                f'expected {WORDS}, got {quoted(text)}. A name with dots or brackets stands in quotes: ["a.b"]'
+                f'expected {WORDS}, got {quoted(text)}. Put a name with dots or brackets in quotes: ["a.b"]'
             )
         steps.append(_step(match, text))
         at = match.end()

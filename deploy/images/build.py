@@ -82,7 +82,7 @@ def build(folder: Path, wheel: Path, architecture: str, kinds: Iterable[str]) ->
             target = folder / f"weft-{kind}-{version}-{architecture}.oci.tar"
             name = f"localhost/weft-{kind}:{version}"
             write_archive(target, name, layers, settings(kind), architecture=architecture, created=created)
-            print(f"{target}: {told(target, layers)}")  # noqa: T201
+            print(f"{target}: {summary(target, layers)}")  # noqa: T201
             shutil.rmtree(root / "opt")
 
 
@@ -96,7 +96,7 @@ def owner(name: str) -> int:
     return tree.USER if name == tree.STATE else 0
 
 
-def told(target: Path, layers: Iterable[Layer]) -> str:
+def summary(target: Path, layers: Iterable[Layer]) -> str:
     """Return the size of an image in words."""
     unpacked = sum(layer.bytes_unpacked for layer in layers)
     return f"{target.stat().st_size / 1e6:.0f} MB, {unpacked / 1e6:.0f} MB unpacked"

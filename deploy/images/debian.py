@@ -1,7 +1,7 @@
 """Files of Debian packages for a machine of any architecture: fetched and laid out by any user, with nothing run.
 
 ``apt-get`` chooses, fetches and verifies them against the keys that this machine trusts, with a state of its own in a
-temporary folder. No maintainer script runs, so what those would do stands in ``tree.py``.
+temporary folder. No maintainer script runs, so what those would do is in ``tree.py``.
 """
 
 from __future__ import annotations

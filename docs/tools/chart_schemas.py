@@ -22,7 +22,7 @@ _OF_THE_CHART: dict[str, tuple[type[msgspec.Struct], tuple[str, ...], str | None
 }
 """Chart -> the model of the node's file, and the settings that the chart writes: its templates name another way. Last,
 the pattern of a store: pods share no folder."""
-_SAID_ELSEWHERE = ("description", "default", "title", "examples")
+_DOCUMENTED_ELSEWHERE = ("description", "default", "title", "examples")
 
 
 def chart_schemas() -> dict[str, str]:
@@ -50,5 +50,5 @@ def _bare(node: Any) -> Any:
         return node
     return {
         key: {name: _bare(each) for name, each in value.items()} if key == "properties" else _bare(value)
-        for key, value in node.items() if key not in _SAID_ELSEWHERE
+        for key, value in node.items() if key not in _DOCUMENTED_ELSEWHERE
     }  # fmt: skip

@@ -53,7 +53,7 @@ _ERRORS = """With `--json` an error is one line of JSON, the last on standard er
   both in the form of `problems`."""
 _DECISIONS = """\
 One page each: the context, what was decided, what else was considered, and what follows. Written when the alternatives
-are worth remembering; the reason itself stands in a comment where the code decides. The status is `accepted`, or
+are worth remembering; the reason itself is in a comment where the code decides. The status is `accepted`, or
 `replaced by` another page. A small decision is a section of the page on its subject. Lines end at 120 columns."""
 DOCS = Path(__file__).parents[1]
 REFERENCE = DOCS / "reference"

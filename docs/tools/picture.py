@@ -1,6 +1,6 @@
 """Draws docs/architecture.svg: the folders, their rooms and the way of a record, from the tables that tests enforce.
 
-Floors come from ``tests/architecture/rooms.py``. What is placed by hand is where a package stands, what of a package is
+Floors come from ``tests/architecture/rooms.py``. What is placed by hand is where a package is, what of a package is
 too small to show, and the way itself; a test fails while a place on the way is gone, or the picture differs.
 """
 
@@ -53,7 +53,7 @@ PACKAGES = {
     "bounds": Package(Box(550, 786, 290, 66), "owners, shares, turns", "#f1f5f9"),
     "config": Package(Box(856, 786, 300, 66), "what an operator may set and see", "#f1f5f9"),
 }
-"""Package -> its place: who stands higher may import those below (``pyspark_weft`` only names ``spark_sinks``)."""
+"""Package -> its place: what is higher may import those below (``pyspark_weft`` only names ``spark_sinks``)."""
 
 
 FLAT = {"config"}
@@ -113,7 +113,7 @@ def picture() -> str:
                 _text(
                     MARGIN,
                     56,
-                    "What stands higher may import what stands lower, never the other way round.",
+                    "What is higher may import what is lower, never the other way round.",
                     colour=QUIET,
                 ),
                 *frames,
@@ -145,12 +145,12 @@ def _rooms(name: str, box: Box, places: dict[str, Box]) -> Iterator[str]:
     floors, files = _floors(name)
     if box.h < 100:  # Too low for floors: one row.
         floors = [[room for floor in floors for room in floor if _is_folder(f"{name}.{room}")]]
-        yield from _floor(name, floors[0], Box(box.x + PAD, box.y + 32, box.w, CHIP), places, told=False)
+        yield from _floor(name, floors[0], Box(box.x + PAD, box.y + 32, box.w, CHIP), places, labelled=False)
         x = max([box.x + PAD, *(_right(places[f"{name}.{room}"]) + GAP + 6 for room in floors[0])])
         every = sorted({*files, *(module for floor in _floors(name)[0] for module in floor)} - set(floors[0]))
-        told = _shortened(" ".join(every), box.x + box.w - PAD - 20 - x, 10)
-        more = "" if told.split() == every else " ..."
-        yield _text(x, box.y + 49, told + more, colour=QUIET, size=10)
+        text = _shortened(" ".join(every), box.x + box.w - PAD - 20 - x, 10)
+        more = "" if text.split() == every else " ..."
+        yield _text(x, box.y + 49, text + more, colour=QUIET, size=10)
         return
     top = box.y + TITLE + (8 if box.w > 200 else 14)
     if files:
@@ -194,7 +194,9 @@ def _is_folder(module: str) -> bool:
     return (ROOT / module.replace(".", "/")).is_dir()
 
 
-def _floor(package: str, names: Sequence[str], box: Box, places: dict[str, Box], *, told: bool = True) -> Iterator[str]:
+def _floor(
+    package: str, names: Sequence[str], box: Box, places: dict[str, Box], *, labelled: bool = True
+) -> Iterator[str]:
     x, on_way = box.x, {step.place for step in WAY_OF_A_RECORD}
     folders = [name for name in names if _is_folder(f"{package}.{name}")]
     for name in names:
@@ -208,8 +210,8 @@ def _floor(package: str, names: Sequence[str], box: Box, places: dict[str, Box],
             continue
         label = f"{name}/"
         says = _inner(module) if module in ROOMS else ""
-        if told and not says and (len(names) == 1 or module in STANDS_AT):
-            says = _says(module, box.w - LANE - _width(label, 13, bold=True) - 60)
+        if labelled and not says and (len(names) == 1 or module in STANDS_AT):
+            says = _summary(module, box.w - LANE - _width(label, 13, bold=True) - 60)
         width = 18 + _width(label, 13, bold=module in on_way) + (22 if module in on_way else 0)
         width += 8 + _width(says, 11) if says else 0
         places[module] = Box(x, box.y, width, CHIP)
@@ -227,7 +229,7 @@ def _inner(module: str) -> str:
     return " < ".join(", ".join(names) for names in floors if names)
 
 
-def _says(module: str, room: float) -> str:
+def _summary(module: str, room: float) -> str:
     """Return the first line of the package's docstring, as far as whole phrases of it have room."""
     path = modules().get(module)
     line = (ast.get_docstring(tree(path)) or "" if path else "").partition("\n")[0].rstrip(".")

@@ -34,7 +34,7 @@ FOLDERS = (
 WORDS_MAX = 25
 """Longest sentence of a message, which is often read in a hurry."""
 WIDTH = 120
-"""Columns of a line: prose stands beside code. Tables, code and what a program writes may be wider."""
+"""Columns of a line: prose is beside code. Tables, code and what a program writes may be wider."""
 
 # Clauses. "What a reader needs" leaves open what the thing is.
 _CLAUSE = (
@@ -186,7 +186,7 @@ def long_lines(page: str) -> Iterator[str]:
 
 
 def broken_code(page: str) -> list[str]:
-    """Return the code in a page's prose that goes on in the next line, where a search does not find it."""
+    """Return the code in a page's prose that continues in the next line, where a search does not find it."""
     prose = re.sub(r"^ *```.*?^ *```$|^(?:    |\|).*?$", "", page, flags=re.S | re.M)
     codes = (code for part in _PART.split(prose) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", part))
     return [code for code in codes if "\n" in code]
@@ -284,7 +284,7 @@ def _prose_of(source: str) -> Iterator[tuple[int, int, int]]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip():
             line, base = token.start
-            if found[-1:] and found[-1][1:] == (line - 1, base):  # the comment goes on
+            if found[-1:] and found[-1][1:] == (line - 1, base):  # the comment continues
                 found[-1] = (found[-1][0], line, base)
             else:
                 found.append((line - 1, line, base))
@@ -312,7 +312,7 @@ def _filled_prose(lines: list[str], base: int) -> list[str]:
         item = _ITEM.match(line)
         rest = f"{' ' * indent}# " if is_comment else " " * (len(item[0]) if item else indent + 4 * is_entry)
         end = at + 1
-        while end < len(lines) and _goes_on(lines[end], rest):
+        while end < len(lines) and _continues(lines[end], rest):
             end += 1
         first = rest if is_comment else " " * indent
         text = " ".join([line[len(first) :], *(each[len(rest) :] for each in lines[at + 1 : end])])
@@ -321,7 +321,7 @@ def _filled_prose(lines: list[str], base: int) -> list[str]:
     return done
 
 
-def _goes_on(line: str, rest: str) -> bool:
+def _continues(line: str, rest: str) -> bool:
     """Return whether a line of a docstring or comment continues a paragraph whose lines begin with this."""
     text = line[len(rest) :]
     return line.startswith(rest) and not text.startswith((" ", '"""')) and bool(text) and not _ITEM.match(text)

@@ -63,8 +63,8 @@ def draw_lanes(lanes: pd.DataFrame, lost: pd.DataFrame, moment: pd.Timestamp, no
                 axes.barh(place, end - start, left=start, height=0.6, color=color)
         axes.axvline(moment, color=INK, linewidth=1.5)
         side = "right" if moment - begin > (now - begin) / 2 else "left"
-        told = f"complete until {moment:%H:%M} " if side == "right" else f" complete until {moment:%H:%M}"
-        axes.text(moment, -0.45, told, ha=side, va="bottom", color=INK)
+        text = f"complete until {moment:%H:%M} " if side == "right" else f" complete until {moment:%H:%M}"
+        axes.text(moment, -0.45, text, ha=side, va="bottom", color=INK)
         axes.set_yticks(range(len(lanes)), lanes["edge"])
         axes.set_ylim(len(lanes) - 0.5, -0.9)
         _plain(axes)

@@ -62,7 +62,7 @@ class Plant:
         self._offline: set[str] = set()
 
     def run_until(self, time: str) -> None:
-        """Let the day go on until ``HH:MM``: edges take in messages, and those that are online deliver them."""
+        """Let the day continue until ``HH:MM``: edges take in messages, and those that are online deliver them."""
         end = _of_day(time)
         while self.now < end:
             self.now = min(self.now + EVERY, end)
@@ -73,7 +73,7 @@ class Plant:
         _aside(lambda: self._writer.write(*deliveries, received=self.now))
 
     def cut(self, edge: str) -> None:
-        """Cut the edge's link. It goes on taking in messages."""
+        """Cut the edge's link. It continues taking in messages."""
         self._offline.add(edge)
 
     def restore(self, edge: str, *, lost_before: str) -> None:

@@ -69,7 +69,7 @@ def check_database(directory: str) -> None:
     if missing:
         raise LogVersionError(
             f"{path} was written by a pre-release build and cannot be opened: its table {missing[0]} has "
-            f"no column {missing[1]}. Move the file away, with {DATABASE}-wal and {DATABASE}-shm, to go on without "
+            f"no column {missing[1]}. Move the file away, with {DATABASE}-wal and {DATABASE}-shm, to continue without "
             "its MQTT sessions and retained messages. The records of the log stay"
         )
 

@@ -62,7 +62,7 @@ class ReloadReply(msgspec.Struct, frozen=True):
 
 
 class LinksRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request for the status of links, to let their data wait, or to let it go on."""
+    """A request for the status of links, to let their data wait, or to let it continue."""
 
     action: Literal["status", "pause", "resume"]
     link: str = ""

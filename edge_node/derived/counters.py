@@ -172,7 +172,7 @@ class Rejections:
                 f"{rejected:,} of {rows:,} rows ({share}) went to {self._stream}-errors; the reason is in each of "
                 f"them{most}"
             )
-            repeated = self._lines.say(self._stream, self._clock())
+            repeated = self._lines.due(self._stream, self._clock())
             if repeated is not None:
                 logger.warning(
                     "stream %s: %s. See weft edge tail EDGE_YAML %s-errors%s%s",

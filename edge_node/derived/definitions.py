@@ -110,10 +110,10 @@ def _definitions(config: EdgeConfig, *, before_log: bool) -> Iterator[Definition
     for name, stream in config.streams.items():
         if is_derived(stream) and (stream.raw == "discard" or not before_log):
             others = dict.fromkeys(target for step in stream.functions for target in step.facts.targets)
-            said = _said(config, flow, name)
+            definition = _definition(config, flow, name)
             yield Definition(
-                name, inputs(name, stream), tuple(others), _checksum(without_folders(said), DIGEST_BYTES),
-                _maker(config, flow, name), _checksum(said, DIGEST_BYTES),
+                name, inputs(name, stream), tuple(others), _checksum(without_folders(definition), DIGEST_BYTES),
+                _maker(config, flow, name), _checksum(definition, DIGEST_BYTES),
             )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def _maker(config: EdgeConfig, flow: Flow, name: str) -> Callable[[], Chain]:
     return lambda: chain_of(config, flow, name)
 
 
-def _said(config: EdgeConfig, flow: Flow, name: str) -> tuple[Any, ...]:
+def _definition(config: EdgeConfig, flow: Flow, name: str) -> tuple[Any, ...]:
     """Return all settings that decide the results of a stream's functions; the content of files is not among them."""
     stream = config.streams[name]
     patterns = flow.patterns_before(name, 0)
@@ -312,7 +312,7 @@ def function_notes(config: EdgeConfig) -> Iterator[Finding]:
                 f"streams.{source}.payload, such as `json`",
             )
         yield from _written_as(name, stream, flow)
-        yield from _told_elsewhere(name, stream, config)
+        yield from _leaves_elsewhere(name, stream, config)
         for source in stream.from_stream:
             retain_s = streams[source].retain.time_s
             if retain_s is not None and retain_s < RETAIN_S_MIN:
@@ -342,7 +342,7 @@ def _written_as(name: str, stream: Stream, flow: Flow) -> Iterator[Finding]:
         )
 
 
-def _told_elsewhere(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
+def _leaves_elsewhere(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
     """Point out redacted fields that leave the node in another stream."""
     at = next((at for at, step in enumerate(stream.functions) if step.redact is not None), -1)
     for link_name, link in config.links.items() if at >= 0 else ():

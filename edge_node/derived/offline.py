@@ -302,9 +302,9 @@ def _observed_chain(config: EdgeConfig, flow: Flow, name: str, out: _Trace) -> C
     kinds = [step.chosen[0] for step in config.streams[name].functions]
     functions = functions_of(config, flow, name)
     # The function before those of the configuration decodes payloads.
-    names = [PAYLOAD] * (len(functions) - len(kinds)) + list(_told_apart(kinds))
-    for (_, function), told in zip(functions, names, strict=True):
-        _observe(function, told, out)
+    names = [PAYLOAD] * (len(functions) - len(kinds)) + list(_distinct(kinds))
+    for (_, function), label in zip(functions, names, strict=True):
+        _observe(function, label, out)
     return join(flow, name, functions)
 
 
@@ -345,7 +345,7 @@ def _observe(function: Function, name: str, out: _Trace) -> None:
     vars(function).update(process=observed_process, tick=observed_tick)
 
 
-def _told_apart(kinds: list[str]) -> Iterator[str]:
+def _distinct(kinds: list[str]) -> Iterator[str]:
     """Yield names of functions for people: a kind that occurs twice is shown with its position."""
     for at, kind in enumerate(kinds):
         yield kind if kinds.count(kind) == 1 else f"{kind} (functions[{at}])"
@@ -362,7 +362,7 @@ class _Trace(Outputs):
     def reject(self, row: Row, reason: str, cause: Row | None = None) -> None:  # noqa: ARG002
         self._note("error", row, reason)
 
-    def withhold(self, row: Row, reason: str, told: str, cause: Row | None = None) -> None:  # noqa: ARG002
+    def withhold(self, row: Row, reason: str, text: str, cause: Row | None = None) -> None:  # noqa: ARG002
         self._note("error", row, reason)
 
     def drop(self, row: Row, reason: str) -> None:

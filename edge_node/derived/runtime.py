@@ -81,7 +81,7 @@ class Functions:
             UnsupportedVersion: a later release wrote them.
         """
         self._log = log
-        self._tell_released = released
+        self._report_released = released
         self._states = log.stream(FUNCTIONS_STREAM)
         self._context = DerivedContext(
             log, log.page_reader(READS_MAX), MarkHolds(log.hold_mark), alerts, self._released, self._read_states, turn,
@@ -197,7 +197,7 @@ class Functions:
     def _released(self, function: str, name: str, ranges: RangeSet) -> None:
         replay = self._replays.get(function)
         if replay is None:
-            self._tell_released(function, name, ranges)
+            self._report_released(function, name, ranges)
             return
         for _, end in ranges:
             replay.has_read(name, end)
@@ -543,13 +543,13 @@ class HostState(Part):
 
     def start(self) -> None:
         """Publish that the host is online."""
-        self._say(online=True)
+        self._publish_state(online=True)
 
     async def close(self) -> None:
         """Publish that the host goes offline."""
-        self._say(online=False)
+        self._publish_state(online=False)
 
-    def _say(self, *, online: bool) -> None:
+    def _publish_state(self, *, online: bool) -> None:
         now = self._wall_clock()
         payload = msgspec.json.encode({"online": online, "timestamp": now // 1_000_000})
         try:

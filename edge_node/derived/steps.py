@@ -191,8 +191,8 @@ class StateReader:
                     missing.remove(record.seq, seq)
                     self._learn(record.seq, record.key.decode(), record.payload, decoder)
         # Released records that were deleted have no notice.
-        told = [gone.end for gone in log.why_gone(stream, missing) if gone.reason is not None]
-        self._lost_end = max(self._lost_end, *told, 0)
+        ends = [gone.end for gone in log.why_gone(stream, missing) if gone.reason is not None]
+        self._lost_end = max(self._lost_end, *ends, 0)
         for remembered in self.streams.values():
             remembered.may_lack_end = remembered.seqs[-1] < self._lost_end
 
@@ -635,7 +635,7 @@ class StepWriter:
         counters: FunctionCounters,
         rejections: Rejections,
     ) -> None:
-        """Write to some streams. Call ``go_on`` afterwards."""
+        """Write to some streams. Call ``resume`` afterwards."""
         self._rejections = rejections
         self._name = name
         self._streams = streams
@@ -644,10 +644,10 @@ class StepWriter:
         self._written = streams.outputs
         self._pending: Step | None = None
         """Step without room in the log."""
-        self._told = 0
+        self._declared_until = 0
         """Time up to which marks may have declared the stream complete."""
 
-    def go_on(self, remembered: Remembered, *, forgets: bool = False, heals: bool = False) -> None:
+    def resume(self, remembered: Remembered, *, forgets: bool = False, heals: bool = False) -> None:
         """Continue after the log's last record; drop a step that is not in the log.
 
         Args:
@@ -676,10 +676,12 @@ class StepWriter:
             LogFull, LogFailed: the step is not written; ``retry`` tries again.
         """
         streams, context = self._streams, self._context
-        runs = runs_of(outputs, streams.own, streams.errors, streams.others, after=self._told, last=self._last)
+        runs = runs_of(
+            outputs, streams.own, streams.errors, streams.others, after=self._declared_until, last=self._last
+        )
         positions.last = dict(self._last)
         # Sent marks remain valid, even when the clock is set back.
-        positions.hold = max(positions.hold, self._told + 1)
+        positions.hold = max(positions.hold, self._declared_until + 1)
         positions.ends = {stream: context.log.next_seq(stream) for stream in (streams.own, streams.errors)}
         for run in runs:
             if run.stream in positions.ends:
@@ -712,7 +714,7 @@ class StepWriter:
         """Move marks to a time, once all writes are durable."""
         self._context.log.on_durable(lambda error: self._hold(time) if error is None else None)
 
-    def tell_read(self, positions: Positions) -> None:
+    def release_read(self, positions: Positions) -> None:
         """Release the records of the inputs that durable positions have passed."""
         for name, seq in positions.inputs.items():
             if seq and name in self._streams.inputs:
@@ -724,13 +726,13 @@ class StepWriter:
         context = self._context
         if gone:
             context.log.release(self._streams.states, gone)
-        self.tell_read(step.positions)
+        self.release_read(step.positions)
         self._hold(step.positions.hold)
 
     def _hold(self, time: int) -> None:
-        self._told = max(self._told, time - 1)
-        self._context.mark_holds.hold(self._name, self._written, self._told + 1)
-        self._counters.until = self._told
+        self._declared_until = max(self._declared_until, time - 1)
+        self._context.mark_holds.hold(self._name, self._written, self._declared_until + 1)
+        self._counters.until = self._declared_until
 
     def _count(self, step: Step) -> None:
         counters, streams = self._counters, self._streams

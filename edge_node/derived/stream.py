@@ -523,7 +523,7 @@ class Derived:
     def start(self) -> None:
         """Begin to work."""
         # A restart loses the log's list of releasable records; a stream without new records would keep its old ones.
-        self._writer.tell_read(Positions(self._inputs.positions()))
+        self._writer.release_read(Positions(self._inputs.positions()))
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
@@ -574,7 +574,7 @@ class Derived:
             unordered=self._streams.written,
         )
         self._tick = positions.tick
-        self._writer.go_on(remembered, forgets=self._gaps.forgets, heals=bool(self._gaps.of))
+        self._writer.resume(remembered, forgets=self._gaps.forgets, heals=bool(self._gaps.of))
         self._states = remembered.states
         self._outputs, self._rows = self._no_outputs(), 0
 
@@ -592,8 +592,8 @@ class Derived:
                     await self._make()
                 await self._work()
                 self.counters.trouble = ""
-                told = self._versions.refused, self._chain.trouble() if self._chain is not None else ""
-                self.counters.refused = "; ".join(filter(None, told))
+                trouble = self._versions.refused, self._chain.trouble() if self._chain is not None else ""
+                self.counters.refused = "; ".join(filter(None, trouble))
                 wait_s = RETRY_S
                 continue
             except LogFailed:
@@ -644,10 +644,10 @@ class Derived:
             raise
         self._chain, self._states = chain, {}
         if self._gaps.of:
-            told = await report_gaps(self._gaps, chain, self._begun_from, self._outputs, self._name)
+            gaps = await report_gaps(self._gaps, chain, self._begun_from, self._outputs, self._name)
             self._gaps = StateGaps([])
-            self._rows += told
-            self.counters.gaps += told
+            self._rows += gaps
+            self.counters.gaps += gaps
 
     async def _restart(self) -> None:
         if self._chain is not None:

@@ -187,7 +187,7 @@ class Parted(NamedTuple):
     """Routes of its dead letters, each with the reason."""
     left: frozenset[int]
     """Streams of its route that do not get it."""
-    goes_on: bool
+    continues: bool
     """False if its dead letters are all that is stored of it."""
     is_hidden: bool
     """True if neither subscribers nor queues get it."""
@@ -432,7 +432,7 @@ class Gathering:
                 self.add(letter, key, payload, source, flags, letter_headers(headers, why, source.publisher))
             if parted.is_hidden and route.queues is not None:
                 route.queues.withdraw()
-            if not parted.goes_on:
+            if not parted.continues:
                 return None
         run = self.groups[route.destination]
         run.add(key, payload, source, flags, headers)

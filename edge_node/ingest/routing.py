@@ -276,9 +276,9 @@ class Checks:
         destination, left = self._destination, frozenset(check.stream for check, _ in letters)
         is_elsewhere = bool(destination.before_log) or not left.issuperset(destination.streams)
         # One stream's schema says nothing of the others that take the topic: they get the record as it came.
-        goes_on = is_elsewhere and not is_refused(misfits)
-        routes = [(check.letters(beside=goes_on or at > 0), why) for at, (check, why) in enumerate(letters)]
-        return Parted(routes, left, goes_on, self.hides(misfits))
+        continues = is_elsewhere and not is_refused(misfits)
+        routes = [(check.letters(beside=continues or at > 0), why) for at, (check, why) in enumerate(letters)]
+        return Parted(routes, left, continues, self.hides(misfits))
 
 
 def is_refused(misfits: Misfits) -> bool:
@@ -595,7 +595,7 @@ class PayloadChecks(Part):
         self._put(config)
 
     def _put(self, config: EdgeConfig) -> None:
-        """Check payloads by the schemas of a configuration from now on. The figures of each stream go on."""
+        """Check payloads by the schemas of a configuration from now on. The figures of each stream continue."""
         schemas = {name: each.schema for name, each in config.streams.items() if each.schema is not None}
         if not schemas and not self._checks:
             return
@@ -623,7 +623,7 @@ class PayloadChecks(Part):
 
     def _warn(self, name: str, policy: str, figures: CheckFigures) -> None:
         """Write a line about a misfit, the first time and then seldom. It has no values: logs go far."""
-        repeated = self._lines.say(name, self._clock())
+        repeated = self._lines.due(name, self._clock())
         if repeated is not None:
             becomes = _BECOMES[policy].format(errors=errors_stream(name))
             logger.warning(

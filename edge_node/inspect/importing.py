@@ -205,7 +205,7 @@ def _check(config: EdgeConfig, directory: str) -> str:
     if LogDirectory(config.data_dir).log_id() == number:
         raise NotImportable(
             f"{directory} holds log {log_id}, which is the node's own log in {config.data_dir}: a copy of it has "
-            "nothing to import. If it has records that the node lacks, the copy went on alone; read them with "
+            "nothing to import. If it has records that the node lacks, the copy continued alone; read them with "
             "`weft edge query`, or bring them as new ones with --as-new"
         )
     _refuse_known(config, log_id)

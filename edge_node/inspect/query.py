@@ -158,7 +158,7 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def told(tables: Mapping[str, Mapping[str, str]]) -> str:
+def columns_text(tables: Mapping[str, Mapping[str, str]]) -> str:
     """Return the tables and their columns in a line, for the author of a misspelt name."""
     return "; ".join(f"{as_written(name)}({', '.join(columns)})" for name, columns in tables.items())
 
@@ -206,7 +206,7 @@ def explained(text: str, tables: Mapping[str, Mapping[str, str]]) -> QueryRefuse
     if text.startswith("no such column"):
         name = text.rpartition(": ")[2].rpartition(".")[2]
         return QueryRefused(
-            f"{text}. For a field of a JSON payload, write payload ->> '$.{name}'. Columns: {told(tables)}"
+            f"{text}. For a field of a JSON payload, write payload ->> '$.{name}'. Columns: {columns_text(tables)}"
         )
     if "incomplete input" in text or 'near ";"' in text:
         return QueryRefused("the query ends too early: expected a SELECT, such as SELECT * FROM weft_streams")

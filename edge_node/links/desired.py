@@ -438,7 +438,7 @@ class ConfigTrial:
     Args:
         stored: the state with which the node started.
         now: monotonic seconds.
-        put: told of each state in force.
+        put: called with each state in force.
         is_unsaved: whether the disk has another state yet.
     """
 
@@ -455,7 +455,7 @@ class ConfigTrial:
         """State in force; the same is on disk, unless ``_is_unsaved``."""
         self._node = node
         self._now = now
-        self._told = put
+        self._on_stored = put
         self._since = now()
         self._up: tuple[int, float] | None = None
         """Number of the connection that is up, and since when it has been."""
@@ -472,7 +472,7 @@ class ConfigTrial:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Go on with a configuration on trial, and take new ones."""
+        """Continue with a configuration on trial, and take new ones."""
         self._task = asyncio.create_task(self._run(), name="hub-configuration")
 
     async def close(self) -> None:
@@ -554,13 +554,13 @@ class ConfigTrial:
         if desired.digest == stored.active.digest:
             if stored.trial is None and stored.said is not None:
                 await self._store(StoredConfig(stored.confirmed, cluster_id=wanted.cluster_id))
-            self._say()
+            self._report()
             return
         if stored.trial is not None and desired.digest == stored.confirmed.digest:
             await self._go_back(StoredConfig(stored.confirmed, cluster_id=wanted.cluster_id))
             return
         if stored.said is not None and stored.said.digest == desired.digest and stored.trial is None:
-            self._say()
+            self._report()
             return
         try:
             if desired.digest != digest_of(desired.layers):
@@ -609,7 +609,7 @@ class ConfigTrial:
         self._since = self._down_since = self._now()
         self._up = None
         logger.info("configuration %d of the hub is on trial", wanted.desired.version)
-        self._say()
+        self._report()
 
     async def _refuse(self, desired: ConfigDesired, reason: str) -> None:
         """Note that a configuration was not applied. One on trial stays on trial."""
@@ -626,7 +626,7 @@ class ConfigTrial:
         said = _statement(wanted.desired, ConfigOutcome.REFUSED, reason, self.stored.active)
         self._unstored = _Unstored(wanted, said, self._now() + RETRY_S)
         await self._store(self.stored)
-        self._say()
+        self._report()
 
     async def _watch(self) -> None:
         """Confirm the configuration on trial, or take it back, when it is time."""
@@ -662,7 +662,7 @@ class ConfigTrial:
         self._put(confirmed)
         self._before = None
         logger.info("configuration %d of the hub is confirmed", confirmed.confirmed.version)
-        self._say()
+        self._report()
 
     async def _go_back(self, back: StoredConfig) -> None:
         """Put the confirmed configuration in force again, in memory in any case, and on disk as soon as it takes it."""
@@ -682,7 +682,7 @@ class ConfigTrial:
             logger.error("the configuration before cannot be applied to the running node, which restarts: %s", error)
             self._restart()
             return
-        self._say()
+        self._report()
 
     def _restart(self) -> None:
         self._is_ending = True
@@ -696,13 +696,13 @@ class ConfigTrial:
             self._is_unsaved = False
         except OSError as error:
             if not self._is_unsaved:
-                logger.warning("the state of the hub's configuration cannot be stored, the node goes on: %s", error)
+                logger.warning("the state of the hub's configuration cannot be stored, the node continues: %s", error)
             self._is_unsaved = True
 
     def _put(self, stored: StoredConfig) -> None:
         self.stored = stored
-        self._told(stored)
+        self._on_stored(stored)
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         if self._tell is not None:
             self._tell(self.statement())

@@ -75,10 +75,10 @@ class _Hub:
         self.outcomes: OrderedDict[tuple[int, int], tuple[int, MessageOutcome]] = OrderedDict()
         """(number, accepted) -> the number of its record, and the outcome; the oldest first."""
 
-    def add(self, seq: int, told: MessageOutcome) -> None:
-        self.next = max(self.next, told.number + 1)
-        self.accepted = max(self.accepted, told.accepted)
-        self.outcomes[told.number, told.accepted] = seq, told
+    def add(self, seq: int, outcome: MessageOutcome) -> None:
+        self.next = max(self.next, outcome.number + 1)
+        self.accepted = max(self.accepted, outcome.accepted)
+        self.outcomes[outcome.number, outcome.accepted] = seq, outcome
 
 
 class DownMemory:
@@ -123,17 +123,18 @@ class DownMemory:
             message.number, message.accepted, OutcomeKind.UNKNOWN, "the edge has stored later messages"
         )
 
-    def note(self, hub: str, told: Sequence[MessageOutcome]) -> None:
+    def note(self, hub: str, outcomes: Sequence[MessageOutcome]) -> None:
         """Remember outcomes, in the log as well. Call it in ``together``, with the messages' records.
 
         Raises:
             LogFull, LogFailed: they are not remembered.
         """
         entries = [
-            self._encode(_OutcomeEntry(VERSION, each.number, each.accepted, each.outcome, each.reason)) for each in told
+            self._encode(_OutcomeEntry(VERSION, each.number, each.accepted, each.outcome, each.reason))
+            for each in outcomes
         ]
         seq = self._log.append(self._stream, self._wall_clock(), [hub.encode()] * len(entries), entries)
-        for at, each in enumerate(told, seq):
+        for at, each in enumerate(outcomes, seq):
             self._hub(hub).add(at, each)
 
     def forget(self) -> None:
@@ -163,8 +164,8 @@ class DownMemory:
                     seq = record.seq + 1
                     entry = _decoded(record.payload, decoder)
                     if entry is not None:
-                        told = MessageOutcome(entry.number, entry.accepted, entry.outcome, entry.reason)
-                        self._hub(record.key.decode()).add(record.seq, told)
+                        outcome = MessageOutcome(entry.number, entry.accepted, entry.outcome, entry.reason)
+                        self._hub(record.key.decode()).add(record.seq, outcome)
         self.forget()
 
 
@@ -257,8 +258,8 @@ class LinkTaker:
     def _store(self, *, is_new: bool = False) -> None:
         """Store all that wait, in one commit."""
         taken, self._waiting = list(self._waiting), deque()
-        told = [self._memory.known(self._hub, message) for _, message in taken]
-        new = [each for each, known in zip(taken, told, strict=True) if known is None]
+        former = [self._memory.known(self._hub, message) for _, message in taken]
+        new = [each for each, known in zip(taken, former, strict=True) if known is None]
         now = self._clock()
         outcomes = [self._outcome(message, end <= now) for end, message in new]
         try:
@@ -268,13 +269,13 @@ class LinkTaker:
             self._waiting.extend(taken)
             self.trouble = str(error)
             if is_new:
-                self._tell([_outcome(message, OutcomeKind.WAITING, str(error)) for _, message in taken])
+                self._report([_outcome(message, OutcomeKind.WAITING, str(error)) for _, message in taken])
             self._retry_later()
             return
         self.trouble = ""
         self.counts.update(OutcomeKind(each.outcome) for each in outcomes)
         fresh, answer = iter(outcomes), self._answer
-        found = [next(fresh) if known is None else known for known in told]
+        found = [next(fresh) if known is None else known for known in former]
 
         def durable(error: BaseException | None) -> None:
             if error is None:
@@ -331,7 +332,7 @@ class LinkTaker:
                 ingest.store(gathered)  # refused as a whole, before anything is appended
             self._memory.note(self._hub, outcomes)  # within the reserved room: it is not refused
 
-    def _tell(self, outcomes: list[MessageOutcome]) -> None:
+    def _report(self, outcomes: list[MessageOutcome]) -> None:
         if outcomes:
             self._answer(Outcomes(outcomes))
 
@@ -350,5 +351,5 @@ def _outcome(message: DownMessage, outcome: OutcomeKind, reason: str = "") -> Me
     return MessageOutcome(message.number, message.accepted, outcome, reason[:REASON_CHARACTERS_MAX])
 
 
-def _nowhere(_told: Outcomes) -> None:
+def _nowhere(_outcomes: Outcomes) -> None:
     """Tell no one: no connection is open."""

@@ -55,7 +55,7 @@ from weft.storage.segment_log.encryption import disk_of
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.005
-TOLD_AFTER_S = 1.0
+WARNED_AFTER_S = 1.0
 """Time after which a log line reports the wait: most hubs answer sooner."""
 
 
@@ -75,7 +75,7 @@ async def compared(
         stopping: ends the wait.
         clock: monotonic seconds.
     """
-    began, told = clock(), False
+    began, has_warned = clock(), False
     while True:
         waited = clock() - began
         open_ = [
@@ -88,8 +88,8 @@ async def compared(
         late = [name for name in open_ if links[name].hold_at_start_s > waited]
         if not late or (stopping is not None and stopping.is_set()):
             break
-        if not told and waited >= TOLD_AFTER_S:
-            told = True
+        if not has_warned and waited >= WARNED_AFTER_S:
+            has_warned = True
             longest = max(links[name].hold_at_start_s for name in late)
             logger.info(
                 "clients wait until the hub of %s has reported what it holds of this log, at most %s (hold_at_start)",
@@ -140,7 +140,7 @@ class Conflicts:
         self._carried = {link: frozenset(streams) for link, streams in carried.items()}
         self._refuse = refuse
         self._refused: dict[int, str] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Links with a log line that another one leads to the same hub."""
         self.reasons = {link: why for link, why in _read(filesystem, path).items() if link in self._carried}
         """Link -> reason why the node acknowledges nothing of the streams that it carries, and the remedy."""
@@ -186,8 +186,8 @@ class Conflicts:
             f"links {refused.name} and {other.name} bring the same streams to the same hub, and take them from each "
             "other. Give one link all URLs of the hub, and remove the other link"
         )
-        if refused.name not in self._told:
-            self._told.add(refused.name)
+        if refused.name not in self._reported:
+            self._reported.add(refused.name)
             logger.error("%s", refused.last_error)
         return True
 
@@ -478,7 +478,7 @@ class Links:
         return ended
 
     async def pause(self, name: str, *, is_paused: bool) -> None:
-        """Let the data of a link wait, or go on, also after a restart; of all links without a name.
+        """Let the data of a link wait, or continue, also after a restart; of all links without a name.
 
         Raises:
             ValueError: there is no such link.
@@ -499,7 +499,7 @@ class Links:
 
         A connected link that has sent everything sends its last word: call this when the log accepts no more records.
         """
-        await self._say_last_words()
+        await self._send_last_words()
         tasks = [*self._tasks.values(), *self._ended, *([self._keeper] if self._keeper is not None else [])]
         for task in tasks:
             task.cancel()
@@ -509,7 +509,7 @@ class Links:
         await asyncio.to_thread(self._watermarks.close)
         await self._acknowledged.save()
 
-    async def _say_last_words(self) -> None:
+    async def _send_last_words(self) -> None:
         taken = [self._tasks[status.name] for status in self.statuses if status.is_taken and status.name in self._tasks]
         if not taken:
             return

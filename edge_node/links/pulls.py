@@ -256,7 +256,7 @@ class LinkPuller:
     def lane_ended(self, reason: str) -> None:
         """Note that the hub closed the pull's lane."""
         if self._current is not None:
-            self._say(self._current[0], PullStage.WAITING, reason=reason)
+            self._report(self._current[0], PullStage.WAITING, reason=reason)
 
     def _stop(self) -> None:
         if self._current is not None:
@@ -297,13 +297,13 @@ class LinkPuller:
             except CannotPull as error:
                 self._refuse(request, str(error))
             except (OSError, LogError) as error:
-                self._say(request, PullStage.WAITING, reason=f"the edge cannot read its log: {error}")
+                self._report(request, PullStage.WAITING, reason=f"the edge cannot read its log: {error}")
                 self._offer(None)
                 await asyncio.sleep(RETRY_S)
                 continue
             except Exception:  # a fault in the code, which must not leave the others waiting
                 logger.exception("pull %s failed", request.id)
-                self._say(request, PullStage.REFUSED, reason="internal fault: see the edge's log")
+                self._report(request, PullStage.REFUSED, reason="internal fault: see the edge's log")
             break
         self._over.add(request.id)
         self._offer(None)
@@ -320,7 +320,7 @@ class LinkPuller:
         except CannotPull as error:
             self._refuse(request, str(error), kept)
             return
-        self._say(request, PullStage.SENDING, plan, kept=kept)
+        self._report(request, PullStage.SENDING, plan, kept=kept)
         self._note(request, "%d records, %d bytes as stored, are sent", plan.records, plan.bytes)
         self._acked, self._trouble = RangeSet(), ""
         self._moved.clear()
@@ -331,7 +331,7 @@ class LinkPuller:
             )
         )  # fmt: skip
         await self._send(request, plan, stream, allowed.rate)
-        self._say(request, PullStage.DONE, plan, kept=kept)
+        self._report(request, PullStage.DONE, plan, kept=kept)
         self._note(request, "the hub has %d of %d records", self._count(plan), plan.records)
 
     def _count(self, plan: PullPlan) -> int:
@@ -343,7 +343,7 @@ class LinkPuller:
 
     def _refuse(self, request: PullRequest, reason: str, kept: int = 0) -> None:
         self._note(request, "refused: %s", reason)
-        self._say(request, PullStage.REFUSED, kept=kept, reason=reason)
+        self._report(request, PullStage.REFUSED, kept=kept, reason=reason)
 
     async def _planned(self, request: PullRequest, begin: int, bytes_max: int) -> PullPlan:
         if self._plan is None or self._plan[0] != request.id or self._plan[1].bytes > bytes_max:
@@ -418,7 +418,7 @@ class LinkPuller:
         if self._source is not None:
             self._source.offer(lane)
 
-    def _say(
+    def _report(
         self, request: PullRequest, stage: PullStage, plan: PullPlan | None = None, *, kept: int = 0, reason: str = ""
     ) -> None:
         ranges, records, size = ([], 0, 0) if plan is None else (list(plan.ranges), plan.records, plan.bytes)
@@ -448,5 +448,5 @@ def carrier(
     return None
 
 
-def _nowhere(_told: PullState) -> None:
+def _nowhere(_state: PullState) -> None:
     """Tell no one: no connection is open."""

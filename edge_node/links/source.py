@@ -121,7 +121,7 @@ class BootClocks:
         now = None if self._reading is None else self._reading()
         return now is not None and now.state is ClockState.UNSYNCED and now.boot_id not in self._boots
 
-    def tell(self, hub: str, time: int, error: int) -> None:
+    def note_time(self, hub: str, time: int, error: int) -> None:
         """Note the time that a hub node reports, unless the clock is right. With one more that agrees, it is the time.
 
         Args:
@@ -227,7 +227,9 @@ class SegmentLogSource:
                 name,
                 *offered,
                 origin=self._origin,
-                acknowledged=nothing_acknowledged if acknowledged is None else partial(self._told, acknowledged, name),
+                acknowledged=nothing_acknowledged
+                if acknowledged is None
+                else partial(self._acknowledged_of, acknowledged, name),
             )
             for name, offered in streams.items()
         ]
@@ -272,13 +274,13 @@ class SegmentLogSource:
         except LogError as error:
             raise OSError(str(error)) from error
 
-    def _told(self, acknowledged: Acknowledged, stream: str) -> list[tuple[str, list[Range]]]:
+    def _acknowledged_of(self, acknowledged: Acknowledged, stream: str) -> list[tuple[str, list[Range]]]:
         """Return the hubs' acknowledgements of a stream under the node's present name: they have the rest under
         another."""
         begin = self._begins.get(self._log.stream(stream), 0)
         found = [
             (hub, [(max(first, begin), end) for first, end in ranges if end > begin])
-            for hub, ranges in acknowledged.told(stream)
+            for hub, ranges in acknowledged.ranges_of(stream)
         ]
         return [(hub, ranges) for hub, ranges in found if ranges]
 
@@ -349,15 +351,15 @@ class PullingSource:
     def offer(self, lane: OfferedLane | None) -> None:
         """Offer the lane of a pull, without numbers, from now on; None to end it."""
         self._lane, self._shown, self.skipped = lane, RangeSet(), RangeSet()
-        self._tell(None)
+        self._report(None)
 
     def show(self, numbers: RangeSet) -> None:
         """Let these numbers be sent, and no others."""
         self._shown = numbers
         if self._lane is not None:
-            self._tell([self._lane.lane])
+            self._report([self._lane.lane])
 
-    def _tell(self, lanes: Collection[int] | None) -> None:
+    def _report(self, lanes: Collection[int] | None) -> None:
         for listener in list(self._listeners):
             listener(lanes)
 

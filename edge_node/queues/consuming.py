@@ -71,16 +71,16 @@ class Settling:
             waiting.append(work)
             return
         self._waiting[owner] = deque([work])
-        self._go_on(owner)
+        self._resume(owner)
 
     def finish(self) -> None:
         """Settle all of them now."""
         while self._waiting:
             self._step(next(iter(self._waiting)))
 
-    def _go_on(self, owner: Owner) -> None:
+    def _resume(self, owner: Owner) -> None:
         if owner in self._waiting and self._step(owner):
-            self._round_robin.wait(owner, partial(self._go_on, owner))
+            self._round_robin.wait(owner, partial(self._resume, owner))
 
     def _step(self, owner: Owner) -> bool:
         """Settle a slice. Return whether there is more."""
@@ -90,7 +90,7 @@ class Settling:
         if deliveries:
             return True
         for queue in returning:
-            queue.go_on()
+            queue.resume()
             self._due.soon(queue)
         waiting.popleft()
         if not waiting:
@@ -257,7 +257,7 @@ class Disconnects:
         into their queues: a few now, the rest in later turns of its owner."""
         self._batch.store()
         self._clients[client] = None
-        self._go_on(client)
+        self._resume(client)
 
     def finish(self) -> None:
         """Remove all of them now."""
@@ -265,9 +265,9 @@ class Disconnects:
             while not self._step(client):
                 pass
 
-    def _go_on(self, client: QueueClient) -> None:
+    def _resume(self, client: QueueClient) -> None:
         if client in self._clients and not self._step(client):
-            self._round_robin.wait(client.owner, partial(self._go_on, client))
+            self._round_robin.wait(client.owner, partial(self._resume, client))
 
     def _step(self, client: QueueClient) -> bool:
         """Remove a few of them. Return whether that was all."""

@@ -390,7 +390,7 @@ class Contents:
 
     Args:
         due: gets the queues that may have something to deliver.
-        dead: gets the messages that leave a queue unhandled, and go on.
+        dead: gets the messages that leave a queue unhandled, and are passed on.
     """
 
     def __init__(self, context: QueueContext, writer: QueueStateWriter, due: DueQueues, dead: DeadMessages) -> None:

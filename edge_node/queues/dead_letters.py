@@ -1,4 +1,4 @@
-"""Dead letters: messages that leave a queue unhandled, and go on through an exchange that the queue names.
+"""Dead letters: messages that leave a queue unhandled, and pass through an exchange that the queue names.
 
 A message leaves its queue in the commit that stores it at its destination: a crash keeps both or neither. It goes to
 queues only. Streams and subscribers had it when it was published.
@@ -56,7 +56,7 @@ class DeadLetters:
         self._topology = arrivals.topology
         self._task: asyncio.Task[None] | None = None
         self.count = 0
-        """Messages that went on."""
+        """Messages that were passed on."""
         dead.listen(self._start)
 
     def close(self) -> None:

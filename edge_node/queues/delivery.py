@@ -325,11 +325,11 @@ class Deliveries:
         self.deliver(queue)
 
     def _retry(self, queue: Queue) -> None:
-        queue.loaded.go_on()
+        queue.loaded.resume()
         self._due.soon(queue)
 
     def _is_durable(self, queue: Queue, error: BaseException | None) -> None:
-        queue.loaded.go_on()
+        queue.loaded.resume()
         if error is None:
             self._due.soon(queue)
 

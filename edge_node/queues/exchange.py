@@ -69,14 +69,14 @@ class _Node(Generic[T]):
             self.words[word] = node
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Return whether a word follows."""
         return self.words is not None or self.star is not None
 
     @property
     def is_empty(self) -> bool:
         """Return whether no pattern needs the node."""
-        return self.bound is None and self.loop is None and not self.goes_on
+        return self.bound is None and self.loop is None and not self.continues
 
 
 class PatternTree(Generic[T]):
@@ -136,7 +136,7 @@ class PatternTree(Generic[T]):
                 loop = node.loop
                 if loop is not None and loop not in loops:
                     loops[loop] = None
-                    if loop.goes_on:
+                    if loop.continues:
                         waiting.append(loop)
             steps += len(active) + len(waiting)
             # A node has one parent, so each word reaches it once.

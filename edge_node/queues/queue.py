@@ -311,10 +311,10 @@ class Queue:
         self.ready.put_back(delivery.seq, delivery.priority, delivery.size)
 
     def hold_back(self) -> None:
-        """Deliver nothing until the matching ``go_on``: messages are going back."""
+        """Deliver nothing until the matching ``resume``: messages are going back."""
         self.returning += 1
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Deliver again, if no other ``hold_back`` is open."""
         self.returning -= 1
 

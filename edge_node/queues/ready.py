@@ -421,10 +421,10 @@ class LoadedMessages:
         self._page = None
 
     def wait(self) -> None:
-        """Read nothing until ``go_on``: the next message is not durable, or the log cannot be read."""
+        """Read nothing until ``resume``: the next message is not durable, or the log cannot be read."""
         self._waits = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Allow reads again."""
         self._waits = False
 

@@ -71,13 +71,13 @@ class Unbinding:
             exchange: the deleted exchange as a source of bindings.
         """
         taken = [] if to is None else [(source, to, source.take(to)) for source in list(to.sources)]
-        self._go_on(owner, self._apart(taken, exchange), NOW_UNITS)
+        self._resume(owner, self._apart(taken, exchange), NOW_UNITS)
 
-    def _go_on(self, owner: Owner, apart: Iterator[int], left: int) -> None:
+    def _resume(self, owner: Owner, apart: Iterator[int], left: int) -> None:
         for units in apart:
             left -= units
             if left <= 0:
-                self._round_robin.wait(owner, partial(self._go_on, owner, apart, SLICE_UNITS))
+                self._round_robin.wait(owner, partial(self._resume, owner, apart, SLICE_UNITS))
                 return
 
     def _apart(

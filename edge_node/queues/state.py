@@ -177,7 +177,7 @@ class QueueStateWriter:
         log.lead(self._stream)
 
     def restore(self, state: QueueState) -> None:
-        """Go on after the records that a start has read."""
+        """Continue after the records that a start has read."""
         self.next_number, self.first = state.next_number, state.first
         self.changed_bytes, self.message_bytes = state.changed_bytes, state.message_bytes
 

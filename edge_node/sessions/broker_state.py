@@ -277,7 +277,7 @@ def recover(
             )
         meta.journal_seq = seq
         if touched.sessions or touched.shared:
-            _tell_journal(log, journal, ends, wall_clock())
+            _write_restart(log, journal, ends, wall_clock())
     kept = Folded(
         {client_id: each for client_id, each in folded.sessions.items() if each.record is not None},
         {name: each for name, each in folded.shared.items() if each.record is not None},
@@ -323,7 +323,7 @@ def _save(database: Database, folded: Folded, meta: Meta) -> bool:
     return True
 
 
-def _tell_journal(log: SegmentLog, journal: int, ends: Mapping[int, int], now: int) -> None:
+def _write_restart(log: SegmentLog, journal: int, ends: Mapping[int, int], now: int) -> None:
     try:
         log.append(journal, now, [b""], [encode_entry(Restarted(dict(ends)))])
     except LogError as error:

@@ -346,10 +346,10 @@ class Database:
     def _run_all(self, requests: list[_Request]) -> None:
         error = self._transaction([request.job for request in requests])
         if error is None or len(requests) == 1:
-            self._tell(requests, error)
+            self._settle(requests, error)
             return
         for request in requests:  # one of them may have caused the error; the others must not fail with it
-            self._tell([request], self._transaction([request.job]))
+            self._settle([request], self._transaction([request.job]))
 
     def _transaction(self, jobs: list[Job]) -> BaseException | None:
         if self.failed is not None:
@@ -394,7 +394,7 @@ class Database:
             logger.error("a change of %s failed", self._path, exc_info=error)
         return error
 
-    def _tell(self, requests: list[_Request], error: BaseException | None) -> None:
+    def _settle(self, requests: list[_Request], error: BaseException | None) -> None:
         for request in requests:
             if request.direct:
                 request.done(error)

@@ -156,7 +156,7 @@ class SessionReader:
             if options.share is None
         }
         self._own = OwnFilters(window, window.subscribed, subscriptions)
-        self._told_of_loss = False
+        self._has_reported_loss = False
         self._newer: dict[ClientSubscription, dict[int, int]] = {}
         """Subscriptions made while the session was behind -> stream -> their first seq."""
 
@@ -210,8 +210,8 @@ class SessionReader:
     def lost(self, count: int) -> None:
         """Count records that the log no longer had; a log line reports the first."""
         self._counters.deliveries_lost += count
-        if not self._told_of_loss:
-            self._told_of_loss = True
+        if not self._has_reported_loss:
+            self._has_reported_loss = True
             log.warning("%s is too slow: the log has deleted %d records before it read them", self.name, count)
 
     def joining(self) -> None:

@@ -406,12 +406,12 @@ class RetainedMessages:
             self._durable = changes
         due = [callback for number, callback in self._waiting if number <= changes]
         self._waiting = self._waiting[len(due) :]
-        _tell(due, error)
+        _settle(due, error)
         if self._waiting or error is None:
             self.flush()
 
 
-def _tell(callbacks: Iterable[Done], error: BaseException | None) -> None:
+def _settle(callbacks: Iterable[Done], error: BaseException | None) -> None:
     for callback in callbacks:
         callback(error)
 

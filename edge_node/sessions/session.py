@@ -366,7 +366,7 @@ class RetainedFeed:
         """Start without any.
 
         Args:
-            round_robin: calls ``go_on`` at the feed's turn.
+            round_robin: calls ``resume`` at the feed's turn.
             done: called once, when all is sent or ``stop`` was called.
         """
         self._window = window
@@ -411,7 +411,7 @@ class RetainedFeed:
         finally:
             self._pumping = False
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Continue in the feed's turn."""
         self._scheduled = False
         if self._is_over:
@@ -454,9 +454,9 @@ class RetainedFeed:
     def _schedule(self) -> None:
         self._scheduled = True
         if self._window.held:
-            asyncio.get_running_loop().call_later(HELD_WAIT_S, self._round_robin.wait, self._window.owner, self.go_on)
+            asyncio.get_running_loop().call_later(HELD_WAIT_S, self._round_robin.wait, self._window.owner, self.resume)
         else:
-            self._round_robin.wait(self._window.owner, self.go_on)
+            self._round_robin.wait(self._window.owner, self.resume)
 
     def _send(self, message: Message, options: DeliveryOptions) -> None:
         window = self._window

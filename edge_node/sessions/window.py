@@ -484,12 +484,12 @@ class ClientWindow:
         "_catch_up",
         "_context",
         "_fall_behind",
+        "_has_reported_drops",
         "_identity",
         "_inflight_max",
         "_live",
         "_sending",
         "_state",
-        "_told_of_drops",
         "_waiting",
         "_when_room",
         "_writer",
@@ -522,7 +522,7 @@ class ClientWindow:
         self._catch_up: CatchUp | None = None
         """Reader of the log; None unless messages are read from the log or the client is away."""
         self._when_room: dict[Callable[[], None], None] | None = None
-        self._told_of_drops = False
+        self._has_reported_drops = False
 
     # --- state for other objects
 
@@ -686,8 +686,8 @@ class ClientWindow:
     def _drop(self) -> None:
         """Count a message that has no room and is not in the log; a log line reports the first."""
         self._context.counters.deliveries_dropped += 1
-        if not self._told_of_drops:
-            self._told_of_drops = True
+        if not self._has_reported_drops:
+            self._has_reported_drops = True
             log.warning(
                 "MQTT client %r acknowledges too slowly: messages that no stream keeps are dropped beyond "
                 "limits.session_queue. Add a stream for their topics, and the client gets them from the log",

@@ -128,7 +128,7 @@ class FrameReader:
         self._parts: list[bytes] = []
         self._taken = 0
         self._loop = asyncio.get_running_loop()
-        self._told = self._loop.time()
+        self._heard_at = self._loop.time()
 
     def at_eof(self) -> bool:
         """Return whether the stream has ended."""
@@ -162,10 +162,10 @@ class FrameReader:
                 raise ConnectionError(f"the broker announced a frame of {size} bytes")
             frame = await read(size + 1)
             if not channel or frame[-1] != _END or not self._is_of_delivery(kind, frame):
-                self._told = self._loop.time()
+                self._heard_at = self._loop.time()
                 return head + frame
-            if self._loop.time() - self._told >= HEARD_S:
-                self._told = self._loop.time()
+            if self._loop.time() - self._heard_at >= HEARD_S:
+                self._heard_at = self._loop.time()
                 return _HEARTBEAT
             if self._taken >= AT_A_TIME:
                 self._taken = 0
@@ -269,7 +269,7 @@ class AmqpConnection(SourceConnection):
             answer = await underlay.basic_consume(settings.queue, _not_called)
             self._consumer_tag = answer.consumer_tag
         except (AMQPError, RuntimeError) as error:
-            raise SourceDown(told(error, settings.queue)) from None
+            raise SourceDown(failure_text(error, settings.queue)) from None
         self._tasks = [
             asyncio.create_task(self._answer(), name=f"{self.publisher} acknowledgements"),
             asyncio.create_task(self._count(channel), name=f"{self.publisher} waiting messages"),
@@ -324,7 +324,7 @@ class AmqpConnection(SourceConnection):
     def pause(self) -> None:
         """Pause: arriving messages wait, and ``prefetch`` bounds them."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Handle messages that arrived meanwhile, some in each turn."""
         left = AT_A_TIME
         while left > 0 and self._ahead:
@@ -368,7 +368,7 @@ class AmqpConnection(SourceConnection):
                     self._sent_to = self._acknowledged_to
                     await underlay.basic_ack(self._sent_to, multiple=True, wait=False)
         except (AMQPError, RuntimeError, OSError) as error:
-            self.end(told(error, self._settings.queue))
+            self.end(failure_text(error, self._settings.queue))
 
     async def _count(self, channel: AbstractChannel) -> None:
         """Request the number of waiting messages at intervals."""
@@ -380,7 +380,7 @@ class AmqpConnection(SourceConnection):
                 queue = await channel.declare_queue(self._settings.queue, passive=True)
                 self.status.waiting = queue.declaration_result.message_count
         except (AMQPError, RuntimeError, OSError) as error:
-            self.end(told(error, self._settings.queue))
+            self.end(failure_text(error, self._settings.queue))
 
     # --- the end
 
@@ -415,14 +415,14 @@ class AmqpConnection(SourceConnection):
 
     def _closed(self, closing: asyncio.Future[object]) -> None:
         error = None if closing.cancelled() else closing.exception()
-        self.end(told(error, self._settings.queue))
+        self.end(failure_text(error, self._settings.queue))
 
 
 async def _not_called(_: object) -> None:
     """Serve as the consumer's callback: deliveries do not reach the library."""
 
 
-def told(error: BaseException | None, queue: str) -> str:
+def failure_text(error: BaseException | None, queue: str) -> str:
     """Return the reason of a broker's refusal, or of a connection's end, as text."""
     from aiormq import exceptions
 
@@ -513,9 +513,9 @@ class AmqpRunner(Runner):
             cause = _cause(error)
             if isinstance(cause, OSError) and not isinstance(cause, AMQPError):
                 raise cause from None
-            raise SourceDown(told(error, settings.queue)) from None
+            raise SourceDown(failure_text(error, settings.queue)) from None
         except KeyError as error:
-            raise _says_too_little(error) from None
+            raise _lacks_fields(error) from None
         connection = AmqpConnection(self.node, self.status, self.topics, self.memory, settings, opened, deliveries)
         try:
             await connection.consume()
@@ -523,7 +523,7 @@ class AmqpRunner(Runner):
             connection.end(str(error))
             await connection.disconnect()
             if isinstance(error, KeyError):
-                raise _says_too_little(error) from None
+                raise _lacks_fields(error) from None
             raise
         connection.ended.add_done_callback(lambda _: self._disconnect(connection))
         return connection
@@ -552,7 +552,7 @@ class AmqpRunner(Runner):
         task.add_done_callback(self._leaving.discard)
 
 
-def _says_too_little(error: KeyError) -> SourceDown:
+def _lacks_fields(error: KeyError) -> SourceDown:
     """Return the error for a broker without a property that aiormq requires."""
     return SourceDown(
         f"the broker names no {error.args[0]} when it greets, as RabbitMQ does and the client needs. Is the "

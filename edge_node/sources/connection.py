@@ -180,7 +180,7 @@ class SourceConnection:
 
     def _refused(self, kind: str, why: str) -> str:
         self.status.refused += 1
-        repeated = self.memory.lines.say(kind, asyncio.get_running_loop().time())
+        repeated = self.memory.lines.due(kind, asyncio.get_running_loop().time())
         if repeated is not None:
             log.warning("source %s: a message is refused and not kept: %s%s", self.status.name, why, left_out(repeated))
         return why
@@ -231,17 +231,17 @@ class SourceConnection:
         if self._is_refused:
             return
         if not self._pauses and not self.ended.done():
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if not self._is_refused and not self._pauses and not self.ended.done():
-            self.go_on()
+            self.resume()
 
     def pause(self) -> None:
         """Stop reading from the broker."""
         raise NotImplementedError
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Handle data that arrived meanwhile, and resume reading."""
         raise NotImplementedError
 
@@ -418,13 +418,13 @@ class SourceLog:
 
     def connected(self, url: str, now: float) -> None:
         """Log that messages can come."""
-        told = self._state.up(now)
-        if told is None:
+        change = self._state.up(now)
+        if change is None:
             return
-        after = f", after {approximate_duration(told.away_s)}{' away' if told.again else ''}"
+        after = f", after {approximate_duration(change.away_s)}{' away' if change.again else ''}"
         log.info(
             "source %s: connected %sto %s%s",
-            self._name, "again " if told.again else "", url, after if told.again or told.failures else "",
+            self._name, "again " if change.again else "", url, after if change.again or change.failures else "",
         )  # fmt: skip
 
     def failed(self, url: str, reason: str, retry_s: float, now: float) -> None:
@@ -433,11 +433,11 @@ class SourceLog:
         Args:
             reason: for people; parts of it are a broker's text.
         """
-        told = self._state.down(reason, now)
-        if told is None:
+        change = self._state.down(reason, now)
+        if change is None:
             return
-        what = f"disconnected after {approximate_duration(told.since_s)}" if told.was_up else "not connected"
+        what = f"disconnected after {approximate_duration(change.since_s)}" if change.was_up else "not connected"
         log.warning(
             "source %s: %s: %s: %s (next try in %.1f s%s)", self._name, what, url, reason, retry_s,
-            left_out(told.left_out),
+            left_out(change.left_out),
         )  # fmt: skip

@@ -105,18 +105,20 @@ def client_context(settings: SourceSettings) -> ssl.SSLContext:
         try:
             context.load_verify_locations(tls.ca_file)
         except OSError as error:
-            raise CredentialsUnusable("tls.ca_file", _tls_told(tls.ca_file, error, "PEM certificates")) from None
+            raise CredentialsUnusable("tls.ca_file", _tls_reason(tls.ca_file, error, "PEM certificates")) from None
     if tls is not None and tls.certificate is not None:
         try:
             # OpenSSL would ask at the terminal for the password of an encrypted key.
             context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
         except OSError as error:
             files = tls.certificate if tls.key is None else f"{tls.certificate} with {tls.key}"
-            raise CredentialsUnusable("tls.certificate", _tls_told(files, error, "a certificate and its key")) from None
+            raise CredentialsUnusable(
+                "tls.certificate", _tls_reason(files, error, "a certificate and its key")
+            ) from None
     return context
 
 
-def _tls_told(files: str, error: OSError, wanted: str) -> str:
+def _tls_reason(files: str, error: OSError, wanted: str) -> str:
     if isinstance(error, ssl.SSLError):
         return f"{files}: expected {wanted} in PEM ({error.reason or 'not readable'})"
     return f"{error.filename or files}: {why_unreadable(error)}"

@@ -374,7 +374,7 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
         if self._transport is not None:
             self._transport.pause_reading()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Handle data that arrived meanwhile, and resume reading."""
         ahead, self._ahead = self._ahead, b""
         self._heard = self._loop.time()

@@ -369,11 +369,11 @@ class NodeStatus:
         disk = self._disk(stats)
         is_full = stats.failed is not None or self.log.shortage() is not None
         left, rate = 0 if is_full else disk["outage_seconds_left"], disk["bytes_per_second"]
-        told = [_function(name, streams.get(name), facts) for name, facts in sorted(functions.items())]
+        reports = [_function(name, streams.get(name), facts) for name, facts in sorted(functions.items())]
         return NodeReport(
             stats.bytes_on_disk, stats.budget_bytes, max(0, stats.usable_bytes - stats.unsafe_bytes),
             None if rate is None else int(rate), None if left is None else int(left),
-            told[:FUNCTIONS_MAX], len(told[FUNCTIONS_MAX:]),
+            reports[:FUNCTIONS_MAX], len(reports[FUNCTIONS_MAX:]),
         )  # fmt: skip
 
     def _recovery(self) -> dict[str, Any]:
@@ -477,14 +477,14 @@ class ShortageLog:
         elif not self._is_full or now - self._full_since >= STABLE_S:
             if not self._is_full:
                 self._full_since = now
-            if (told := self._state.down(shortage, now)) is not None:
-                since = "" if told.was_up else f", for {approximate_duration(told.since_s)} now"
+            if (change := self._state.down(shortage, now)) is not None:
+                since = "" if change.was_up else f", for {approximate_duration(change.since_s)} now"
                 logger.error("devices get no acknowledgements%s: %s", since, shortage)
         self._is_full = shortage is not None
 
     def low(self, warning: str | None, now: float) -> None:
         """Handle a warning that little space is left; None while there is enough."""
-        if warning is not None and not self._was_low and self._low.say("low", now) is not None:
+        if warning is not None and not self._was_low and self._low.due("low", now) is not None:
             logger.warning("%s", warning)
         self._was_low = warning is not None
 

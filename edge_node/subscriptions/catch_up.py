@@ -173,7 +173,7 @@ class CatchUp:
         """Begin at the reader's turn."""
         if not self._waits:
             self._waits = True
-            self._turns.round_robin.wait(self._owner, self._go_on)
+            self._turns.round_robin.wait(self._owner, self._resume)
 
     def start(self) -> None:
         """Begin or resume reading at the reader's turn."""
@@ -181,7 +181,7 @@ class CatchUp:
         if self._task is None:
             self.begin_soon()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._waits = False
         self.begin()
         if self._runs and self._task is None:

@@ -103,7 +103,7 @@ class DeclaredDeletions(NamedTuple):
 
     lanes: dict[LaneKey, RangeSet]
     offsets: dict[int, RangeSet]
-    told: list[DeclaredDeletion]
+    reported: list[DeclaredDeletion]
     """Each of them, for people."""
 
 
@@ -176,13 +176,13 @@ async def read_declared(store: ObjectStore, tenant: str, stream: str) -> Declare
             lanes[edge, log_id].update(RangeSet(ranges))
         for shard, ranges in deletion.offsets:
             offsets[shard].update(RangeSet(ranges))
-    return DeclaredDeletions(lanes, offsets, [_told(number, each) for number, each in found.items()])
+    return DeclaredDeletions(lanes, offsets, [_declared(number, each) for number, each in found.items()])
 
 
-def _told(number: int, deletion: Deletion) -> DeclaredDeletion:
+def _declared(number: int, deletion: Deletion) -> DeclaredDeletion:
     is_erased = deletion.erasure is not None
-    told = number, deletion.time, deletion.by, deletion.reason, deletion.rows, deletion.count
-    return DeclaredDeletion(*told, is_erased=is_erased, received_until=deletion.received_until)
+    fields = number, deletion.time, deletion.by, deletion.reason, deletion.rows, deletion.count
+    return DeclaredDeletion(*fields, is_erased=is_erased, received_until=deletion.received_until)
 
 
 # Comparison of an audit's merged counts: lanes and shards, and differences between log and table.
@@ -278,8 +278,8 @@ class Comparison:
         log.update(lost)
         gaps, end = self._gaps(key, log.end)
         accounted = log.copy()
-        for told in gaps.values():
-            accounted.update(told)
+        for ranges in gaps.values():
+            accounted.update(ranges)
         holes = accounted.missing(0, end)
         absent = without(below, table)
         absent.update(without(lost, table))
@@ -298,7 +298,7 @@ class Comparison:
             deleted=absent.count() - replaced.count() - missing.count(),
             replaced=replaced.count(),
             unknown=without(table, log).count(),
-            gaps={reason: told.count() for reason, told in gaps.items() if told},
+            gaps={reason: ranges.count() for reason, ranges in gaps.items() if ranges},
             holes=sum(end - first for first, end in holes),
             hole_ranges=holes[:HOLES_LISTED_MAX],
             resent=part.resent[key],
@@ -314,10 +314,10 @@ class Comparison:
         """
         explained, found = self._part.explained[key[1]], {}
         for reason, numbers in sorted(self._part.gaps[key].items()):
-            told = numbers
+            reported = numbers
             if reason == GapReason.RENAMED:
-                told = without(numbers, without(numbers, explained))
-            found[reason_name(reason)] = told
+                reported = without(numbers, without(numbers, explained))
+            found[reason_name(reason)] = reported
             end = max(end, numbers.end)
         return found, end
 
@@ -422,7 +422,7 @@ class _Audit:
                 stated[lane].update(ranges)
         version = self._table.version if self._table is not None else None
         report = Comparison(self._scope, self._part, stated, self._skipped, ends, version, self._declared).report()
-        return msgspec.structs.replace(report, open_gaps=self._open_gaps, deletions=self._declared.told)
+        return msgspec.structs.replace(report, open_gaps=self._open_gaps, deletions=self._declared.reported)
 
     async def _count(self, tasks: Sequence[Task]) -> None:
         if tasks:

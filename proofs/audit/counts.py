@@ -142,7 +142,7 @@ class Scope:
     unsummed: Mapping[int, RangeSet] = field(default_factory=dict)
     """Shard -> offsets whose payloads and times are not compared: those of ``skips`` and of declared deletions."""
     only_latest: bool = False
-    """True if the table is a latest table that stands instead of the table of all rows."""
+    """True if the table is a latest table that replaces the table of all rows."""
     payload: PayloadKind = PayloadKind.BYTES
     """Payload kind of the table."""
     payload_columns: tuple[str, ...] = ()

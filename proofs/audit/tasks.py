@@ -160,10 +160,10 @@ class _Window:
 
     def _count_section(self, chunk: Chunk, section: StreamSection, data: bytes) -> None:
         scope, shard = self._scope, self._log.shard
-        told = RowsOf(section, data, chunk.footer.lanes_of(section), chunk.footer.clocks_of(section))
+        of_section = RowsOf(section, data, chunk.footer.lanes_of(section), chunk.footer.clocks_of(section))
         columns = (*COLUMNS, ORIGIN_COLUMN, *scope.payload_columns)
         for start, stop in self._wanted(section):
-            rows = rows_of([told], shard, [], lambda _: (), start, stop, columns=columns, payload=scope.payload)
+            rows = rows_of([of_section], shard, [], lambda _: (), start, stop, columns=columns, payload=scope.payload)
             self._count_rows(rows)
 
     def _count_rows(self, batches: Iterable[pa.RecordBatch]) -> None:

@@ -3,7 +3,7 @@
 The order makes it consistent. The manifests of all shards are read first: what the collector may delete is in the
 tables then. The tables' versions are read next, and the ends of the logs last, so that every row of a table is in a
 log. Then everything is copied, and the record says so. A run that ends early leaves the record of the one before, and
-all that this record names; the next one goes on with what is there.
+all that this record names; the next one continues with what is there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from weft.storage.object_store.opening import lay_out
 from weft.storage.presence import running
 from weft.storage.table import delta_log
 from weft.storage.table.actions import Action, plain_path
-from weft.storage.table.delta_log import TableLog, decode_pointer, stands_instead
+from weft.storage.table.delta_log import TableLog, decode_pointer, replaces_all_rows
 
 # Copies of the logs of shards into a backup.
 
@@ -241,7 +241,7 @@ async def table_parts(store: ObjectStore, note: Callable[[str], None]) -> list[T
     with_all_rows = {(part.tenant, part.stream) for part in found}
     async for tenant, stream in tables(store, hub_keys.LATEST):
         key = hub_keys.latest_key(tenant, stream)
-        if (tenant, stream) not in with_all_rows and stands_instead(await TableLog(store, key).read()):
+        if (tenant, stream) not in with_all_rows and replaces_all_rows(await TableLog(store, key).read()):
             note(f"{key}, the only table of its stream, is left out: a restored hub makes it again from the log alone")
     return found
 
@@ -317,7 +317,7 @@ async def make_backup(
     Raises:
         BackupUnusable: the place has something else, or the store cannot be copied.
         ClusterUnusable: the store holds no hub.
-        StoreError: one of the stores did not answer. Run it again: it goes on.
+        StoreError: one of the stores did not answer. Run it again: it continues.
     """
     if is_inside(target, store):
         raise BackupUnusable("the place of the backup is inside the store: name another")
@@ -466,7 +466,7 @@ async def prune(place: ObjectStore, view: BackupView) -> int:
     Raises:
         BackupUnusable: another run has replaced the record meanwhile.
         TableError: a table of the backup cannot be read.
-        StoreError: the store did not answer. Run it again: it goes on.
+        StoreError: the store did not answer. Run it again: it continues.
     """
     turns, deleted = CopyTurns(), 0
     async for key in _useless(place, view):
@@ -551,7 +551,7 @@ MARK = hub_keys.RESTORING
 async def restore(
     view: BackupView, target: ObjectStore, *, clock: Callable[[], int], note: Callable[[str], None] = _logger.info
 ) -> Copied:
-    """Copy a backup into an empty store; run again, it goes on.
+    """Copy a backup into an empty store; run again, it continues.
 
     Args:
         clock: nanoseconds since 1970. The store says from then on when it was restored.
@@ -559,7 +559,7 @@ async def restore(
 
     Raises:
         BackupUnusable: the store is not empty, a hub process runs on it, or an object of the backup is missing.
-        StoreError: one of the stores did not answer. Run it again: it goes on.
+        StoreError: one of the stores did not answer. Run it again: it continues.
     """
     copier = Copier(view, target)
     lay_out(target, view.record.cluster)

@@ -129,13 +129,13 @@ def write_table(table: Mapping[str, FieldValue]) -> bytes:
 
 def _span(data: bytes, at: int, end: int, depth: int) -> tuple[int, int]:
     if depth > DEPTH_MAX:
-        raise _malformed(f"tables and arrays stand more than {DEPTH_MAX} deep in each other")
+        raise _malformed(f"tables and arrays are nested more than {DEPTH_MAX} deep")
     if at + 4 > end:
         raise _malformed("a table has no length")
     (size,) = _U32.unpack_from(data, at)
     at += 4
     if at + size > end:
-        raise _malformed("a table passes the end of what it stands in")
+        raise _malformed("a table passes the end of what contains it")
     return at, at + size
 
 

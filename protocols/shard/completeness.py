@@ -43,7 +43,7 @@ class Reason(StrEnum):
     CLOCK = "clock_behind"
     SILENT = "silent"
     LATE = "late"
-    TABLE = "table_stands_still"
+    TABLE = "table_stops"
     HUB_CLOCK = "hub_clock_wrong"
 
 
@@ -256,7 +256,7 @@ def moment_of(held: LaneState, *, peers: bool) -> int | None:
 
 
 def matches(pattern: str, edge: str) -> bool:
-    """Return whether a name, or a pattern in which ``*`` stands for any characters, is an edge's.
+    """Return whether a name, or a pattern in which ``*`` matches any characters, is an edge's.
 
     It takes time in proportion to both lengths. A regular expression with many ``.*`` would take their product many
     times over, and hubs match each edge that links.
@@ -361,35 +361,35 @@ def _restored(lane: Lane, held: LaneState, peers: bool, lost: LostRecords | None
 def _waits(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -> HeldBack | None:
     moment = moment_of(held, peers=peers)
 
-    def told(reason: Reason, since: int | None, why: str, advice: str) -> HeldBack:
+    def held_back(reason: Reason, since: int | None, why: str, advice: str) -> HeldBack:
         return HeldBack(lane.edge, lane.log_id, reason, since, moment, why, advice)
 
     newest, end = held.newest_mark, held.ranges.contiguous_end()
     if newest is None:
-        return told(
+        return held_back(
             Reason.NO_MARK, held.last_seen or None, "the edge has sent records of the lane and no mark yet",
             "see `weft edge status` on that edge",
         )  # fmt: skip
     if peers and held.pending_marks and held.whole_end() < end:
-        return told(
+        return held_back(
             Reason.ABSENT, None,
             f"absent: another cluster may have {_absent(held)}, which the edge does not have any more",
             "bring the link from the other cluster up; if it does not have them either, set `peers: false`",
         )  # fmt: skip
     if held.pending_marks and newest.seq > end:
-        return told(
+        return held_back(
             Reason.HOLE, None, f"the records from seq {end} on are missing, the edge had given out numbers below "
             f"{newest.seq}", "they are on their way; if not, see `weft edge status` on that edge",
         )  # fmt: skip
     steps = behind(lane)
     if steps is not None and steps >= CLOCK_BEHIND_MIN_NS:
-        return told(
+        return held_back(
             Reason.CLOCK, held.last_seen or None,
             f"the edge's clock was set back: it is {steps / _SECOND:.3g} s before the moment that the lane had reached",
             "nothing: the moment moves on when the edge's clock has passed it. Records until then are marked `stepped`",
         )  # fmt: skip
     if now - newest.time >= SILENT_NS:
-        return told(
+        return held_back(
             Reason.SILENT, held.last_seen or None, _silence(held, (now - newest.time) // _SECOND),
             "restore its link; if its disk is gone for good, `weft hub retire`",
         )  # fmt: skip

@@ -128,7 +128,7 @@ _TIME = msgspec.msgpack.Decoder(TimeBody)
 _replace = msgspec.structs.replace
 
 
-def told_time(control: Control, created: int) -> int:
+def declared_time(control: Control, created: int) -> int:
     """Return the time that a TIME record tells, at most that of its chunk (``created``): the clock of the chunk's
     writer was held against others.
 
@@ -252,23 +252,23 @@ def folding(state: ShardState, chunk: Chunk) -> Generator[None, None, Folded]:
             records that the shard has already, or a control record does not fit.
         ValueError: the chunk's index was read without streams that the state follows.
     """
-    told = _followed(chunk, state.only)
-    _check(state, chunk, told.sections)
+    followed = _followed(chunk, state.only)
+    _check(state, chunk, followed.sections)
     # Clocks of writers differ. A time that went back would make lanes look silent for longer than they were.
     created = max(state.created, chunk.header.created)
-    folded = Folded(chunk, created, told.sections)
-    for control in told.controls:
+    folded = Folded(chunk, created, followed.sections)
+    for control in followed.controls:
         if control.kind == ControlKind.TIME:
             yield from _set_back(state, folded, control)
         elif control.kind == ControlKind.SEAL:
-            yield from _seal(state, folded, told, control)
+            yield from _seal(state, folded, followed, control)
         elif control.kind == ControlKind.APART:
-            _set_apart(state, folded, told, control)
+            _set_apart(state, folded, followed, control)
         else:
             _fold_control(state, folded, control)
     created = folded.created
     lanes, changed = state.lanes, folded.lanes
-    for update in told.lanes:  # most of the work of a hub and of its followers
+    for update in followed.lanes:  # most of the work of a hub and of its followers
         lane = lane_of(update)
         known = None if lane in changed else lanes.get(lane)
         # One run that continues what is held, and perhaps a mark: no set is copied or searched for it.
@@ -277,10 +277,10 @@ def folding(state: ShardState, chunk: Chunk) -> Generator[None, None, Folded]:
             changed[lane] = grown
         else:
             _fold_lane(state, folded, lane, update)
-    for control in told.controls:
+    for control in followed.controls:
         if control.kind == ControlKind.FORGET:
             _forget(state, folded, control)
-    for clock in told.clocks:
+    for clock in followed.clocks:
         log = (clock.tenant, clock.edge, clock.log_id)
         boots = folded.clocks.get(log, state.clocks.get(log, []))
         others = [boot for boot in boots if boot.boot_id != clock.boot_id]
@@ -374,7 +374,7 @@ def _forget(state: ShardState, folded: Folded, control: Control) -> None:
 def _set_back(state: ShardState, folded: Folded, control: Control) -> Generator[None, None, None]:
     """Lower the shard's time, and all later times of the hub's clock. About a microsecond for each lane, once. Yields
     after each ``STEP_LANES`` of them."""
-    time = told_time(control, folded.chunk.header.created)
+    time = declared_time(control, folded.chunk.header.created)
     if time >= folded.created:
         return
     folded.created = time
@@ -389,12 +389,12 @@ def _set_back(state: ShardState, folded: Folded, control: Control) -> Generator[
     folded.open_gaps |= {key: lowered_gaps(gaps, time) for key, gaps in (state.open_gaps | folded.open_gaps).items()}
 
 
-def _seal(state: ShardState, folded: Folded, told: Followed, control: Control) -> Generator[None, None, None]:
+def _seal(state: ShardState, folded: Folded, followed: Followed, control: Control) -> Generator[None, None, None]:
     """Take the edges of one half out of the shard: they are in the new one. Yields as ``_set_back``."""
     chunk = folded.chunk
     seal, n = seal_of(control.body), chunk.header.n
     # What else the chunk had would have to be divided between two shards.
-    if told.sections or told.lanes or told.clocks or len(told.controls) > 1:
+    if followed.sections or followed.lanes or followed.clocks or len(followed.controls) > 1:
         raise Corrupt(f"chunk {n} of shard {state.shard} has a SEAL record and other things")
     if not seals_in_order(state.splits, seal, state.shard):
         raise Corrupt(f"chunk {n} of shard {state.shard} splits it to shard {seal.shard} a second time, or too late")
@@ -413,10 +413,10 @@ def _seal(state: ShardState, folded: Folded, told: Followed, control: Control) -
     folded.split = Split(seal.shard, seal.bit, n, seal.nonce)
 
 
-def _set_apart(state: ShardState, folded: Folded, told: Followed, control: Control) -> None:
+def _set_apart(state: ShardState, folded: Folded, followed: Followed, control: Control) -> None:
     """Take nothing of a tenant from here on, which gets a shard of its own; or take it again."""
     n = folded.chunk.header.n
-    if told.sections or told.lanes or told.clocks or len(told.controls) > 1:
+    if followed.sections or followed.lanes or followed.clocks or len(followed.controls) > 1:
         raise Corrupt(f"chunk {n} of shard {state.shard} has an APART record and other things")
     folded.apart = after_apart(state, control, n)
 

@@ -484,10 +484,10 @@ class LaneState(msgspec.Struct, gc=False):
 
     def add_origins(self, origins: Iterable[Origin]) -> None:
         """Add origins by their numbers; the latest definition of a number counts."""
-        told = by_number(origins)
+        declared = by_number(origins)
         known = by_number(self.origins)
-        if any(known.get(number) != origin for number, origin in told.items()):  # else keep the same list
-            known |= told
+        if any(known.get(number) != origin for number, origin in declared.items()):  # else keep the same list
+            known |= declared
             self.origins = [known[number] for number in sorted(known)[-ORIGINS_MAX:]]
 
 

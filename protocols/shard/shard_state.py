@@ -251,8 +251,8 @@ class ShardState:
         self.fields.update(folded.fields)
         self.skips.update(folded.skips)
         self.open_gaps.update(folded.open_gaps)
-        for stream, told in folded.forgotten.items():
-            self._forget(stream, told)
+        for stream, forgotten in folded.forgotten.items():
+            self._forget(stream, forgotten)
         self.clocks.update(folded.clocks)
         for number, change in folded.extensions.items():
             held = self._extensions[number] = self.extension(number)
@@ -267,12 +267,12 @@ class ShardState:
         self.n = chunk.header.n
         self.footer_crc = chunk.footer_crc
 
-    def _forget(self, stream: StreamKey, told: Forgotten) -> None:
+    def _forget(self, stream: StreamKey, forgotten: Forgotten) -> None:
         for held in (self.fields, self.open_gaps, self._streams, self._stopped):
             held.pop(stream, None)
         self._names.get(stream[0], {}).pop(stream[1], None)
         if stream in self.next_offset:
-            self.forgotten[stream] = told
+            self.forgotten[stream] = forgotten
 
     def knows_clock(self, clock: ClockUpdate) -> bool:
         """Return whether the state holds this notice of a boot's clock."""
@@ -416,7 +416,7 @@ class ShardState:
         folded = self.rules.level, self.fold_level, self.created, self.drops
 
         def encode() -> bytes:
-            told = [
+            lines = [
                 StreamSnapshot(*key, streams[key], list(named), list(named.values()), *rest, forgotten.get(key))
                 for key in sorted(streams)
                 for named, rest in ((fields.get(key, {}), (skips.get(key, []), open_gaps.get(key, []))),)
@@ -424,7 +424,7 @@ class ShardState:
             known = [LogClocks(*key, clocks[key]) for key in sorted(clocks)]
             kept = {number: encoded() for number, encoded in extensions.items()}
             needs = (SPLITS if splits else 0) | (APART if apart else 0)
-            snapshot = Snapshot(*head, needs, *folded, told, known, kept, splits, apart)
+            snapshot = Snapshot(*head, needs, *folded, lines, known, kept, splits, apart)
             return snapshots.encode(snapshot, list(lanes.items()))
 
         return encode

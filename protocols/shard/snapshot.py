@@ -63,8 +63,8 @@ def forgotten(body: bytes, created: int) -> Forgotten:
     Raises:
         Corrupt: the body is malformed.
     """
-    told = unpack(_BODY, body, "a FORGET record")
-    return Forgotten(created, told.by, told.reason, told.tabled)
+    fields = unpack(_BODY, body, "a FORGET record")
+    return Forgotten(created, fields.by, fields.reason, fields.tabled)
 
 
 MAGIC = b"WFN"
@@ -243,11 +243,13 @@ def with_skip(known: list[Skip], body: bytes, next_offset: int, time: int) -> li
     Raises:
         Corrupt: the body is malformed.
     """
-    told = unpack(_SKIP, body, "a SKIP record")
-    fits = told.first < told.end <= next_offset and len(known) < SKIPS_MAX
-    if not fits or any(told.first < other.end and other.first < told.end for other in known):
+    fields = unpack(_SKIP, body, "a SKIP record")
+    fits = fields.first < fields.end <= next_offset and len(known) < SKIPS_MAX
+    if not fits or any(fields.first < other.end and other.first < fields.end for other in known):
         return known
-    return sorted([*known, Skip(told.first, told.end, time, told.reason, told.runs)], key=lambda skip: skip.first)
+    return sorted(
+        [*known, Skip(fields.first, fields.end, time, fields.reason, fields.runs)], key=lambda skip: skip.first
+    )
 
 
 def lane_snapshot(lane: Lane, held: LaneState) -> LaneSnapshot:
@@ -409,8 +411,8 @@ def encode(snapshot: Snapshot, lanes: Sequence[tuple[Lane, LaneState]]) -> bytes
         list(snapshot.splits), list(snapshot.apart),
     )  # fmt: skip
     fields = msgspec.structs.astuple(head)
-    told = len(fields) if head.apart else len(fields) - 1 if head.splits else len(fields) - 2
-    body = msgspec.msgpack.encode(fields[:told])
+    field_count = len(fields) if head.apart else len(fields) - 1 if head.splits else len(fields) - 2
+    body = msgspec.msgpack.encode(fields[:field_count])
     header = _HEADER.pack(MAGIC + bytes([VERSION]), crc32c(body), len(body))
     return b"".join([header, body, *parts, clocks])
 

@@ -294,10 +294,10 @@ async def _run(
         return redirected(url, error)
     except aiohttp.WSServerHandshakeError as error:
         has_certificate = settings.tls.certificate is not None
-        told: Mapping[str, str] = error.headers or {}
+        answered: Mapping[str, str] = error.headers or {}
         return refused_by_server(
             url, error.status, has_token=token is not None, has_certificate=has_certificate,
-            challenge=told.get("WWW-Authenticate"), told=told.get(REASON_HEADER),
+            challenge=answered.get("WWW-Authenticate"), server_reason=answered.get(REASON_HEADER),
         )  # fmt: skip
     except TimeoutError:
         reason = f"{url}: no answer within {settings.connect_timeout_s:.3g} s"

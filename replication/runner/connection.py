@@ -251,7 +251,7 @@ class SenderConnection:
             self._offer_touched(sender, now)
             is_over = self._is_ending and (not sender.connected or sender.end())
             patience = sender.patience
-            if patience.is_over(now) and self._drain.goes_on(again=patience.since == self._asked_at):
+            if patience.is_over(now) and self._drain.continues(again=patience.since == self._asked_at):
                 self._asked_at = now
                 patience.still_sending(now)
             sender.handle_timeout(now)
@@ -335,8 +335,8 @@ class SenderConnection:
         status.connections += 1
         self._link_log.connected(status.url, sender.cluster_id, self._taken_at / SECOND)
 
-    def _tell(self, sender: Sender, told: ConfigState | Outcomes | PullState) -> None:
-        sender.say(told)
+    def _send(self, sender: Sender, message: ConfigState | Outcomes | PullState) -> None:
+        sender.send_frame(message)
         self._wake.set()
 
     def _handle(self, event: SenderEvent, sender: Sender) -> None:
@@ -355,14 +355,14 @@ class SenderConnection:
                 status.cluster_id = event.cluster_id
                 if self._taker is not None and DOWN in sender.peer_features:
                     sender.expected |= {Messages}
-                    sender.say(self._taker.opening(event.cluster_id))
+                    sender.send_frame(self._taker.opening(event.cluster_id))
                 if self._puller is not None and PULL in sender.peer_features:
-                    self._puller.opened(event.cluster_id, lambda told: self._tell(sender, told))
+                    self._puller.opened(event.cluster_id, lambda message: self._send(sender, message))
                 if all(lane.flags & LaneFlag.RELAY for lane in self._offered.values()):
                     self._connected(sender)  # lanes that are relayed claim no epoch, so none has to be accepted
                 if self._config is not None and CONFIG in sender.peer_features:
                     sender.expected |= {ConfigDesired}
-                    sender.say(self._config.opened(sender.cluster_id, lambda state: self._tell(sender, state)))
+                    sender.send_frame(self._config.opened(sender.cluster_id, lambda state: self._send(sender, state)))
             case ConfigDesired() if self._config is not None:
                 self._config.desire(event, sender.cluster_id)
             case LaneTaken(lane):
@@ -388,7 +388,7 @@ class SenderConnection:
                 if self._outcome.state is LinkState.CONFLICT:
                     status.conflict = self._outcome.reason
             case Messages(messages) if self._taker is not None:
-                self._taker.take(sender.cluster_id, messages, lambda told: self._tell(sender, told))
+                self._taker.take(sender.cluster_id, messages, lambda message: self._send(sender, message))
             case Unreadable(lane, first, end):
                 self._progress.failed(
                     f"the log does not give seq {first} to {end} of lane {lane}, though it holds them"

@@ -45,7 +45,7 @@ class Drain:
         self._taken = 0
         self._written = 0
 
-    def goes_on(self, *, again: bool) -> bool:
+    def continues(self, *, again: bool) -> bool:
         """Return whether bytes of the last check still wait here, and the peer's machine has acknowledged some since.
 
         The number of waiting bytes is no evidence: new bytes are added also when the peer has stopped, and on any line
@@ -265,14 +265,14 @@ class LinkControl:
         self._queue = LineQueue(tcp)
 
     def adopt(self, rules: PolicyRules) -> None:
-        """Go on by other rules, on an open connection too."""
+        """Continue by other rules, on an open connection too."""
         if self.policy.rules.budget is None:
             self.meter.take()  # bytes from before there was a budget
         self.policy.adopt(rules)
         self._wake()
 
     async def pause(self, is_paused: bool) -> None:
-        """Let data wait, or go on, also after a restart.
+        """Let data wait, or continue, also after a restart.
 
         Raises:
             OSError: the order cannot be stored. It counts until the process ends.

@@ -42,17 +42,17 @@ class LinkLog:
         self._state = UpAndDown(now)
         self._clock: str | None = None
         """Clock difference in the last line; None while the clock agrees with the hub's."""
-        self._clock_said_at = now
+        self._clock_logged_at = now
 
     def connected(self, url: str, cluster_id: str, now: float) -> None:
         """Log that the hub accepted the link."""
-        told = self._state.up(now)
-        if told is None:
+        up = self._state.up(now)
+        if up is None:
             return
-        after = f", after {approximate_duration(told.away_s)}{' away' if told.again else ''}, {failed(told.failures)}"
+        after = f", after {approximate_duration(up.away_s)}{' away' if up.again else ''}, {failed(up.failures)}"
         log.info(
             "link %s: connected %sto %s, hub %s%s",
-            self._name, "again " if told.again else "", url, cluster_id, after if told.again or told.failures else "",
+            self._name, "again " if up.again else "", url, cluster_id, after if up.again or up.failures else "",
         )  # fmt: skip
 
     def clock(self, offset_s: float, now: float) -> None:
@@ -65,8 +65,8 @@ class LinkLog:
         if difference is None:
             if self._clock is not None:
                 log.info("link %s: this machine's clock agrees with the hub's again", self._name)
-        elif self._clock is None or now - self._clock_said_at >= CLOCK_REPEAT_S:
-            self._clock_said_at = now
+        elif self._clock is None or now - self._clock_logged_at >= CLOCK_REPEAT_S:
+            self._clock_logged_at = now
             log.warning(
                 "link %s: this machine's clock is %s. The hub corrects the times of records while no time source "
                 "vouches for the clock; set it, for example with `timedatectl set-ntp true`", self._name, difference,
@@ -80,17 +80,17 @@ class LinkLog:
             state: the link's state afterwards.
             reason: for people; peers wrote parts of it.
         """
-        told = self._state.down(f"{state} {reason}", now)
-        if told is None:
+        change = self._state.down(f"{state} {reason}", now)
+        if change is None:
             return
         what = _STATES.get(state, str(state))
-        if told.was_up:
+        if change.was_up:
             ended = "disconnected" if state is LinkState.WAITING else what
-            what = f"{ended} after {approximate_duration(told.since_s)}"
-        elif told.failures > 1:
-            what += f" for {approximate_duration(told.since_s)}, {failed(told.failures)}"
+            what = f"{ended} after {approximate_duration(change.since_s)}"
+        elif change.failures > 1:
+            what += f" for {approximate_duration(change.since_s)}, {failed(change.failures)}"
         log.warning(
-            "link %s: %s: %s (next try in %.1f s%s)", self._name, what, reason, retry_s, left_out(told.left_out)
+            "link %s: %s: %s (next try in %.1f s%s)", self._name, what, reason, retry_s, left_out(change.left_out)
         )
 
 
@@ -180,7 +180,7 @@ class _Connection(NamedTuple):
     """Knowledge of a stream on the newest connection. The sets are the sender's own and grow with it."""
 
     safe: RangeSet
-    told: RangeSet
+    reported: RangeSet
 
 
 class Acknowledged:
@@ -201,12 +201,12 @@ class Acknowledged:
         for hub, stream in self._ranges:
             self._hubs.setdefault(stream, {})[hub] = None
 
-    def opened(self, hub: str, stream: str, safe: RangeSet, told: RangeSet, noticed: Iterable[Range]) -> str:
+    def opened(self, hub: str, stream: str, safe: RangeSet, reported: RangeSet, noticed: Iterable[Range]) -> str:
         """Note that a hub accepted a lane. Return a message if the hub has lost records of it, else an empty text.
 
         Args:
             safe: the ranges that the hub holds; the set grows on this connection.
-            told: the numbers that this connection sent as gaps; the set grows likewise.
+            reported: the numbers that this connection sent as gaps; the set grows likewise.
             noticed: numbers with gap notices in the log: no hub needs to have their records.
         """
         key = hub, stream
@@ -215,7 +215,7 @@ class Acknowledged:
         self._hubs.setdefault(stream, {})[hub] = None
         _remove(expected, noticed)
         gone = RangeSet(part for run in expected for part in safe.missing(*run))
-        self._newest[key] = _Connection(safe, told)
+        self._newest[key] = _Connection(safe, reported)
         if not gone:
             return ""
         _remove(expected, gone)
@@ -230,11 +230,11 @@ class Acknowledged:
         if newest is None:
             return
         records = newest.safe.copy()
-        _remove(records, newest.told)
+        _remove(records, newest.reported)
         self._ranges[key].update(records)
         lost = self._lost.get(key)
         if lost is not None:
-            lost.named.update(part for run in lost.missing for part in _common(newest.told, run))
+            lost.named.update(part for run in lost.missing for part in _common(newest.reported, run))
             _remove(records, lost.named)
             _remove(lost.missing, records)
             if not lost.missing:
@@ -246,7 +246,7 @@ class Acknowledged:
             self._settle(key)
         return self._ranges, self._lost
 
-    def told(self, stream: str) -> list[tuple[str, list[Range]]]:
+    def ranges_of(self, stream: str) -> list[tuple[str, list[Range]]]:
         """Return the ranges of a stream that hubs acknowledged, including lost ones, by cluster id: for LANE_OPEN."""
         found = []
         for hub in filter(None, self._hubs.get(stream, ())):
@@ -255,7 +255,7 @@ class Acknowledged:
             expected = self._ranges[key].copy()
             expected.update(self._lost.get(key, _NOTHING).missing)
             found.append((hub, list(expected)[:ACKNOWLEDGED_RANGES_MAX]))
-        return [(hub, told) for hub, told in found if told][-ACKNOWLEDGED_MAX:]
+        return [(hub, ranges) for hub, ranges in found if ranges][-ACKNOWLEDGED_MAX:]
 
     def alarm(self, hub: str) -> str:
         """Return a hub's losses with advice; empty without any. An empty ``hub`` means all hubs."""
@@ -327,13 +327,13 @@ class Progress:
     def taken(self, sender: Sender, offered: OfferedLane) -> None:
         """Use ``sender``'s knowledge of the hub's ranges of a lane from now on, also after its connection has ended."""
         lane = offered.lane
-        self._known[lane] = safe, told = sender.known(lane)
+        self._known[lane] = safe, reported = sender.known(lane)
         if offered.identity is not None:
             return  # many logs have a lane of this stream, and their owners keep these accounts
         stream = offered.stream
         gaps = self._source.states([lane])[lane].gaps
         noticed = [(gap.first, gap.end) for gap in gaps if gap.reason != GapReason.ABSENT]
-        reason = self._acknowledged.opened(sender.cluster_id, stream, safe, told, noticed)
+        reason = self._acknowledged.opened(sender.cluster_id, stream, safe, reported, noticed)
         if reason:
             log.error("link %s: %s", self.status.name, reason)
             self.failed(reason)
@@ -432,7 +432,7 @@ class Progress:
 # The time that a hub tells over one connection, for the clocks of the log's boots.
 
 ASKS_MAX = 8
-"""Maximum number of times that the hub is asked for its time at once, after its WELCOME told it."""
+"""Maximum number of times that the hub is asked for its time at once, after its WELCOME gave it."""
 WAIT_NS = 10_000_000_000
 """Longest wait of records for the time of their boot, from the WELCOME on. Usually it is one round trip."""
 
@@ -452,7 +452,7 @@ class HubTime:
         self._clock = clock
         self._answers = 0
         """Number of answers that were passed on."""
-        self._told: set[Clock] = set()
+        self._reported: set[Clock] = set()
         self._awaited_until: int | None = None
 
     def follow(self, sender: Sender) -> bool:
@@ -470,11 +470,11 @@ class HubTime:
         if not self._answers:
             self._awaited_until = now + WAIT_NS
         self._answers = live.answers
-        clocks.tell(self._node, answer.base + now, answer.error)
-        new = [notice for notice in clocks.notices() if notice not in self._told]
+        clocks.note_time(self._node, answer.base + now, answer.error)
+        new = [notice for notice in clocks.notices() if notice not in self._reported]
         if new:
-            sender.tell_clocks(new)
-            self._told.update(new)
+            sender.send_clocks(new)
+            self._reported.update(new)
         if not clocks.is_unknown:
             self._awaited_until = None
         elif self._answers <= ASKS_MAX:

@@ -272,9 +272,9 @@ class LinkSession:
         self._receiver.close_lane(lane, code, message, advice)
         self._wake.set()
 
-    def say(self, frame: Frame) -> None:
+    def send_frame(self, frame: Frame) -> None:
         """Send a frame of a feature that the edge announced."""
-        self._receiver.say(frame)
+        self._receiver.send_frame(frame)
         self._wake.set()
 
     def prove(self, number: int, waited_s: float) -> None:
@@ -352,7 +352,7 @@ class LinkSession:
             try:
                 await self._handle_all()
                 while self._receiver.is_busy:
-                    await self._go_on()
+                    await self._resume()
                     await self._handle_all()
             except LinkRefused as refusal:
                 self.refuse(refusal.code, refusal.message, refusal.advice, refusal.url)
@@ -361,7 +361,7 @@ class LinkSession:
                 self.refuse(RefuseCode.OVERLOADED, "the hub failed to take the data", "nothing: the edge tries again")
             self._receiver.resume(self._clock())
 
-    async def _go_on(self) -> None:
+    async def _resume(self) -> None:
         """Process more of a message, after the turns of the others."""
         error: CodecError | None = None
         if self._receiver.unchecked:
@@ -369,7 +369,7 @@ class LinkSession:
             error = await loop.run_in_executor(_CHECKS, _check, self._receiver.unchecked)
         else:
             await asyncio.sleep(0)
-        self._receiver.go_on(error)
+        self._receiver.process_more(error)
         if self._receiver.has_to_answer:
             self._wake.set()
 

@@ -108,7 +108,7 @@ class ClockSource(Protocol):
         """Return whether the records that arrive now have a time that nothing corrects yet."""
         ...
 
-    def tell(self, hub: str, time: int, error: int) -> None:
+    def note_time(self, hub: str, time: int, error: int) -> None:
         """Note the time of a receiver (``hub``; ns since 1970, within ``error`` ns)."""
 
     def notices(self) -> list[Clock]:

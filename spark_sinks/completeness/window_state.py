@@ -268,7 +268,7 @@ windows of such a release are not taken for others."""
 
 def definition_of(parts: Mapping[str, object]) -> Definition:
     """Return the digests of a definition's parts. For functions, only the name counts."""
-    return {name: _digest(_told(value)) for name, value in parts.items()}
+    return {name: _digest(_canonical(value)) for name, value in parts.items()}
 
 
 def changed_parts(held: Definition, given: Definition) -> list[str]:
@@ -291,11 +291,13 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _told(value: object) -> str:
+def _canonical(value: object) -> str:
     if isinstance(value, Mapping):
-        return msgspec.json.encode({str(name): _told(each) for name, each in value.items()}, order="sorted").decode()
+        return msgspec.json.encode(
+            {str(name): _canonical(each) for name, each in value.items()}, order="sorted"
+        ).decode()
     if isinstance(value, frozenset | set | tuple | list):
-        return msgspec.json.encode(sorted(map(_told, value))).decode()
+        return msgspec.json.encode(sorted(map(_canonical, value))).decode()
     if isinstance(value, msgspec.Struct):
         return _shown(value)
     if callable(value):
@@ -307,12 +309,12 @@ def _shown(value: object) -> str:
     """Return ``repr``, without later fields that are not set."""
     if isinstance(value, msgspec.Struct):
         fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
-        told = [
+        texts = [
             f"{name}={_shown(each)}"
             for name, each in fields
             if not (each is None or each is False) or name not in LATER_FIELDS
         ]
-        return f"{type(value).__name__}({', '.join(told)})"
+        return f"{type(value).__name__}({', '.join(texts)})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name!r}: {_shown(each)}' for name, each in value.items())}}}"
     return repr(value)

@@ -168,7 +168,7 @@ class WindowSteps:
         ended = self._clock()
         if heals and commits:
             self._heal_at = ended + max(self._heal_s, HEAL_SHARE * (ended - began))
-        self._tell(at, until, state, due, ended - began)
+        self._report(at, until, state, due, ended - began)
         return commits
 
     def _opened(self) -> tuple[StreamLog, WindowState]:
@@ -318,7 +318,7 @@ class WindowSteps:
         self._store.keep(state.encode())
         self._kept_at = self._clock()
 
-    def _tell(self, at: LanesAt, until: CompleteUntil, state: WindowState, due: RangeSet, seconds: float) -> None:
+    def _report(self, at: LanesAt, until: CompleteUntil, state: WindowState, due: RangeSet, seconds: float) -> None:
         kept = self._state or state
         self.progress = {
             "offsets": {str(shard): offset for shard, offset in at.offsets.items()},

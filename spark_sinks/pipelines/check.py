@@ -78,11 +78,11 @@ POSITION = ("_shard", "_offset")
 """Columns by which a sink recognises rows that it has already, beside ``_stream`` where there are several."""
 
 
-def check_target(pipeline: Pipeline, frame: DataFrame, report: Report, *, goes_on: bool) -> None:
+def check_target(pipeline: Pipeline, frame: DataFrame, report: Report, *, continues: bool) -> None:
     """Add the errors of the columns for the sink, and of the existing table.
 
     Args:
-        goes_on: whether the sink has written rows before, so that its table must exist.
+        continues: whether the sink has written rows before, so that its table must exist.
     """
     kind, settings = pipeline.sink.kind, pipeline.sink.settings
     path: KeyPath = ("sink", kind)
@@ -99,7 +99,7 @@ def check_target(pipeline: Pipeline, frame: DataFrame, report: Report, *, goes_o
             wanted = POSITION if len(pipeline.source.all_streams) == 1 else (STREAM, *POSITION)
             _need(path, frame.columns, wanted, "writing each row once", report)
     if kind == "delta":
-        _check_table(settings, frame, report, pipeline.checkpoint if goes_on else None)
+        _check_table(settings, frame, report, pipeline.checkpoint if continues else None)
 
 
 def _is_by_position(pipeline: Pipeline) -> bool:
@@ -297,7 +297,7 @@ def check(pipeline: Pipeline, spark: SparkSession, *, if_changed: IfChanged = "r
     if result is not None:
         if FROM_COLUMN not in result.columns:
             report.doubt(_last(pipeline), f"loses {FROM_COLUMN}: its rows cannot be traced back. Select it, too")
-        check_target(pipeline, result, report, goes_on=has_written(pipeline, if_changed))
+        check_target(pipeline, result, report, continues=has_written(pipeline, if_changed))
     check_checkpoint(pipeline, spark, logs, report, if_changed)
     if report.is_good and result is not None:
         _check_sink(pipeline, result, report)
@@ -422,18 +422,18 @@ def _runs_on_streams(frame: DataFrame, part: StepGroup, pipeline: Pipeline, repo
 
 def _of_streams(error: BaseException) -> str:
     """Return the reason why the steps cannot run on a stream, with advice."""
-    told = explained(error)
-    if "session window" in told.lower():
+    text = explained(error)
+    if "session window" in text.lower():
         return (
             "makes session windows of Spark, which cannot be written again when late rows come. Use the step `window` "
             "with `gap`, which makes sessions that can, or the shipped pipeline `sessions`"
         )
-    if "streaming aggregations" in told:
+    if "streaming aggregations" in text:
         return (
             "groups rows of a stream, which has no end at which a group is complete. Use the step `window`, whose "
             "windows end, or the shipped pipeline `sessions`; `mode: batch` groups the rows of each micro-batch alone"
         )
-    return f"{told}. Or give the step `mode: batch`"
+    return f"{text}. Or give the step `mode: batch`"
 
 
 def _check_operators(frame: DataFrame, mode: str) -> None:

@@ -99,7 +99,7 @@ def window_progress_of(facts: dict[str, Any]) -> WindowProgress:
 
 
 RUNNING_S = 30.0
-"""Time between two lines about a micro-batch that goes on."""
+"""Time between two lines about a micro-batch that continues."""
 _AT_WORK = "Processing new data"
 """Spark's message about a query whose micro-batch is under way."""
 
@@ -118,7 +118,7 @@ class Watcher:
         self._clock = clock
         self._began: float | None = None
         """Time at which the present micro-batch was first seen."""
-        self._told = 0.0
+        self._reported_at = 0.0
         """Seconds of it at the last line about it."""
 
     def running(self, query: StreamingQuery | WindowQuery | TablesQuery) -> float | None:
@@ -129,11 +129,11 @@ class Watcher:
             self._began = None
             return None
         if self._began is None:
-            self._began, self._told = self._clock(), 0.0
+            self._began, self._reported_at = self._clock(), 0.0
         seconds = self._clock() - self._began
-        if seconds - self._told < RUNNING_S:
+        if seconds - self._reported_at < RUNNING_S:
             return None
-        self._told = seconds
+        self._reported_at = seconds
         return seconds
 
     def new(self, query: StreamingQuery | WindowQuery | TablesQuery) -> list[Progress] | list[WindowProgress]:
@@ -180,14 +180,14 @@ class Reporter:
         name: that of the pipeline, as names of streams are.
         stream: the stream that it reads; ``*`` for several.
         tenant: that of the token by default.
-        told: called once with the reason when a report was not taken, and again after one that was.
+        on_failure: called once with the reason when a report was not taken, and again after one that was.
     """
 
     def __init__(
         self, access: HubAccess, name: str, stream: str, *, tenant: str | None = None,
-        told: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic,
+        on_failure: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self._access, self._stream, self._told, self._clock = access, stream, told, clock
+        self._access, self._stream, self._on_failure, self._clock = access, stream, on_failure, clock
         query = f"?tenant={quote(tenant)}" if tenant else ""
         self._path = f"/v1/pipelines/{quote(name, safe='')}{query}"
         self._watcher = Watcher(clock)
@@ -198,7 +198,7 @@ class Reporter:
         self._batch_at: float | None = None
         self._reported_at: float | None = None
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(1)
-        self._is_told = False
+        self._has_reported = False
         self._thread = threading.Thread(target=self._send_all, name="weft-pipeline-report", daemon=True)
         self._thread.start()
 
@@ -253,9 +253,9 @@ class Reporter:
                 why = self._send(opener, url, report)
                 if why is None:
                     break
-            if why is not None and not self._is_told and self._told is not None:
-                self._told(why)
-            self._is_told = why is not None
+            if why is not None and not self._has_reported and self._on_failure is not None:
+                self._on_failure(why)
+            self._has_reported = why is not None
 
     def _send(self, opener: urllib.request.OpenerDirector, url: str, report: dict[str, Any]) -> str | None:
         """Send a report. Return why it was not taken; None if it was."""
@@ -269,7 +269,7 @@ class Reporter:
         try:
             with opener.open(request, timeout=TIMEOUT_S) as answer:
                 answer.read(ANSWER_BYTES_MAX)
-        except Exception as error:  # whatever it is, the query goes on
+        except Exception as error:  # whatever it is, the query continues
             return f"{url} does not take reports of this pipeline: {_words(error)}"
         return None
 
@@ -284,6 +284,6 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 def _words(error: Exception) -> str:
     if isinstance(error, urllib.request.HTTPError):
         with contextlib.suppress(Exception):
-            told = json.loads(error.read(ANSWER_BYTES_MAX))
-            return f"{told['detail']}; {told['advice']}"
+            problem = json.loads(error.read(ANSWER_BYTES_MAX))
+            return f"{problem['detail']}; {problem['advice']}"
     return str(error) or type(error).__name__

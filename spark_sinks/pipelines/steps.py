@@ -630,7 +630,7 @@ def sentence_of(error: BaseException) -> str:
     if _NO_WORKER in str(error):
         return (
             "a Python process of Spark took more than 10 s to start: this machine is overloaded. "
-            "Run fewer jobs on it, and start the pipeline again. It goes on where it was"
+            "Run fewer jobs on it, and start the pipeline again. It continues where it was"
         )
     raised = [(name, text.strip()) for name, text in _RAISED.findall(str(error)) if not name.startswith(_JAVA)]
     if not raised:
@@ -638,7 +638,7 @@ def sentence_of(error: BaseException) -> str:
     name, text = raised[-1]
     if name in _STORE:
         happened = _STORE[name].format(text)
-        return f"{happened}. See that it is there and has room, and start the pipeline again. It goes on where it was"
+        return f"{happened}. See that it is there and has room, and start the pipeline again. It continues where it was"
     return text if name.startswith(_OURS) else f"{name.rpartition('.')[2]}: {text}"
 
 

@@ -162,8 +162,8 @@ class KafkaSink:
             version = frame.sparkSession.version
             if isinstance(error, AnalysisException) and "kafka" in str(error) and "data source" in str(error):
                 raise missing(version) from None
-            if (told := of_connector(error, version)) is not None:
-                raise told from error
+            if (reason := of_connector(error, version)) is not None:
+                raise reason from error
             raise
 
     def settings(self) -> dict[str, str]:

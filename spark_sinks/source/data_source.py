@@ -31,9 +31,9 @@ from spark_sinks.source.workers import keep_broken_pipes_quiet
 
 # Several streams of a tenant read as one: the option ``streams``, and the column ``_stream``.
 #
-# Each stream has a reader of its own. Their offsets stand in Spark's checkpoint under the names of the streams:
+# Each stream has a reader of its own. Their offsets are in Spark's checkpoint under the names of the streams:
 # ``{"streams": {"ovens": {"0": 1200, ...}, "presses": {...}}}``. A stream that is named later begins at its first
-# record, and one that is named no more keeps its offsets, so that it goes on there when it is named again.
+# record, and one that is named no more keeps its offsets, so that it continues there when it is named again.
 
 STREAM = "_stream"
 """Column with the name of a row's stream."""
@@ -251,7 +251,7 @@ def positions(offsets: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
         raise ReadError(
             f"checkpoint: expected offsets of several streams, got {str(offsets)[:200]}. It is of another query: name "
-            "another folder, and the sinks go on by the positions that they keep"
+            "another folder, and the sinks continue by the positions that they keep"
         )
     return found
 

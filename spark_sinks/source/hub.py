@@ -51,12 +51,12 @@ _NEXT_OFFSET, _NEXT_CHUNK, _END_OFFSET = "Weft-Next-Offset", "Weft-Next-Chunk", 
 
 
 class RowsPage(NamedTuple):
-    """Rows of one request, and where to go on."""
+    """Rows of one request, and where to continue."""
 
     schema: pa.Schema
     batches: list[pa.RecordBatch]
     next_offset: int | None
-    """None while the search for the first row goes on."""
+    """None while the search for the first row continues."""
     next_chunk: int | None
     end: int
 
@@ -108,8 +108,8 @@ class HubClient:
         Raises:
             ReadError: as ``heads``.
         """
-        body, told = self._get(f"/v1/streams/{self._stream}/completeness", {"limit": 1}, lacks=_missing_shard)
-        return json.loads(body), told["Date"]
+        body, headers = self._get(f"/v1/streams/{self._stream}/completeness", {"limit": 1}, lacks=_missing_shard)
+        return json.loads(body), headers["Date"]
 
     def _while_behind(self, ask: Callable[[], T]) -> Iterator[T]:
         """Yield answers, the first at once and the last after ``BEHIND_S_MAX``, for a caller that takes one."""
@@ -128,12 +128,14 @@ class HubClient:
         """
         asked = {"shard": shard, "offset": offset, "chunk": chunk, "limit": limit}
         given = {name: value for name, value in asked.items() if value is not None}
-        body, told = self._get(f"/v1/streams/{self._stream}/rows", given)
+        body, headers = self._get(f"/v1/streams/{self._stream}/rows", given)
         try:
             with pa.ipc.open_stream(body) as reader:
                 schema, batches = reader.schema, list(reader)
-            offset, chunk = (None if told[name] is None else int(told[name]) for name in (_NEXT_OFFSET, _NEXT_CHUNK))
-            return RowsPage(schema, batches, offset, chunk, int(told[_END_OFFSET]))
+            offset, chunk = (
+                None if headers[name] is None else int(headers[name]) for name in (_NEXT_OFFSET, _NEXT_CHUNK)
+            )
+            return RowsPage(schema, batches, offset, chunk, int(headers[_END_OFFSET]))
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise ReadError(f"the hub's answer is not a stream of rows: {error}; is a hub at that address?") from None
 
@@ -156,7 +158,9 @@ class HubClient:
                     "restored to an earlier state. Start again, with a new checkpoint"
                 )
             if page.next_offset is None or (page.next_offset <= offset and page.next_chunk == chunk):
-                raise ReadError(f"the hub did not go on at offset {offset} of shard {shard}; is a hub at that address?")
+                raise ReadError(
+                    f"the hub did not continue at offset {offset} of shard {shard}; is a hub at that address?"
+                )
             offset, chunk = page.next_offset, page.next_chunk
 
     def first_offset(self, shard: int) -> int:
@@ -204,15 +208,15 @@ class HubClient:
                     else:
                         why = f"{url} {missing}"
             except urllib.error.HTTPError as error:
-                why = f"{url} answered {error.code}: {_told(error)}"
+                why = f"{url} answered {error.code}: {_reason_of(error)}"
                 if error.code in DENIED:
                     why += ". The option token_file names the file of a token of scope reader for the tenant"
                 if error.code not in BUSY:
                     raise ReadError(why) from None
             except (OSError, http.client.HTTPException) as error:
                 reason = getattr(error, "reason", error)
-                if (told := _of_tls(url, reason)) is not None:
-                    raise ReadError(f"hub: {told}") from None
+                if (of_tls := _of_tls(url, reason)) is not None:
+                    raise ReadError(f"hub: {of_tls}") from None
                 why = f"{url} does not answer: {reason}{_PERHAPS_TLS if _is_cut(url, reason) else ''}"
         raise ReadError(f"hub: {why}")
 
@@ -243,7 +247,7 @@ def _missing_shard(body: bytes) -> str | None:
         raise ReadError("the hub's answer is not about a stream; is a hub at that address?") from None
 
 
-def _told(error: urllib.error.HTTPError) -> str:
+def _reason_of(error: urllib.error.HTTPError) -> str:
     try:
         answer = json.loads(error.read(ERROR_BYTES_MAX))
         return f"{answer['detail']}; {answer['advice']}"

@@ -2,7 +2,7 @@
 
 Offsets are each region's own. What is the same is the lane and the sequence number of a record, so a position is
 translated in two steps: from offsets to what has been read of each lane, and from there to the first offset of the
-other log with a record that has not been read (``elsewhere`` has what stands behind it and has been).
+other log with a record that has not been read (``elsewhere`` has what comes after it and has been).
 
 What was read is what the first region's log holds, except what it has from the position on. So its store is needed, and
 its records from the position on, but not those before it.
@@ -60,7 +60,7 @@ def moved_position(position: Any, there: ReadOptions, here: ReadOptions) -> Move
 
     Args:
         position: as in a checkpoint of the region ``there``.
-        here: the stream in the region to go on in.
+        here: the stream in the region to continue in.
 
     Raises:
         ReadError: a store does not answer or lacks the stream, both are the same cluster, the position is not of
@@ -262,7 +262,7 @@ def _count(lanes: Mapping[LaneName, RangeSet]) -> int:
 # The position of a query in a checkpoint of Spark's streaming engine, read and replaced while the query is stopped.
 #
 # Spark writes ``offsets/N`` before batch N and ``commits/N`` after it: a version, a line about the batch, and a line
-# for each source. A query that starts again goes on from the last file. Only the text of one file is replaced: its
+# for each source. A query that starts again continues from the last file. Only the text of one file is replaced: its
 # state, such as that of aggregates, stays.
 
 VERSION = "v1"

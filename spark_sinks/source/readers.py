@@ -156,8 +156,9 @@ def check_in_table(log: StreamLog, table: TableSnapshot, shard: int, first: int,
     low = min(end, table.first_offset(shard))
     if first < low and log.options.fail_on_data_loss and log.not_skipped(shard, first, low):
         raise MissingOffsets(
-            f"offsets {first} to {low} of shard {shard} were removed from the table, and from the log before. To go on "
-            f'without them, set .option("fail_on_data_loss", "false"), or start from offset {low} with a new checkpoint'
+            f"offsets {first} to {low} of shard {shard} were removed from the table, and from the log before. "
+            'To continue without them, set .option("fail_on_data_loss", "false"), or '
+            f"start from offset {low} with a new checkpoint"
         )
 
 
@@ -383,7 +384,7 @@ async def moved(log: StreamLog, ends: Offsets, start: Mapping[int, PersistedPosi
 
 PLANS_MAX = 2
 """Maximum number of plans for one read, when records have moved since they were seen."""
-_START_AGAIN = "start the query again: it goes on from the table"
+_START_AGAIN = "start the query again: it continues from the table"
 _LOG = logging.getLogger("weft.spark")
 _SYSTEM = [row_schema([], kind) for kind in PayloadKind]
 
@@ -494,14 +495,14 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ReadError: the checkpoint belongs to another store, or to this one before it was restored.
         """
         log = self._opened()
-        with self._told_first():
+        with self._logged_first():
             run(log.extend())
-            self._tell_of_new_columns(log)
+            self._warn_of_new_columns(log)
             before = run(self._bookmarks.compared(start))
         first, elsewhere = offsets_of(before), ReadElsewhere.of(start)
         end = self._end(log, first, limit)
         if elsewhere and end == log.heads != first:
-            # What the states have stands below their ends, and never comes again.
+            # What the states have is below their ends, and never comes again.
             elsewhere = elsewhere.without(log.records(name for name, _ in elsewhere.items()))
         return encode(run(self._bookmarks.moved(end, before)), elsewhere)
 
@@ -539,7 +540,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ReadError: the checkpoint belongs to another store, or records are neither in the log nor in the table.
         """
         log = self._opened()
-        with self._told_first():
+        with self._logged_first():
             return run(_planned(lambda: self._plan(log, start, end)))
 
     async def _plan(self, log: StreamLog, given_start: Any, given_end: Any) -> list[InputPartition]:
@@ -569,7 +570,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Bookmarks(self._opened())
 
     @contextmanager
-    def _told_first(self) -> Iterator[None]:
+    def _logged_first(self) -> Iterator[None]:
         """Log the advice for a log that went back, before Spark wraps the error into traces of Java and Python."""
         try:
             yield
@@ -577,13 +578,13 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _LOG.error("stream %s: %s", self._options.stream, error)
             raise
 
-    def _tell_of_new_columns(self, log: StreamLog) -> None:
+    def _warn_of_new_columns(self, log: StreamLog) -> None:
         """Warn once about topic levels that edges named after the query started: its columns are fixed."""
         new = [name for name in log.fields if name not in self._levels]
         if new and self._levels.issubset(self._schema.names):
             _LOG.warning(
-                "stream %s has new topic levels: %s. This query goes on without these columns; start it again to have "
-                "them", self._options.stream, ", ".join(new),
+                "stream %s has new topic levels: %s. This query continues without these columns; start it again to "
+                "have them", self._options.stream, ", ".join(new),
             )  # fmt: skip
         self._levels = self._levels.union(new)
 

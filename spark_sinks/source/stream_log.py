@@ -263,17 +263,19 @@ class Deletions:
         """
         found = self._found(states)
         if not found.keys() <= self._known:
-            newest = max(found.values(), key=lambda told: told.time)
+            newest = max(found.values(), key=lambda deletion: deletion.time)
             at = datetime.fromtimestamp(newest.time // 1_000_000_000, UTC).isoformat()
             raise ReadError(
                 f"stream {self._stream[1]!r} of tenant {self._stream[0]!r} was deleted at {at}: {newest.reason}. Its "
                 f"table stays, at {self._table}: read that as any Delta table. When an edge sends to the stream again, "
-                "a query goes on from its checkpoint"
+                "a query continues from its checkpoint"
             )
         self._known &= found.keys()
 
     def _found(self, states: Iterable[ShardState]) -> dict[int, Forgotten]:
-        return {state.shard: told for state in states if (told := state.forgotten.get(self._stream)) is not None}
+        return {
+            state.shard: deletion for state in states if (deletion := state.forgotten.get(self._stream)) is not None
+        }
 
 
 _OTHER = LaneUpdate("", "", 0, "", 0, [], [], None, None)
@@ -320,13 +322,13 @@ class StreamLog:
         store, cluster = await open_hub(options)
         log = cls(options, store, cluster)
         await asyncio.gather(*map(log._load, list(log._logs)))
-        await log._take_up_splits()
+        await log._adopt_splits()
         await log._check_stream()
         log.opened_table = await log._table.open()
-        log.payload = log.opened_table.payload if log.opened_table else log._told_payload()
+        log.payload = log.opened_table.payload if log.opened_table else log._declared_payload()
         return log
 
-    def _told_payload(self) -> PayloadKind:
+    def _declared_payload(self) -> PayloadKind:
         lanes = (state.stream_lanes(self.options.tenant, self.options.stream).values() for state in self.states)
         return strictest(held.payload for shard in lanes for held in shard)
 
@@ -349,13 +351,13 @@ class StreamLog:
             ReadError: the stream was deleted since it was opened.
         """
         await asyncio.gather(*map(self._extend, list(self._logs)))
-        await self._take_up_splits()
+        await self._adopt_splits()
         self._deletions.check(self.states)
 
     async def _load(self, shard: int) -> None:
         self._states[shard] = await self._logs[shard].load(self.only)
 
-    async def _take_up_splits(self) -> None:
+    async def _adopt_splits(self) -> None:
         """Load the shards that splits have made: after those that they halved, so that no lane is missing."""
         while new := [
             self._logs[state.shard].new_shard(split)
@@ -374,7 +376,7 @@ class StreamLog:
             chunks = await self._logs[shard].extend(self._states[shard])
         except Corrupt:
             # A store restored to an earlier state looks like damage: this check names the cause.
-            await self._check_goes_on(shard)
+            await self._check_continues(shard)
             raise
         except CollectedPast:
             # This driver was suspended. The remembered chunks would have a hole, and the table has the collected ones.
@@ -388,7 +390,7 @@ class StreamLog:
         """Keep what the indexes of a shard's newest chunks say of the stream."""
         self._recent[shard].add(self._slices_of(chunks))
 
-    async def _check_goes_on(self, shard: int) -> None:
+    async def _check_continues(self, shard: int) -> None:
         """Check that the last seen chunk still has its number.
 
         Raises:
@@ -521,11 +523,11 @@ class StreamLog:
             if await only_latest(self._store, self.cluster, stream) is not None:
                 raise MissingOffsets(
                     f"{what} left the log, and the stream has a latest table instead of a table of all rows. Begin "
-                    'later, or set .option("fail_on_data_loss", "false") to go on without them'
+                    'later, or set .option("fail_on_data_loss", "false") to continue without them'
                 )
             raise MissingOffsets(
                 f"{what} are neither in the log nor in the table. The hub deleted their chunks, and the table was "
-                "moved away or restored. Put it back. To go on without them, "
+                "moved away or restored. Put it back. To continue without them, "
                 'set .option("fail_on_data_loss", "false")'
             )
 

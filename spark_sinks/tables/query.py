@@ -268,7 +268,7 @@ class TablesJob:
     """The store; stream and tenant of it are not used."""
     tenants: str
     streams: str
-    """Patterns of names, in which ``*`` stands for any characters."""
+    """Patterns of names, in which ``*`` matches any characters."""
     interval_s: float | None
     """Time between rounds; None makes one, with all records that there are."""
     joined_bytes: int = TableSettings.compact_bytes_max

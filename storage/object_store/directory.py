@@ -239,7 +239,7 @@ DURABLE_KEYS_MAX = 4096
 
 T = TypeVar("T")
 
-_FULL = "Free some space or move the store to a larger disk; nothing is lost, writing goes on by itself"
+_FULL = "Free some space or move the store to a larger disk; nothing is lost, writing continues by itself"
 _READ_ONLY = "Mount its disk writable, or name another folder as the store"
 _MISSING = "Make the folder, mount its disk if it has one of its own, or name another folder as the store"
 _ADVICE = {

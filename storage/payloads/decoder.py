@@ -409,11 +409,11 @@ class PayloadDecoder:
         # Copied, because fields may share a list with each other and with the rows.
         values = [list(column) for column in values] if rows else values
         for row in rows:
-            told = RowMisfits()
-            for number, value in enumerate(self._exact.read(payloads[row].as_py(), told)):
+            mismatches = RowMisfits()
+            for number, value in enumerate(self._exact.read(payloads[row].as_py(), mismatches)):
                 values[number][row] = value
-            if told.reasons:
-                misfits[row] = told
+            if mismatches.reasons:
+                misfits[row] = mismatches
         return values
 
     def _check_required(self, made: dict[str, pa.Array], misfits: dict[int, RowMisfits]) -> None:
@@ -484,8 +484,8 @@ class SampleOfSchema:
             self._values[name] += len(payloads) - columns[name].null_count
         misfits = columns[MISFIT_COLUMN]
         self.misfits += len(payloads) - misfits.null_count
-        for told in misfits.drop_null().to_pylist():
-            for name, reason in told:
+        for mismatches in misfits.drop_null().to_pylist():
+            for name, reason in mismatches:
                 counted = self._reasons.setdefault(name, Counter())
                 counted[reason if reason in counted or len(counted) < REASONS_MAX else "other reasons"] += 1
         if self._found is not None:

@@ -114,8 +114,8 @@ class Committer:
             self.poison(error)
             return False
         with self._state.lock:
-            callbacks = self._state.queue.told()
-        self.tell(callbacks, None, frozenset([b.stream for b in commit.batches] + [g.stream for g in commit.gaps]))
+            callbacks = self._state.queue.committed_callbacks()
+        self.deliver(callbacks, None, frozenset([b.stream for b in commit.batches] + [g.stream for g in commit.gaps]))
         with self._state.lock:
             self._state.queue.done()
             if self._state.queue.idle:
@@ -403,16 +403,18 @@ class Committer:
             callbacks = self._state.queue.take_callbacks()
         # An error of the disk needs only a message; the traceback is for a bug in Weft.
         logger.error("%s", failed, exc_info=None if isinstance(error, OSError) else error)
-        self.tell(callbacks, failed)
+        self.deliver(callbacks, failed)
         return failed
 
-    def tell(self, callbacks: list[Callback], error: LogFailed | None, streams: frozenset[int] = frozenset()) -> None:
+    def deliver(
+        self, callbacks: list[Callback], error: LogFailed | None, streams: frozenset[int] = frozenset()
+    ) -> None:
         """Pass callbacks, in order, then the listeners with a commit's streams to the owner's thread in one call."""
         # Each post wakes the event loop, which a commit that concerns no one should not do.
         if not callbacks and not self.listeners:
             return
 
-        def deliver() -> None:
+        def call() -> None:
             # An error in one callback must not keep the others from being called.
             for callback in callbacks:
                 try:
@@ -425,7 +427,7 @@ class Committer:
                 except Exception:
                     logger.exception("a listener of the segment log failed")
 
-        self.post(deliver)
+        self.post(call)
 
     def post(self, deliver: Callable[[], None]) -> None:
         """Run a function on the owner's thread; drop it if the owner's loop has closed."""

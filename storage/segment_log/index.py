@@ -34,9 +34,9 @@ def add_merged(notices: list[GapNotice], gap: GapNotice) -> None:
 def merged(notices: Iterable[GapNotice]) -> list[GapNotice]:
     """Return notices in the order of their streams and numbers; if two cover a number, the earlier one counts."""
     result: list[GapNotice] = []
-    told: dict[int, RangeSet] = {}
+    ranges: dict[int, RangeSet] = {}
     for gap in sorted(notices, key=lambda gap: (gap.stream, gap.first, gap.time)):
-        known = told.setdefault(gap.stream, RangeSet())
+        known = ranges.setdefault(gap.stream, RangeSet())
         # The earlier reason stands: what was lost first cannot be lost again for another reason.
         for first, end in known.missing(gap.first, gap.end):
             add_merged(result, GapNotice(gap.stream, first, end, gap.reason, gap.time))

@@ -304,7 +304,7 @@ class SegmentLog(LogAnswers, LogSpace):
                 if not self._turn_awaited and not self._state.queue.due:
                     self._make_due()
         if not queued:
-            self.committer.tell([callback], failed)
+            self.committer.deliver([callback], failed)
 
     async def durable(self) -> None:
         """Return when everything appended so far is durable. On the owner's loop, whose thread appends.

@@ -138,7 +138,7 @@ class PendingCommit:
 
     __slots__ = (
         "_first_time", "_last_time", "_leading", "_open", "appends", "batches", "callbacks", "clocks", "first_times",
-        "gaps", "is_told", "is_whole", "origins", "raw_bytes", "records",
+        "gaps", "is_reported", "is_whole", "origins", "raw_bytes", "records",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class PendingCommit:
         self.records = 0
         self.appends = 0
         """Number of appends; those within ``together`` are one."""
-        self.is_told = False
+        self.is_reported = False
         """True when its callbacks were passed on: later ones are for another commit."""
         self.is_whole = False
         """True if some of its appends belong together: after a crash all of the commit's batches count, or none."""
@@ -322,7 +322,7 @@ class PendingQueue:
         """Queue a callback behind everything that was queued so far."""
         # Records in flight are what the caller waits for. Joining their commit saves one without records.
         commit = self._commits[-1] if self._commits else self._in_flight
-        if commit is None or commit.is_told:
+        if commit is None or commit.is_reported:
             # Nothing is queued behind the commit in flight: add a commit without records, which writes nothing.
             commit = PendingCommit()
             self._commits.append(commit)
@@ -356,10 +356,10 @@ class PendingQueue:
             self.due = bool(self._commits)
         return self._in_flight
 
-    def told(self) -> list[Callback]:
+    def committed_callbacks(self) -> list[Callback]:
         """Return the callbacks of the commit in flight, which is durable; it accepts no more of them."""
         assert self._in_flight is not None
-        self._in_flight.is_told = True
+        self._in_flight.is_reported = True
         return self._in_flight.callbacks
 
     def done(self) -> None:

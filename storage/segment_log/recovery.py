@@ -121,7 +121,7 @@ class Loaded:
         return self.header is None or self.streams is None or bool(self.scan and self.scan.damage)
 
     @property
-    def says_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """Return whether neither an entry was found nor a block that may hide one: then the file's log is unknown."""
         scan = self.scan
         return (
@@ -154,7 +154,7 @@ def load_directory(filesystem: FileSystem, directory: str, known_id: int | None)
         with _opened(filesystem, path) as file:
             item = _load(file, path, position, newest=not loaded)
         # Such a file would be continued as this log's newest segment, and everything before it would look complete.
-        if item.says_nothing:
+        if item.is_empty:
             strange.append(_Strange(path, DAMAGED, "holds nothing that could be read as this log's"))
         else:
             loaded.append(item)
@@ -555,15 +555,15 @@ def recover(  # noqa: PLR0917 - what was found, who asks, and when
     if newest and newest.scan and newest.scan.unreadable_bytes:
         report = replace(report, unreadable_bytes=newest.scan.unreadable_bytes)
         logger.error(
-            "%d bytes of %s where the newest records stood cannot be read. How many records they held is not known: "
-            "the notices say up to how many, and streams go on behind them at %s",
+            "%d bytes of %s where the newest records were cannot be read. How many records they held is not known: "
+            "the notices say up to how many, and streams continue after them at %s",
             report.unreadable_bytes, newest.segment.path, lanes,
         )  # fmt: skip
     if newest and newest.scan and newest.scan.torn_bytes:
         path, end, torn_bytes = newest.segment.path, newest.segment.end, newest.scan.torn_bytes
         report = replace(report, torn_bytes=torn_bytes, torn_file=path, torn_offset=end)
         logger.warning(
-            "cut a torn tail of %d bytes from %s at offset %d: an unacknowledged commit; streams go on at %s",
+            "cut a torn tail of %d bytes from %s at offset %d: an unacknowledged commit; streams continue at %s",
             torn_bytes, path, end, lanes,
         )  # fmt: skip
     if gaps:
@@ -578,7 +578,7 @@ def _check_owner(state: LogState, owner: NodeName) -> None:
         # A new log, or one of a release that did not record owners.
         state.owner = Owner(*owner, [])
     elif state.owner.name != owner:
-        # Going on under another name would offer every record again in new lanes, and hubs compare numbers within a
+        # Continuing under another name would offer every record again in new lanes, and hubs compare numbers within a
         # lane only: the table would hold all of them twice (decision 0022).
         raise WrongOwner(state.directory, state.owner.name, owner)
 

@@ -770,7 +770,7 @@ def _inspect_entries(file: File, position: int, name: str, *, is_newest: bool, h
     if footer is not None:
         yield Inspected(name, footer[0], position + footer[0], EntryKind.FOOTER, footer[1], b"", None)
     elif not is_newest and has_header:
-        yield Inspected(name, end, position + end, None, None, b"", "no footer ends the file, but the log goes on")
+        yield Inspected(name, end, position + end, None, None, b"", "no footer ends the file, but the log continues")
 
 
 def _inspect_entry(name: str, position: int, entry: Entry) -> Inspected:
@@ -780,7 +780,7 @@ def _inspect_entry(name: str, position: int, entry: Entry) -> Inspected:
 
 def _inspect_problem(name: str, position: int, item: Damage | Torn, source: SegmentBytes) -> Inspected:
     is_unreadable = isinstance(item, Damage) and item.is_unreadable
-    problem = "the disk cannot read what stands here" if is_unreadable else why_no_entry(source, item.offset)
+    problem = "the disk cannot read what is here" if is_unreadable else why_no_entry(source, item.offset)
     return Inspected(
         name, item.offset, position + item.offset, None, None, b"", problem, is_unreadable, isinstance(item, Torn)
     )
@@ -941,7 +941,7 @@ def quarantine(state: LogState, segment: Segment, now: int) -> list[GapNotice]:
         expected: dict[int, RangeSet] = {}
         for stream, span in segment.index.spans():
             expected.setdefault(stream, RangeSet()).update(_held(state, stream, span.ranges))
-    # Without the lock: reading a segment from a failing card takes minutes, and appends must go on.
+    # Without the lock: reading a segment from a failing card takes minutes, and appends must continue.
     scan = _scan(state.filesystem, segment, end)
     found: dict[int, RangeSet] = {}
     for stream, span in scan.index.spans():

@@ -245,7 +245,7 @@ class SegmentWriter:
         return offsets
 
     def _stored(self, position: int, kind: EntryKind, body: bytes) -> tuple[bytes, bytes]:
-        """Return an entry's header and its body as they stand in the file."""
+        """Return an entry's header and its body as they are in the file."""
         if self._cipher is None:
             return encode_entry_header(position, kind, body), body
         sealed = self._cipher.seal(body, entry_about(kind))
@@ -396,7 +396,7 @@ def _remove(state: LogState, segments: Sequence[Segment], asides: Sequence[str] 
     for path in asides:
         _remove_file(state, path)
     gone: list[Segment] = []
-    # Oldest first: a notice stands in the file of its records or in a later one.
+    # Oldest first: a notice is in the file of its records or in a later one.
     for segment in sorted(segments, key=lambda segment: segment.first_position):
         # After a power cut a file system may have kept this removal and lost an earlier one. Records would come back
         # that hubs know as lost (I8), so the notice goes after the removal of its records is durable.

@@ -245,7 +245,7 @@ class LogState:
             OSError: the directory was moved. The present one may belong to another log.
         """
         if not self.is_in_place():
-            # Going on would acknowledge records into files that no start will find.
+            # Continuing would acknowledge records into files that no start will find.
             raise OSError(errno.ESTALE, "the log's directory was moved or removed while the node ran", self.directory)
 
     def stream_entries(self) -> dict[int, StreamEntry]:

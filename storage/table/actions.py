@@ -323,7 +323,7 @@ class StateBuilder:
 
     @classmethod
     def of(cls, state: DeltaState, applications: str, watched: Collection[str] = ()) -> StateBuilder:
-        """Return a builder that goes on from a state."""
+        """Return a builder that continues from a state."""
         return cls(
             applications, state.version, state.protocol, state.metadata, dict(state.transactions), state.entry_hash,
             frozenset(watched),

@@ -160,12 +160,12 @@ def _smallest(group: pq.RowGroupMetaData) -> int:
 def _action(kind: str, value: dict[str, Any]) -> Action:
     if kind != "metaData":
         return msgspec.convert({kind: value}, Action)
-    told = value.get("format") or {}
+    format_ = value.get("format") or {}
     return Action(
         metaData=value
         | {
             # Arrow has maps as lists of pairs.
-            "format": told | {"options": dict(told.get("options") or ())},
+            "format": format_ | {"options": dict(format_.get("options") or ())},
             "configuration": dict(value.get("configuration") or ()),
             "partitionColumns": list(value.get("partitionColumns") or ()),
         }
@@ -209,8 +209,8 @@ def demands_of(state: DeltaState) -> list[str]:
     if properties.get("delta.columnMapping.mode", "none") != "none":
         found.add("delta.columnMapping.mode")
     for column in state.fields():
-        told = column.get("metadata") or {}
-        found |= {f"{name} ({column['name']})" for name in told if name.startswith(_COLUMN_DEMANDS)}
+        metadata = column.get("metadata") or {}
+        found |= {f"{name} ({column['name']})" for name in metadata if name.startswith(_COLUMN_DEMANDS)}
     partitions = state.metadata.get("partitionColumns") or []
     return sorted([*found, *(f"partition by {name}" for name in partitions)])
 
@@ -376,7 +376,7 @@ class TableLog:
         """
         check_writable(state, self._key)
         actions = [*(add_action(file, data_change=True) for file in files), *txn_actions(transactions)]
-        # A blind append reads nothing of the table, which lets commits of other engines, such as an OPTIMIZE, go on
+        # A blind append reads nothing of the table, which lets commits of other engines, such as an OPTIMIZE, continue
         # beside it.
         entry = encode_entry("WRITE", {"mode": "Append"}, actions, now_ms, blind=True)
         return await self.commit(state, entry, transactions.keys(), ())
@@ -602,16 +602,16 @@ class TableLog:
 
     async def _is_whole(self, version: int) -> bool:
         """Return whether an entry is complete, as far as its own lines show."""
-        lines, told, count = Lines(files=True), None, 0
+        lines, announced, count = Lines(files=True), None, 0
         try:
             async for piece in self._pieces(version):
                 for action in lines.take(piece):
-                    count, told = count + 1, told or action.commitInfo
+                    count, announced = count + 1, announced or action.commitInfo
             for action in lines.finish():
-                count, told = count + 1, told or action.commitInfo
+                count, announced = count + 1, announced or action.commitInfo
         except TableError:
             return False
-        expected = (told or {}).get(ACTIONS_KEY)
+        expected = (announced or {}).get(ACTIONS_KEY)
         return count > 0 and (expected is None or expected == count - 1)
 
 
@@ -796,11 +796,11 @@ async def rewrite(log: TableLog, key: str, state: DeltaState, what: Rewrite, now
 # rows comes first wherever there is one.
 
 INSTEAD_PROPERTY = "weft.latest.instead"
-"""Property of a latest table that stands instead of the table of all rows: `true`."""
+"""Property of a latest table that replaces the table of all rows: `true`."""
 
 
-def stands_instead(state: DeltaState | None) -> bool:
-    """Return whether a version of a latest table says that it stands instead of the table of all rows."""
+def replaces_all_rows(state: DeltaState | None) -> bool:
+    """Return whether a version of a latest table says that it replaces the table of all rows."""
     return state is not None and state.properties().get(INSTEAD_PROPERTY) == "true"
 
 
@@ -823,15 +823,15 @@ async def only_latest(store: ObjectStore, cluster: Cluster, stream: StreamKey) -
 
 
 async def latest_of(store: ObjectStore, cluster: Cluster, stream: StreamKey) -> DeltaState | None:
-    """Return the newest version of a latest table that says that it stands instead; None without one. Raises as
+    """Return the newest version of a latest table that says that it replaces it; None without one. Raises as
     ``only_latest``."""
     state = await _read(store, cluster, stream, latest_key(*stream))
-    return state if stands_instead(state) else None
+    return state if replaces_all_rows(state) else None
 
 
 async def positions_of(store: ObjectStore, cluster: Cluster, stream: StreamKey) -> DeltaState | None:
     """Return the newest version of the table whose positions count for a stream: that of all rows, or without it the
-    latest table that stands instead; None without both. Raises as ``only_latest``."""
+    latest table that replaces it; None without both. Raises as ``only_latest``."""
     state = await _read(store, cluster, stream, table_key(*stream))
     return await latest_of(store, cluster, stream) if state is None else state
 

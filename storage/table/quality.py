@@ -576,45 +576,45 @@ class QualityCounts:
         Args:
             done: sum of the table's positions before these rows.
         """
-        told: dict[str, int] = {}
+        counts: dict[str, int] = {}
         if not tally.rows:
-            return told
+            return counts
         if not self.rows:
-            told["from"] = done
-        told["rows"] = self.rows + tally.rows
+            counts["from"] = done
+        counts["rows"] = self.rows + tally.rows
         left = dict(tally.failed)
         free: list[int] = []
         for at, place in self._places():
             if place.number and (failed := left.pop(place.number, None)) is not None:
                 if failed:
-                    told[f"{at}/failed"] = place.failed + failed
+                    counts[f"{at}/failed"] = place.failed + failed
             elif place.number and (place.number in tally.checks.declared or place.since > tally.checks.version):
                 # It could not be made, or the maker of these rows does not know it yet: they are not its rows.
-                told[f"{at}/from"] = place.start + tally.rows
+                counts[f"{at}/from"] = place.start + tally.rows
             else:
                 free.append(at)
                 if place.number:
-                    told[f"{at}/rule"] = 0
+                    counts[f"{at}/rule"] = 0
         for (number, failed), at in zip(left.items(), free, strict=False):
             taken = {"rule": number, "since": tally.checks.version, "from": self.rows, "failed": failed}
-            told |= {f"{at}/{name}": value for name, value in taken.items()}
-        told |= self._fields(tally)
+            counts |= {f"{at}/{name}": value for name, value in taken.items()}
+        counts |= self._fields(tally)
         for name, newest in (("time", tally.time), ("received", tally.received), ("doubtful", tally.doubtful)):
             if newest > self._get(name):
-                told[name] = newest
-        return {f"{self._prefix}{name}": value for name, value in told.items()}
+                counts[name] = newest
+        return {f"{self._prefix}{name}": value for name, value in counts.items()}
 
     def _fields(self, tally: Tally) -> dict[str, int]:
-        told = {}
+        fields = {}
         for name, _ in tally.checks.watched:
             key = f"field/{name}"
             since = self._of.get(f"{self._prefix}{key}")
             if name in tally.valued:
                 if since != 0:
-                    told[key] = 0
+                    fields[key] = 0
             elif since == 0:
-                told[key] = self.rows + 1
-        return told
+                fields[key] = self.rows + 1
+        return fields
 
 
 # Marks of rows that fail: the column `_failed`, with the names of the rules, in tables whose rules ask for it.
@@ -712,7 +712,7 @@ class TableQuality:
         """Those of the first version that was read: what this process has seen coming is the difference."""
 
     def checks(self, typed: TypedRows | None, schema: pa.Schema) -> RowChecks | None:
-        """Take up the rules as they are known now. Return the checks of rows, the same object while nothing changes;
+        """Adopt the rules as they are known now. Return the checks of rows, the same object while nothing changes;
         None without rules.
 
         Args:
@@ -774,7 +774,7 @@ class TableQuality:
             transactions: those of the version on which the rows are committed.
             version: that version.
             positions: of the table before these rows, by shard.
-            rows: by the checks that were taken up last.
+            rows: by the checks that were adopted last.
         """
         tallies = [each.tally for each in rows if each.tally is not None]
         if not tallies:

@@ -643,7 +643,7 @@ def row_schema(fields: Sequence[str], payload: PayloadKind = PayloadKind.BYTES) 
     )
 
 
-def usable_fields(told: Iterable[str], columns: Collection[str] = ()) -> list[str]:
+def usable_fields(declared: Iterable[str], columns: Collection[str] = ()) -> list[str]:
     """Return the named topic levels that become columns, among those declared by edges, in their order.
 
     Spark and Delta treat column names that differ only in case as one column: the first spelling names it, and it has
@@ -656,7 +656,7 @@ def usable_fields(told: Iterable[str], columns: Collection[str] = ()) -> list[st
     others = {name.casefold() for name in columns} - FIXED_COLUMNS
     taken = others | FIXED_COLUMNS
     names: list[str] = []
-    for name in told:
+    for name in declared:
         if name.casefold() not in taken and len(others) + len(names) < LEVELS_MAX:
             taken.add(name.casefold())
             names.append(name)

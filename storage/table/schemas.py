@@ -250,7 +250,7 @@ class FollowedDeclarations:
         await self._follower.close()
 
     def is_instead(self, key: StreamKey) -> bool:
-        """Return whether a stream's latest table stands instead of a table of all rows."""
+        """Return whether a stream's latest table replaces a table of all rows."""
         latest = self._of(key).latest
         return latest is not None and latest.instead
 

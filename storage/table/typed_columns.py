@@ -114,11 +114,11 @@ def _describe(field: dict[str, Any], name: str, declared: SchemaField, version: 
 
     A process that knows an older version must not take a newer one's words back.
     """
-    told = dict(field.get("metadata") or {})
-    since = str(told.get(SINCE, ""))
+    metadata = dict(field.get("metadata") or {})
+    since = str(metadata.get(SINCE, ""))
     if since.isdecimal() and int(since) > version:
         return False
-    wanted = told | {FIELD: name}
+    wanted = metadata | {FIELD: name}
     if declared.unit is not None:
         wanted[UNIT] = declared.unit
     if (comment := comment_of(declared)) is not None:
@@ -129,7 +129,7 @@ def _describe(field: dict[str, Any], name: str, declared: SchemaField, version: 
         wanted[PERSONAL] = "true"
     else:
         wanted.pop(PERSONAL, None)
-    if wanted == told:
+    if wanted == metadata:
         return False
     field["metadata"] = wanted | {SINCE: str(version)}
     return True
@@ -286,7 +286,7 @@ class Typing:
         """Maker of the typed columns, after ``grown``; None without a schema."""
 
     def grown(self, fields: Sequence[DeltaField]) -> list[dict[str, Any]] | None:
-        """Take up the schema as it is known now. Return the columns that a table with ``fields`` has to have for it;
+        """Adopt the schema as it is known now. Return the columns that a table with ``fields`` has to have for it;
         None if these do."""
         declared = self._schema()
         if declared is None:

@@ -54,9 +54,9 @@ def levels_of(schema: pa.Schema) -> list[str]:
     return [name for name in schema.names if name not in others]
 
 
-def new_columns(names: Sequence[str], told: Iterable[str]) -> list[str]:
+def new_columns(names: Sequence[str], found: Iterable[str]) -> list[str]:
     """Return the levels from edges that a table with the columns ``names`` lacks, in the order of declaration."""
-    return usable_fields(told, names)
+    return usable_fields(found, names)
 
 
 def lacking(names: Iterable[str]) -> list[str]:

@@ -215,7 +215,7 @@ class FlushPolicy:
 # The work on the table of each stream, and its status for operators.
 
 LOOK_S = 10.0
-"""Interval at which a node reads how far a latest table is that stands instead of a table of all rows."""
+"""Interval at which a node reads how far a latest table is that replaces a table of all rows."""
 
 
 class ShardPosition(msgspec.Struct, frozen=True):
@@ -260,7 +260,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     process: str | None = None
     """Name of the hub process that makes it; None while unknown, and if another maker does."""
     kind: str = "all"
-    """`all` for the table of all rows, `latest` for the latest table that stands instead of it."""
+    """`all` for the table of all rows, `latest` for the latest table that replaces it."""
     files: int | None = None
     bytes: int | None = None
     """Files of the table and their bytes, as of the last look for small ones; None while unknown."""
@@ -272,7 +272,7 @@ class StreamWork:
     """A stream's tierer and the state of its work."""
 
     is_look = False
-    """True if a latest table, which other work makes, stands instead of the table of all rows."""
+    """True if a latest table, which other work makes, replaces the table of all rows."""
 
     def __init__(self, tierer: Tierer, maintenance: Maintenance) -> None:
         self.tierer = tierer
@@ -297,12 +297,12 @@ class StreamWork:
         return TableTrouble(tenant, stream, self.error, tuple(sorted(stopped)))
 
     def status(
-        self, key: StreamKey, made_by: Claim | None, process: str | None, told: TableTrouble | None = None
+        self, key: StreamKey, made_by: Claim | None, process: str | None, elsewhere: TableTrouble | None = None
     ) -> TableStatus:
         """Return the status for operators.
 
         Args:
-            told: what the process says that makes the table, if it is another one.
+            elsewhere: what the process says that makes the table, if it is another one.
         """
         ends, positions, size = self.tierer.ends(), self.tierer.positions, self.maintenance.size
         shards = [ShardPosition(shard, positions.get(shard, 0), end) for shard, end in sorted(ends.items())]
@@ -313,13 +313,13 @@ class StreamWork:
             sum(max(0, item.log - item.table) for item in shards),
             self.tierer.rows_moved,
             self.committed_at,
-            self.error if told is None else told.error,
+            self.error if elsewhere is None else elsewhere.error,
             [
                 StoppedRange(each.shard, each.first, each.end, each.reason)
                 for _, each in sorted(self.tierer.stopped.items())
             ]
-            if told is None
-            else [StoppedRange(*each) for each in told.stopped],
+            if elsewhere is None
+            else [StoppedRange(*each) for each in elsewhere.stopped],
             made_by,
             process,
             "latest" if self.is_look else "all",
@@ -405,7 +405,7 @@ class TableService:
         name: unique to each start; None for a random one.
         node: name of the hub process, for people.
         follows: whether it also reads how far the tables are that others make. Otherwise it knows only those that it
-            makes, or stands beside.
+            makes, or is kept beside.
         terms: what is declared of streams.
     """
 
@@ -484,7 +484,7 @@ class TableService:
         return self._views
 
     def keeps_beside(self, key: StreamKey) -> bool:
-        """Return whether this node makes tables of a stream that stand beside the table of all its rows."""
+        """Return whether this node makes tables of a stream that are kept beside the table of all its rows."""
         return self._makes_all or self._owners.keeps_beside(key)
 
     @property
@@ -583,8 +583,8 @@ class TableService:
         found = self._streams.get(key)
         if found is None:
             return self.error
-        told = self._owners.trouble_of(key) if found.error is None else None
-        return found.error if told is None else told.error
+        elsewhere = self._owners.trouble_of(key) if found.error is None else None
+        return found.error if elsewhere is None else elsewhere.error
 
     def _in_trouble(self, key: StreamKey) -> bool:
         found = self._streams.get(key)
@@ -603,7 +603,7 @@ class TableService:
             self.error = None
             # The chunks of one pass are in memory until the streams have read their rows from them.
             more = any(await asyncio.gather(*map(self._read_on, list(self._logs.values()))))
-            while new := self._take_up_splits():
+            while new := self._adopt_splits():
                 await asyncio.gather(*map(self._read_on, new))
             # Without the shard to which a lane moved, its topic levels are not known.
             wanting = [] if missing_shards(self.states) else await self._wanting()
@@ -614,15 +614,15 @@ class TableService:
         for view in self._views:
             view.chunks.clear()
         troubled = (each.trouble(*key) for key, each in self._streams.items() if self._is_ours(key))
-        self._owners.tell([*islice((each for each in troubled if each is not None), TROUBLES_MAX)])
+        self._owners.publish([*islice((each for each in troubled if each is not None), TROUBLES_MAX)])
         return moved
 
     def grow(self, cluster: Cluster) -> None:
-        """Take up the shards of tenants that were set apart, from the next round on."""
+        """Adopt the shards of tenants that were set apart, from the next round on."""
         new = {log.shard: log for log in first_logs(self._store, cluster) if log.shard not in self._logs}
         self._logs |= new
 
-    def _take_up_splits(self) -> list[ShardLog]:
+    def _adopt_splits(self) -> list[ShardLog]:
         """Note the shards that splits have made. Return the logs of new ones."""
         new = {
             split.shard: view.log.new_shard(split)
@@ -751,7 +751,7 @@ class TableService:
                 _logger.info("the table of %s/%s is being updated again", *key)
                 self._repeats.forget(what)
             stream.error = None
-        except NoHistory:  # others make the latest table that stands instead
+        except NoHistory:  # others make the latest table that replaces it
             look = LatestLook(self._store, self._cluster, key, self._views, self._monotonic)
             self._streams[key] = LatestWork(look, Maintenance(self._store, look), partial(self._terms.instead, key))
         except EXPECTED as error:
@@ -780,7 +780,7 @@ class TableService:
 
     def _told(self, what: str, error: Exception, say: Callable[..., None] = _logger.warning) -> str:
         # Logged with a limit: a round every few seconds has the same error.
-        count = self._repeats.say(what, self._monotonic())
+        count = self._repeats.due(what, self._monotonic())
         if count is not None:
             say("%s: %s%s", what, error, left_out(count))
         return str(error) or type(error).__name__

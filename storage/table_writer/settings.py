@@ -77,7 +77,7 @@ class TableTerms:
         schema: declared schema.
         quality: quality rules.
         sort: columns by which rows of files are sorted first; none for those of ``clustering`` alone.
-        instead: whether a latest table stands instead of a table of all rows, which is not made then.
+        instead: whether a latest table replaces a table of all rows, which is not made then.
         held: why the table gets no rows for now; None if it does.
     """
 
@@ -98,7 +98,7 @@ __all__ = ["NoHistory", "StreamStopped", "TableConflict", "TableDiverged", "Tabl
 
 
 class NoHistory(TableError):
-    """A table of all rows that is not there, and is not wanted: a latest table stands instead of it."""
+    """A table of all rows that is not there, and is not wanted: a latest table replaces it of it."""
 
 
 class TableDiverged(TableError):

@@ -70,7 +70,7 @@ def tabled_streams(state: ShardState) -> dict[StreamKey, int]:
 
 async def table_position(store: ObjectStore, log: ShardLog, stream: StreamKey) -> int | None:
     """Return the offset below which all of a shard's records of a stream are table rows, or skipped, or were taken
-    into a latest table that stands instead; None without a table.
+    into a latest table that replaces it; None without a table.
 
     Raises:
         TableError, StoreUnfit: the table cannot be read.
@@ -114,12 +114,15 @@ class TablePositions:
         if table is None:
             return None
         apps = {shard: app_id(self._cluster.cluster_id, stream[1], shard) for shard in self._shards(stream)}
-        told = table.transactions
-        return {shard: _position([told.get(name) for name in (app, *source_ids(app))]) for shard, app in apps.items()}
+        transactions = table.transactions
+        return {
+            shard: _position([transactions.get(name) for name in (app, *source_ids(app))])
+            for shard, app in apps.items()
+        }
 
 
-def _position(told: Sequence[int | None]) -> Position:
-    end, n, crc = told
+def _position(ends: Sequence[int | None]) -> Position:
+    end, n, crc = ends
     return Position(end or 0, None if n is None or crc is None else LastChunk(n, crc))
 
 
@@ -345,7 +348,7 @@ class Tierer:
         state = await self.log.read()
         if state is None:
             if not self._creates():
-                raise NoHistory(f"{self.key}: a latest table stands instead of it")
+                raise NoHistory(f"{self.key}: a latest table replaces it of it")
             self.log = self.log.anew()
             state = await self._create()
         elif not self._opened and (changed := changed_properties(state.properties(), self._settings)):
@@ -539,7 +542,7 @@ class Tierer:
             app = app_id(self._cluster.cluster_id, self._stream, item.shard)
             # Rows and position in one version of the table. That alone makes each row exactly once, whatever dies.
             transactions[app] = item.made.gathered.end
-            # The chunk of the last row stands beside the offset, so that a log restored from a backup is not taken for
+            # The chunk of the last row is kept beside the offset, so that a log restored from a backup is not taken for
             # the one that the rows came from.
             transactions.update(zip(source_ids(app), item.made.gathered.source, strict=True))
         rows = [NewRows(each.shard, each.first, each.made.gathered.end, each.made.tally) for each in written]

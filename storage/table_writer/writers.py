@@ -140,8 +140,8 @@ def lacking(key: str, view: ShardView, first: int, end: int, *, is_first: bool) 
     if not is_first or not view.log.watermark:
         return TableError(f"{key}: the log of shard {view.shard} lacks offsets {first} to {end - 1}: run `weft audit`")
     why = (
-        "their chunks were deleted when a table had the rows. Put that table back in its place, or go on without them: "
-        f"`weft hub skip` with --shard {view.shard} --from {first} --to {end}"
+        "their chunks were deleted when a table had the rows. Put that table back in its place, or continue without "
+        f"them: `weft hub skip` with --shard {view.shard} --from {first} --to {end}"
     )
     return StreamStopped(key, view.shard, first, end, TableError(why))
 

@@ -39,14 +39,14 @@ def said(popen: type[subprocess.Popen[Any]], *arguments: str, **options: Any) ->
 @pytest.fixture(autouse=True)
 def forks() -> None:
     """Without this, two interpreters might be compared."""
-    told: list[int] = []
-    forked.listeners.append(lambda pid, _: told.append(pid))
+    reports: list[int] = []
+    forked.listeners.append(lambda pid, _: reports.append(pid))
     try:
         process = forked.Popen([*COMMAND, "status"], stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
         assert process.wait(60) == 7
     finally:
         forked.listeners.pop()
-    assert told == [process.pid]
+    assert reports == [process.pid]
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ def test_a_search_that_fails_says_how_to_repeat_it(processes: list[str], tmp_pat
     assert "slice 1 (WEFT_SLICE=1 repeats it)" in passed
     assert "WEFT_SLICE=1 ./run" not in passed
     assert "seed 1000000028" in failed
-    (told,) = re.findall(r"^WEFT_SLICE=.*$", failed, re.MULTILINE)
-    assert shlex.split(told) == ["WEFT_SLICE=2", "./run", "test", "--all", "test_some.py::test_seeds[a b]"]
+    (reported,) = re.findall(r"^WEFT_SLICE=.*$", failed, re.MULTILINE)
+    assert shlex.split(reported) == ["WEFT_SLICE=2", "./run", "test", "--all", "test_some.py::test_seeds[a b]"]
 
 
 @pytest.mark.slow

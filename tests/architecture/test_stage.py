@@ -89,10 +89,10 @@ def test_a_test_that_passes_the_second_time_is_listed_with_its_failure(
     done = run(tmp_path, "good or late", *processes, **{SHARED: str(shared)})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stage: failed: test_some.py::test_late" in done.stdout.partition("run again")[0], "at once"
-    told = done.stdout.partition("unsteady tests")[2]
-    assert "test_some.py::test_late" in told
-    assert "too late" in told
-    assert "what it printed" in told
+    reported = done.stdout.partition("unsteady tests")[2]
+    assert "test_some.py::test_late" in reported
+    assert "too late" in reported
+    assert "what it printed" in reported
     assert shared.read_text() == "test_some.py::test_late\n"
     shared.write_text("a\n" * UNSTEADY_MAX)
     (tmp_path / "late").unlink()
@@ -103,8 +103,8 @@ def test_a_test_that_passes_the_second_time_is_listed_with_its_failure(
 def test_a_test_that_fails_again_is_red_and_named_once(tmp_path: Path) -> None:
     done = run(tmp_path, "good or late or bad")
     assert done.returncode == 1
-    told = done.stdout.partition("failed again")[2]
-    assert told.splitlines()[1:] == ["test_some.py::test_bad"]
+    reported = done.stdout.partition("failed again")[2]
+    assert reported.splitlines()[1:] == ["test_some.py::test_bad"]
     assert (tmp_path / "bad").read_text() == "xxx"
     assert (tmp_path / "late").read_text() == "xx"
 

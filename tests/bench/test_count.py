@@ -18,10 +18,10 @@ def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_path_is_red_from_a_tenth_more_on() -> None:
     found = {"slower": ("row", 1151.0), "the same": ("row", 1009.0), "faster": ("row", 500.0), "other": ("row", 7.0)}
-    told = dict(zip(found, count.lines(found, {"slower": 1000, "the same": 1000, "faster": 1000}), strict=True))
-    assert {name for name, (_, is_red) in told.items() if is_red} == {"slower"}
-    assert told["slower"][0].endswith("1,151 instructions a row, +15.1%")
-    assert told["other"][0].endswith("new")
+    reported = dict(zip(found, count.lines(found, {"slower": 1000, "the same": 1000, "faster": 1000}), strict=True))
+    assert {name for name, (_, is_red) in reported.items() if is_red} == {"slower"}
+    assert reported["slower"][0].endswith("1,151 instructions a row, +15.1%")
+    assert reported["other"][0].endswith("new")
 
 
 def test_figures_are_taken_with_a_reason_and_leave_those_of_other_paths(figures: Path) -> None:

@@ -69,8 +69,8 @@ def test_the_median_of_each_figure_counts() -> None:
 
 def test_rounds_in_which_the_generator_was_the_limit_are_told() -> None:
     busy = medians([figures(generator_cpu=cpu) for cpu in (0.95, 0.5, 0.91)])
-    told = remarks(result(medians([figures()]), busy), 3)
-    assert told == [
+    reported = remarks(result(medians([figures()]), busy), 3)
+    assert reported == [
         "  generator above 90% of its core in 2 of 3 rounds with mosquitto: it may be the limit of that rate"
     ]
 

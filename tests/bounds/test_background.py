@@ -31,13 +31,13 @@ async def test_a_task_runs_until_it_is_closed_and_may_start_again() -> None:
 
 
 async def test_a_cancelled_caller_is_cancelled_and_the_next_one_waits() -> None:
-    task, goes_on = BackgroundTask(), asyncio.Event()
+    task, continues = BackgroundTask(), asyncio.Event()
 
     async def slow() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            await goes_on.wait()
+            await continues.wait()
 
     task.start(slow(), name="slow")
     await asyncio.sleep(0)
@@ -45,5 +45,5 @@ async def test_a_cancelled_caller_is_cancelled_and_the_next_one_waits() -> None:
         async with asyncio.timeout(0.01):
             await task.close()
     assert task.is_running
-    goes_on.set()
+    continues.set()
     assert await task.close()

@@ -20,7 +20,7 @@ class Clock:
         return self.now
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+def reported(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     found = [json.loads(record.getMessage()) for record in caplog.records if record.name == "weft.events"]
     caplog.clear()
     return found
@@ -36,13 +36,13 @@ def test_a_repetition_is_counted_and_told_after_a_minute(caplog: pytest.LogCaptu
 
     for _ in range(1000):
         fail()
-    assert told(caplog) == [{
+    assert reported(caplog) == [{
         "event": "login_failed", "severity": "warning", "owner": "address 203.0.113.7", "on": "GET /v1/status",
         "reason": "no valid token", "times": 1, "left_out": 0,
     }]  # fmt: skip
     clock.now = INTERVAL_S
     fail()
-    (again,) = told(caplog)
+    (again,) = reported(caplog)
     assert (again["times"], again["left_out"]) == (1000, 999)
     assert events.counts[SecurityEvent.LOGIN_FAILED] == 1001
 
@@ -58,9 +58,9 @@ def test_a_flood_of_names_is_bounded_in_lines_and_memory(caplog: pytest.LogCaptu
             Owner(OwnerKind.ADDRESS, f"2001:db8:{number:x}::/64"),
             "x" * 5000,
         )
-    assert len(told(caplog)) == LINES_MAX
+    assert len(reported(caplog)) == LINES_MAX
     assert len(events._known) == KEYS_MAX
     clock.now = INTERVAL_S
     events.note(SecurityEvent.ACCESS_REFUSED, Severity.NOTICE, MIRA, "the token is for a link")
-    (line,) = told(caplog)
+    (line,) = reported(caplog)
     assert line["left_out"] == 20_000 - LINES_MAX

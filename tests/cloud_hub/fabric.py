@@ -143,7 +143,7 @@ class Session:
         self.acked = RangeSet()
         self.news = asyncio.Event()
         self.refusal: RefuseCode | None = None
-        self.told = ""
+        self.reported = ""
         """Message of the refusal."""
         self.lane_session = LaneSession(
             lane,
@@ -162,7 +162,7 @@ class Session:
     def _refuse(self, code: RefuseCode, message: str, advice: str) -> None:
         assert message
         assert advice
-        self.refusal, self.told = code, message
+        self.refusal, self.reported = code, message
         self.news.set()
 
     async def open(self) -> bool:
@@ -170,7 +170,7 @@ class Session:
         try:
             self.acked.update(await self.lane_session.opened)
         except SessionRefused as refusal:
-            self.refusal, self.told = refusal.code, refusal.message
+            self.refusal, self.reported = refusal.code, refusal.message
             return False
         return True
 
@@ -260,8 +260,8 @@ def check_log(
             lanes[lane] += seqs
             new[lane].add(seqs[0], seqs[-1] + 1)
         for lane in {lane_of(update) for update in updates}:
-            told = RangeSet(r for update in updates if lane_of(update) == lane for r in update.ranges)
-            assert told == new[lane]
+            reported = RangeSet(r for update in updates if lane_of(update) == lane for r in update.ranges)
+            assert reported == new[lane]
     for lane, seqs in lanes.items():
         assert len(seqs) == len(set(seqs)), f"{lane}: doubled"
         late = healed.get(lane) if isinstance(healed, Mapping) else healed

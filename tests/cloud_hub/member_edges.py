@@ -24,7 +24,7 @@ SILENT = ConnectionEnd(LinkState.WAITING, "no answer", is_silent=True)
 
 
 class Edge:
-    """An edge whose devices go on, and whose link finds a process as ``run_link`` does.
+    """An edge whose devices continue, and whose link finds a process as ``run_link`` does.
 
     Args:
         walled: numbers of processes that it cannot reach.

@@ -1,4 +1,5 @@
-"""Senders of a lane that go on until everything they have is acknowledged: an edge, and another hub that relays it."""
+"""Senders of a lane that continue until everything they have is acknowledged: an edge, and another hub that relays
+it."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class Edge:
         self.epoch = 0
 
     @property
-    def told(self) -> RangeSet:
+    def reported(self) -> RangeSet:
         """Numbers of which the edge said that it does not have them."""
         return RangeSet((gap.first, gap.end) for gap in self.gaps)
 
@@ -137,7 +138,7 @@ class Relay:
         self.acked = RangeSet()
         self.held = RangeSet()
         """Records that the hub had when the last session began. It may hold gaps of what came to this relay later."""
-        self.told = RangeSet()
+        self.reported = RangeSet()
         for _ in range(rng.randrange(4)):
             first = rng.randrange(records)
             self.gets(first, min(records, first + rng.randrange(1, 30)))
@@ -189,5 +190,5 @@ class Relay:
         first = self.rng.randrange(self.records)
         lacks = self.has.missing(first, min(self.records, first + self.rng.randrange(1, 20)))
         for one, end in lacks:
-            self.told.add(one, end)
+            self.reported.add(one, end)
             await session.sequencer.put_gap(session.lane_session, GapRange(one, end, GapReason.ABSENT))

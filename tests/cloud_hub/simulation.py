@@ -304,13 +304,13 @@ def check_edge(edge: Edge, state: ShardState, records: RangeSet) -> None:
     Args:
         records: numbers that the log has.
     """
-    held, told = state.lanes[edge.lane], edge.told
+    held, reported = state.lanes[edge.lane], edge.reported
     # I1 and I8: whatever was acknowledged is a record in the log, or lies under a gap that this very sender declared.
-    for sender, own_gaps in ((edge, told), (edge.relay, edge.relay.told if edge.relay else told)):
+    for sender, own_gaps in ((edge, reported), (edge.relay, edge.relay.reported if edge.relay else reported)):
         for first, end in sender.acked if sender else ():
             lost = [seq for seq in range(first, end) if seq not in records and seq not in own_gaps]
             assert not lost, f"{edge.lane}: {lost} were acknowledged to a sender that did not give them up"
-    had = told.copy()
+    had = reported.copy()
     for first, end in edge.relay.has if edge.relay else ():
         had.remove(first, end)
     assert RangeSet((gap.first, gap.end) for gap in held.gaps) == had

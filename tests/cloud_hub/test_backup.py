@@ -46,14 +46,14 @@ async def lane_of(hub: Hub, edge: str) -> dict[str, Any]:
     return next((lane for lane in lanes if lane["edge"] == edge), {"ranges": [], "gaps": []})
 
 
-async def until_told(hub: Hub, edge: Edge) -> None:
+async def until_complete(hub: Hub, edge: Edge) -> None:
     """Wait until the hub accounts for every number of an edge."""
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         found = await lane_of(hub, edge.name)
         return bool(RangeSet((run["first"], run["end"]) for run in found["ranges"]).covers(0, edge.sent))
 
-    await until(is_told)
+    await until(is_reported)
 
 
 @contextlib.asynccontextmanager
@@ -93,10 +93,10 @@ async def test_what_edges_hold_comes_again_and_what_is_lost_is_named(tmp_path: P
                 await asyncio.sleep(1)
                 await backed_up(store, place)
                 await asyncio.sleep(1)
-                await backed_up(store, place)  # goes on where the first one ended
+                await backed_up(store, place)  # continues where the first one ended
                 await asyncio.sleep(2)
             for edge in (keeps, forgets):
-                await until_told(hub, edge)
+                await until_complete(hub, edge)
         assert (await verify(place)).is_whole
         anew = opener("store")  # that of the hub deletes nothing any more without its cluster.json
         for item in await anew.list(""):
@@ -113,11 +113,11 @@ async def test_what_edges_hold_comes_again_and_what_is_lost_is_named(tmp_path: P
         assert lost, "the edge deleted nothing that the backup lacks"
         async with running_hub(new, port=port, **TABLES) as hub:
             for edge in (keeps, forgets):
-                await until_told(hub, edge)
+                await until_complete(hub, edge)
             await keeps.bring(3)
             await forgets.bring(3)
             for edge in (keeps, forgets):
-                await until_told(hub, edge)
+                await until_complete(hub, edge)
             assert (await lane_of(hub, "keeps"))["gaps"] == []
             named = (await lane_of(hub, "forgets"))["gaps"]
             assert [(gap["first"], gap["end"], gap["reason"]) for gap in named] == [(*run, "absent") for run in lost]
@@ -161,13 +161,13 @@ async def test_a_last_word_from_before_the_restore_is_not_believed(
         for name in ("lost", "back"):
             async with Edge(tmp_path, name, url, 8) as edge:
                 await edge.bring(10)
-                await until_told(hub, edge)
+                await until_complete(hub, edge)
         await until(lambda: is_in_order(hub, "lost", "back"))
         assert "copied" in await weft("hub", "backup", str(config), "--to", str(tmp_path / "backup"))
         async with Edge(tmp_path, "lost", url, 8) as edge:
             edge.sent = 10
             await edge.bring(10)
-            await until_told(hub, edge)
+            await until_complete(hub, edge)
     assert "good" in await weft("hub", "verify", "--store", str(tmp_path / "backup"))
     shutil.rmtree(tmp_path / "store")
     shutil.rmtree(tmp_path / "lost")
@@ -182,10 +182,10 @@ async def test_a_last_word_from_before_the_restore_is_not_believed(
             # for the edge to connect again, has had its answer, too.
             await until(lambda: edge.links.statuses[0].is_taken)
         await until(lambda: is_in_order(hub, "lost", "back"))
-        told = await weft("hub", "retire", str(config), "lost", "--reason", "its disk is gone", "--yes")
-        assert "open gap" in told.lower()
-        told = await weft("hub", "retire", str(config), "back", "--reason", "taken out", "--yes")
-        assert "open gap" not in told.lower()
+        reported = await weft("hub", "retire", str(config), "lost", "--reason", "its disk is gone", "--yes")
+        assert "open gap" in reported.lower()
+        reported = await weft("hub", "retire", str(config), "back", "--reason", "taken out", "--yes")
+        assert "open gap" not in reported.lower()
 
         async def names_one() -> bool:
             found = (await get(hub, f"/v1/streams/{STREAM}/completeness"))[1]["open_gaps"]

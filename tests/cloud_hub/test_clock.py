@@ -291,7 +291,7 @@ async def test_a_hub_whose_clock_is_wrong_takes_no_links_and_claims_nothing(
         async def complete() -> bool:
             return (await completeness()).get("complete_up_to") is not None
 
-        async def goes_on() -> bool:
+        async def continues() -> bool:
             return await chunks() > before
 
         await until_answered(complete)
@@ -317,7 +317,7 @@ async def test_a_hub_whose_clock_is_wrong_takes_no_links_and_claims_nothing(
         await until(lambda: bool(hub.status()["links"]))
         await until_answered(complete)
         log.append(*make_batch(Lane("default", "edge", 7, "telemetry"), 0, 5))
-        await until_answered(goes_on)
+        await until_answered(continues)
 
 
 # --- histories

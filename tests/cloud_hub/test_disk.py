@@ -91,13 +91,13 @@ async def test_a_closed_hub_looks_at_the_disk_no_more(tmp_path: Path) -> None:
 async def test_status_and_metrics_of_a_hub_say_what_is_free(tmp_path: Path, *, is_folder: bool) -> None:
     async with running_hub(open_store(str(tmp_path)) if is_folder else MemoryStore()) as hub:
 
-        async def told() -> bool:
+        async def reported() -> bool:
             return "\nweft_hub_store_free_bytes " in (await get(hub, "/metrics"))[1]
 
         if is_folder:
-            await until(told)
+            await until(reported)
         disk = (await get(hub, "/v1/status"))[1]["store"]["disk"]
-        assert await told() is is_folder
+        assert await reported() is is_folder
     if is_folder:
         assert disk["free_bytes"] > 0
         assert disk["seconds_left"] is None, "no growth was seen yet"

@@ -60,7 +60,7 @@ def own_at_once(patch: Patch) -> None:
 
 
 def own_again_after_a_pause(patch: Patch) -> None:
-    """A process that others took for gone goes on as if nothing had been."""
+    """A process that others took for gone continues as if nothing had been."""
     entered = Owners.entered
 
     def unaware(self: Owners, entry: NodeEntry, interval_s: float) -> NodeEntry:

@@ -130,6 +130,6 @@ async def test_what_is_no_report_is_refused_and_a_tenant_has_room_for_some(
             ("machine-a", RUNNING, 200), ("machine-b", RUNNING, 200), ("machine-c", RUNNING, 409),
             ("machine-a", RUNNING | {"state": "ended"}, 200),
         ):  # fmt: skip
-            got, told = await call(hub, "PUT", f"{WAY}/{name}", tokens["job"], body)
-            assert got == status, (name, told)
+            got, reported = await call(hub, "PUT", f"{WAY}/{name}", tokens["job"], body)
+            assert got == status, (name, reported)
         assert await seen(hub, tokens["reader"]) == [("machine-a", "ended", 7), ("machine-b", "running", 7)]

@@ -82,10 +82,10 @@ async def test_a_certificates_name_or_unit_gives_the_rights(authority: Authority
                 answers = [await ask(session, hub, path) for path in paths]
                 found[name, unit] = [status for status, _ in answers]
                 if unit is not None:
-                    told = answers[0][1]
-                    assert told["certificate"] == name
-                    assert (told["token"], told["edge"]) == (None, None)
-                    assert told["until"].startswith("20")
+                    reported = answers[0][1]
+                    assert reported["certificate"] == name
+                    assert (reported["token"], reported["edge"]) == (None, None)
+                    assert reported["until"].startswith("20")
         # The name goes before the unit: an admin, who is of no tenant.
         assert found["mara", "operators"] == [200, 200, 200, 200]
         assert found["jo", "operators"] == [200, 200, 200, 403]
@@ -93,8 +93,13 @@ async def test_a_certificates_name_or_unit_gives_the_rights(authority: Authority
         assert found["jo", None] == [401, 401, 401, 401], "and a certificate of no reader gives nothing"
         async with shown(authority, authority.sign("mara")) as session:
             token = (tmp_path / "reader.token").read_text()
-            status, told = await ask(session, hub, "/v1/whoami", Authorization=f"Bearer {token}")
-            assert (status, told["token"], told["certificate"], told["tenant"]) == (200, "reader", None, "beta")
+            status, reported = await ask(session, hub, "/v1/whoami", Authorization=f"Bearer {token}")
+            assert (status, reported["token"], reported["certificate"], reported["tenant"]) == (
+                200,
+                "reader",
+                None,
+                "beta",
+            )
 
 
 async def test_readers_cannot_link_and_edges_cannot_read(authority: Authority, tokens: str) -> None:
@@ -122,15 +127,15 @@ async def test_a_certificate_ends_on_an_open_connection_when_it_is_revoked_or_ov
             authority.revoke(mara)
 
             async def is_refused() -> bool:
-                status, told = await ask(first, hub, "/v1/status")
-                return status == 403 and "revoked" in told["detail"]
+                status, reported = await ask(first, hub, "/v1/status")
+                return status == 403 and "revoked" in reported["detail"]
 
             await until(is_refused)
             assert (await ask(second, hub, "/v1/status"))[0] == 200
             now = hub._access._now
             monkeypatch.setattr(hub._access, "_now", lambda: now() + 2 * 86_400 * 10**9)
-            status, told = await ask(second, hub, "/v1/status")
-            assert (status, told["detail"]) == (401, "the certificate 'jo' has expired")
+            status, reported = await ask(second, hub, "/v1/status")
+            assert (status, reported["detail"]) == (401, "the certificate 'jo' has expired")
 
 
 async def test_a_page_of_another_site_cannot_use_the_certificate_of_a_browser(
@@ -139,8 +144,8 @@ async def test_a_page_of_another_site_cannot_use_the_certificate_of_a_browser(
     async with secure_hub(authority, tokens) as hub, shown(authority, authority.sign("mara")) as session:
         assert (await ask(session, hub, "/v1/streams", Origin=hub.url))[0] == 200
         for origin in ("https://evil.example", "null", "https://127.0.0.1"):
-            status, told = await ask(session, hub, "/v1/streams", Origin=origin)
-            assert (status, told["detail"]) == (403, "the certificate 'mara' is not for pages of other sites")
+            status, reported = await ask(session, hub, "/v1/streams", Origin=origin)
+            assert (status, reported["detail"]) == (403, "the certificate 'mara' is not for pages of other sites")
             async with session.post(hub.url + "/v1/messages", data=b"{}", headers={"Origin": origin}) as answer:
                 assert answer.status == 403
 
@@ -159,8 +164,8 @@ async def test_a_login_keeps_a_certificate_and_whoami_shows_it(
     async with secure_hub(authority, tokens) as hub:
         files = "--ca-file", authority.path, "--certificate", own.certificate, "--key", own.key
         assert "as the certificate 'jo', tenant acme" in await weft("login", "plant", hub.url, *files)
-        told = json.loads(await weft("hub", "whoami", "plant", "--json"))
-        assert (told["certificate"], told["tenant"], told["scope"]) == ("jo", "acme", "granted")
-        assert "publish:*" in told["rights"]
+        answer = json.loads(await weft("hub", "whoami", "plant", "--json"))
+        assert (answer["certificate"], answer["tenant"], answer["scope"]) == ("jo", "acme", "granted")
+        assert "publish:*" in answer["rights"]
         lines = dict(line.split(None, 1) for line in (await weft("hub", "whoami", "plant")).splitlines())
         assert (lines["certificate"], lines["token"]) == ("jo", "none")

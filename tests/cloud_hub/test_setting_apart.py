@@ -195,7 +195,7 @@ async def unreachable() -> None:
 async def test_a_split_that_comes_between_is_not_forgotten(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new shard has split off before the halved one said that it takes nothing of the tenant."""
     await open_cluster(store, 2)
-    said, say, splits = list[int](), Apart._say, list[int]()
+    said, say, splits = list[int](), Apart._set_apart_in, list[int]()
 
     async def split_first(self: Apart, log: Any, turn: tuple[int, str], *, apart: bool) -> bool:
         if not splits:
@@ -206,7 +206,7 @@ async def test_a_split_that_comes_between_is_not_forgotten(store: ObjectStore, m
         said.append(log.shard)
         return await say(self, log, turn, apart=apart)
 
-    monkeypatch.setattr(Apart, "_say", split_first)
+    monkeypatch.setattr(Apart, "_set_apart_in", split_first)
     assert await apart(store).set("acme") == 3
     assert said == [0, 1, 0, 1, 2]
     states = await load_every_shard(first_logs(store, await read_cluster(store)))

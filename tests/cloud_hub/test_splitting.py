@@ -100,9 +100,9 @@ def store_the_state_after_the_seal(patch: pytest.MonkeyPatch) -> None:
     async def first(log: ShardLog, n: int, data: bytes) -> None:
         await create(log, n, data)
         if held.get("n") == n and held["log"].halved.shard == log.shard:
-            told = dict(held)
+            reported = dict(held)
             held.clear()
-            await put(told["log"], told["n"], told["nonce"], told["data"])
+            await put(reported["log"], reported["n"], reported["nonce"], reported["data"])
 
     patch.setattr(ShardLog, "put_snapshot", later)
     patch.setattr(ShardLog, "create", first)

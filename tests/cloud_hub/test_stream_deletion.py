@@ -98,9 +98,9 @@ async def test_a_forced_deletion_waits_for_the_next_round_of_the_tables(store: O
         store, log.cluster, WANTED._replace(is_forced=True), wall_clock=lambda: START, random_bits=bits,
         patience=Patience(PATIENCE_S, said.put_nowait),
     ))  # fmt: skip
-    told = await asyncio.wait_for(said.get(), PATIENCE_S)
-    assert "waiting for the next round of the tables" in told
-    assert "no rows of offsets 0 to 2 of shard 0 yet" in told
+    reported = await asyncio.wait_for(said.get(), PATIENCE_S)
+    assert "waiting for the next round of the tables" in reported
+    assert "no rows of offsets 0 to 2 of shard 0 yet" in reported
     await TableService(store, log.cluster).run_once()
     assert await asyncio.wait_for(deletion, PATIENCE_S) == Deleted(5, 2, 2, {0: 3, 1: 2})
     assert said.empty(), "it is said once"
@@ -118,7 +118,7 @@ async def test_a_table_that_does_not_come_ends_the_wait_and_every_sender_is_coun
     with pytest.raises(CannotDelete, match=rf"yet, after 0 s\. Edges still send: {named}\. Take the stream out"):
         await stream_deletion.delete(
             store, log.cluster, WANTED._replace(is_forced=True), wall_clock=lambda: now, random_bits=bits,
-            patience=Patience(0.0, lambda told: None),
+            patience=Patience(0.0, lambda reported: None),
         )  # fmt: skip
     assert (await ShardLog(store, log.cluster, 0).load()).n == 0, "nothing was written"
 

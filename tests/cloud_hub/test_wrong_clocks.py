@@ -143,7 +143,7 @@ async def _hour(off_s: float, *, alone: bool) -> World:
         await world.minute(number)
     await asyncio.sleep(GRACE_S)
     await world.check()
-    assert world.acknowledged - before >= 6 * len(ALIVE), "the node goes on once its clock is right"
+    assert world.acknowledged - before >= 6 * len(ALIVE), "the node continues once its clock is right"
     for node in world.nodes:
         await node.kill()
     return world
@@ -165,7 +165,7 @@ def test_a_wrong_clock_does_nothing_for_an_hour(off: str, alone: bool) -> None:
     world = hour(OFF_S[off], alone=alone)
     assert world.broken == set()
     sound = WRONG_MINUTES * len(ALIVE) if not alone else 4 * len(ALIVE)
-    assert world.acknowledged >= sound, "edges of the sound node went on"
+    assert world.acknowledged >= sound, "edges of the sound node continued"
 
 
 @pytest.mark.parametrize(

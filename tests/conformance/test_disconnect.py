@@ -99,8 +99,8 @@ def test_a_node_that_stops_says_so(own_broker: Broker, version: int) -> None:
         client.connect("")
     own_broker.stop()
     for client in clients:
-        told = [(each.kind, each.reason) for each in client.closed()]
-        assert told == ([(DISCONNECT, 0x8B)] if version == 5 else [])
+        reports = [(each.kind, each.reason) for each in client.closed()]
+        assert reports == ([(DISCONNECT, 0x8B)] if version == 5 else [])
 
 
 def test_from_no_session_to_one_is_told_as_a_protocol_error(

@@ -222,7 +222,7 @@ def test_aliases_for_who_takes_them(connected: Connect, topic: str, qos: int) ->
     [(1, 1), (3, 2), (20, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 2), (3, 1), (20, 2)))],
 )
 def test_receive_maximum_of_the_client(connected: Connect, topic: str, maximum: int, qos: int) -> None:
-    """v5 [MQTT-3.3.4-9] [MQTT-4.9.0-1] [MQTT-4.9.0-2]: no more than that unacknowledged, and then it goes on"""
+    """v5 [MQTT-3.3.4-9] [MQTT-4.9.0-1] [MQTT-4.9.0-2]: no more than that unacknowledged, and then it continues"""
     client, publisher = connected(version=5, properties_={"receive_maximum": maximum}), connected(version=5)
     client.subscribe(topic, qos)
     for n in range(maximum * 2 + 1):
@@ -241,7 +241,7 @@ def test_receive_maximum_of_the_client(connected: Connect, topic: str, maximum: 
 
 
 def test_qos_0_passes_a_full_window(connected: Connect, live: str) -> None:
-    """v5 [MQTT-3.3.4-10] [MQTT-4.9.0-3]: everything but PUBLISH at QoS 1 and 2 goes on, PINGRESP and SUBACK too"""
+    """v5 [MQTT-3.3.4-10] [MQTT-4.9.0-3]: everything but PUBLISH at QoS 1 and 2 continues, PINGRESP and SUBACK too"""
     client, publisher = connected(version=5, properties_={"receive_maximum": 1}), connected(version=5)
     client.subscribe(f"{live}/+", 1)
     publisher.publish(f"{live}/a", b"1", 1)

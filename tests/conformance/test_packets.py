@@ -1,4 +1,4 @@
-"""Malformed packets and protocol errors: the connection is closed, others go on (chapters 1, 2 and 4.13)."""
+"""Malformed packets and protocol errors: the connection is closed, others continue (chapters 1, 2 and 4.13)."""
 
 from __future__ import annotations
 

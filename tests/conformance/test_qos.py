@@ -380,7 +380,7 @@ def test_a_new_session_knows_no_old_qos_2_identifier(
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_negative_acknowledgement_ends_the_delivery(connected: Connect, topic: str, client_id: str, qos: int) -> None:
-    """v5 [MQTT-4.4.0-2] [MQTT-4.3.3-4]: not sent again, no PUBREL, the next one goes on"""
+    """v5 [MQTT-4.4.0-2] [MQTT-4.3.3-4]: not sent again, no PUBREL, the next one continues"""
     client = connected(client_id, 5, properties_=PERSISTENT)
     client.subscribe(topic, qos)
     publisher = connected(version=5)

@@ -60,9 +60,9 @@ async def total(hubs: list[Hub], name: str) -> float:
 
 def not_connected(hub: Hub) -> set[str]:
     """The edges that `weft hub status` lists first, those without a link, as it prints them."""
-    told = weft("hub", "status", hub.url).output
-    count = re.search(rf"^{len(EDGES)} edges: \d+ connected, (\d+) not connected,", told, re.MULTILINE)
-    rows = [line.split("\t")[0] for line in told.splitlines() if line.startswith("default/press-")]
+    text = weft("hub", "status", hub.url).output
+    count = re.search(rf"^{len(EDGES)} edges: \d+ connected, (\d+) not connected,", text, re.MULTILINE)
+    rows = [line.split("\t")[0] for line in text.splitlines() if line.startswith("default/press-")]
     return {row.removeprefix("default/") for row in rows[: int(count[1])]} if count else set(EDGES)
 
 

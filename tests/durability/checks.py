@@ -76,8 +76,8 @@ def check_all_there(held: Held, devices: list[Device], acked: dict[str, int], *,
     found = held.payloads.copy()
     for device in devices:
         copies = [found.pop(payload, 0) for payload in of_stream(device.sent)]
-        told = sum(1 for _ in of_stream(islice(device.sent, acked[device.name])))
-        assert 0 not in copies[:told], f"acknowledged messages of {device.name} are missing"
+        reported = sum(1 for _ in of_stream(islice(device.sent, acked[device.name])))
+        assert 0 not in copies[:reported], f"acknowledged messages of {device.name} are missing"
         assert max(copies, default=0) <= copies_max, f"a message of {device.name} is there more than once"
         there = [count > 0 for count in copies]
         assert there == sorted(there, reverse=True), f"{device.name}: a message is there and one before it is not"
@@ -110,9 +110,9 @@ def check_unrouted_there(log: SegmentLog, devices: list[Device], acked: dict[str
 def check_rest_is_noticed(held: Held, device: Device) -> None:
     """Of one device alone: what is not there any more is the oldest, and notices say so, number for number."""
     given_up = held.gaps.get(GapReason.BUDGET, RangeSet())
-    told = given_up.copy()
-    told.update(held.numbers)
-    assert told.covers(0, held.next_seq), f"numbers without record or notice: {told.missing(0, held.next_seq)}"
+    reported = given_up.copy()
+    reported.update(held.numbers)
+    assert reported.covers(0, held.next_seq), f"numbers without record or notice: {reported.missing(0, held.next_seq)}"
     there = [payload in held.payloads for payload in of_stream(islice(device.sent, device.acked))]
     first = there.index(True)
     assert all(there[first:]), "acknowledged messages are missing from the middle"

@@ -1,4 +1,4 @@
-"""A node without room while devices go on: memory stays flat, nothing acknowledged is lost, and it recovers alone.
+"""A node without room while devices continue: memory stays flat, nothing acknowledged is lost, and it recovers alone.
 
 ``./run nightly --jobs full_disk`` keeps it full for a minute, again and again.
 """

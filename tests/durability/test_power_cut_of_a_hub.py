@@ -32,7 +32,7 @@ def start_recorded(hub: DemoHub, environment: dict[str, str], patch: pytest.Monk
         hub.start()
 
 
-def told(node: LoadedNode) -> int:
+def reported(node: LoadedNode) -> int:
     """Records of the stream that the hub has acknowledged to the edge."""
     return int(node.status()["links"]["cloud"]["records_acked"])
 
@@ -63,7 +63,7 @@ def test_what_a_hub_acknowledged_survives_a_power_cut_at_any_call(
             looks = []
             for _ in range(LOOKS):
                 time.sleep(0.4)
-                records = told(node)
+                records = reported(node)
                 looks.append((len(read_events(journal)), records))
             assert looks[-1][1] > 0
             hub.kill()
@@ -80,7 +80,7 @@ def test_what_a_hub_acknowledged_survives_a_power_cut_at_any_call(
                 assert report.total("log_doubled") == report.total("holes") == 0
                 assert not any(lane.gaps for lane in report.lanes)
                 assert report.total("records") >= max(records for at, records in looks if at <= cut)
-            # On the last of these disks the hub goes on, and the edge with it.
+            # On the last of these disks the hub continues, and the edge with it.
             hub.start()
             device.quit.set()
             device.join(PATIENCE_S)

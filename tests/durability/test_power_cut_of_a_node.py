@@ -81,9 +81,9 @@ def check_node(node: LoadedNode, devices: list[Device], acked: dict[str, int]) -
     assert watcher.session_present, "a session that was acknowledged is gone"
     heard, retained = set[tuple[str, bytes]](), dict[str, bytes]()
     for device in devices:
-        told = device.sent[: acked[device.name]]
-        alarms = [message for message in told if message.topic.startswith("alarm/")]
-        states = [message for message in told if message.topic.startswith("state/")]
+        reported = device.sent[: acked[device.name]]
+        alarms = [message for message in reported if message.topic.startswith("alarm/")]
+        states = [message for message in reported if message.topic.startswith("state/")]
         for alarm in alarms:
             while alarm[:2] not in heard:
                 message = watcher.message()

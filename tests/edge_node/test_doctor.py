@@ -201,7 +201,7 @@ def linked(folder: Path, url: str, more: str = "", token: str | None = "secret")
     return configuration(folder, f'links: {{cloud: {{to: "{url}"{more}}}}}\n')
 
 
-def told(**more: Any) -> tuple[int, Any]:
+def reported(**more: Any) -> tuple[int, Any]:
     """What a hub of this release says of the node's token."""
     this = {"scope": "edge", "tenant": "default", "edge": "a", "software": "weft 0.1.0", "link_protocol": 1}
     return 200, this | more
@@ -213,7 +213,7 @@ def hub_of(rights: tuple[int, Any], folder: Path, token: str | None = "secret") 
 
 
 def good_hub(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
-    yield from hub_of(told(software="weft 0.2.0"), folder)
+    yield from hub_of(reported(software="weft 0.2.0"), folder)
 
 
 def revoked_token(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
@@ -225,32 +225,32 @@ def wanted_token(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
 
 
 def token_of_another(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
-    yield from hub_of(told(edge="press-8"), folder)
+    yield from hub_of(reported(edge="press-8"), folder)
 
 
 def hub_too_new(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
-    yield from hub_of(told(software="weft 9.0.0", link_protocol=2), folder)
+    yield from hub_of(reported(software="weft 9.0.0", link_protocol=2), folder)
 
 
 def hub_too_old(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
     patch.setattr(doctor, "PROTOCOL_VERSION", 2)
-    yield from hub_of(told(), folder)
+    yield from hub_of(reported(), folder)
 
 
 def token_file_gone(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
-    for config in hub_of(told(), folder):
+    for config in hub_of(reported(), folder):
         (folder / "token").unlink()
         yield config
 
 
 def token_for_all(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
-    for config in hub_of(told(), folder):
+    for config in hub_of(reported(), folder):
         (folder / "token").chmod(0o644)
         yield config
 
 
 def wrong_clock(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
-    with answering(200, {"Date": formatdate(NOW - 7200)}, rights=told()) as url:
+    with answering(200, {"Date": formatdate(NOW - 7200)}, rights=reported()) as url:
         yield linked(folder, url)
 
 

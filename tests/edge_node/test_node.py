@@ -165,8 +165,8 @@ def test_status_and_metrics_tell_of_derived_streams(config: Path, run: Callable[
     wait_until(lambda: node.json("status")["functions"]["calm"]["rows_in"] == 5)
     wait_until(lambda: node.json("status")["streams"]["calm"]["durable_end"] == 2)
     facts = node.json("status")["functions"]["calm"]
-    told = [facts[name] for name in ("rows_in", "rows_out", "rows_rejected", "lag_records", "failures", "trouble")]
-    assert told == [5, 2, 1, 0, 0, ""]
+    reports = [facts[name] for name in ("rows_in", "rows_out", "rows_rejected", "lag_records", "failures", "trouble")]
+    assert reports == [5, 2, 1, 0, 0, ""]
     assert (facts["bytes_in"], facts["bytes_out"]) == (57, 24)
     assert facts["state_bytes"] > 0
     assert 0 <= facts["lag_seconds"] < 60

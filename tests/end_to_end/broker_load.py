@@ -2,8 +2,8 @@
 twice, and write down what was acknowledged.
 
 `python -m tests.end_to_end.broker_load --amqp P --http P` publishes to `load/<device>/count` by AMQP 0-9-1, AMQP 1.0
-and HTTP, and has a queue `jobs` with a publisher and workers. It goes on through every lost connection. On SIGTERM the
-publishers stop, the workers empty the queue, and the process prints what happened as JSON.
+and HTTP, and has a queue `jobs` with a publisher and workers. It continues through every lost connection. On SIGTERM
+the publishers stop, the workers empty the queue, and the process prints what happened as JSON.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Worker(threading.Thread):
 
     def __init__(self, name: str, port: int, stop: threading.Event, *, commits: bool) -> None:
         super().__init__(name=name, daemon=True)
-        self.told: list[tuple[str, int]] = []
+        self.reported: list[tuple[str, int]] = []
         """What happened, in order: (got, again, acknowledged or committed; number)."""
         self._port, self._stopping, self._commits = port, stop, commits
 
@@ -157,12 +157,12 @@ class Worker(threading.Thread):
                     return True
                 continue
             number = int(body)
-            self.told.append(("again" if method.redelivered else "got", number))
+            self.reported.append(("again" if method.redelivered else "got", number))
             channel.basic_ack(method.delivery_tag)
-            self.told.append(("acknowledged", number))
+            self.reported.append(("acknowledged", number))
             if self._commits:
                 channel.tx_commit()
-                self.told.append(("committed", number))
+                self.reported.append(("committed", number))
         return False
 
 
@@ -192,12 +192,12 @@ def main() -> None:
     for worker in workers:
         while worker.is_alive():
             worker.join(0.5)
-    told = {
+    reported = {
         "sent": {each.name: each.sent for each in (*senders, jobs)},
         "acked": {each.name: each.acked for each in (*senders, jobs)},
-        "workers": {each.name: each.told for each in workers},
+        "workers": {each.name: each.reported for each in workers},
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(reported), flush=True)
 
 
 if __name__ == "__main__":

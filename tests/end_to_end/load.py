@@ -1,8 +1,8 @@
 """Devices for the kill tests: paho clients that number their messages and send until told to stop.
 
 `python -m tests.end_to_end.load --port P --devices N --rate R` publishes 0, 1, 2, ... at QoS 1 to `load/<device>/count`
-and goes on through every lost connection. As many devices as `--strays` says publish to topics that no stream matches.
-On SIGTERM it stops publishing, waits until every message is acked, and prints `{"device": count, ...}`.
+and continues through every lost connection. As many devices as `--strays` says publish to topics that no stream
+matches. On SIGTERM it stops publishing, waits until every message is acked, and prints `{"device": count, ...}`.
 """
 
 from __future__ import annotations

@@ -101,10 +101,10 @@ class PageReader:
             timeout=WAIT_S,
             check=False,
         )
-        told = f"$ {command}\n{done.stdout}{done.stderr}"
-        self.said += told
-        assert done.returncode == 0, told
-        assert not (command.startswith("curl") and '"detail":' in done.stdout), told
+        text = f"$ {command}\n{done.stdout}{done.stderr}"
+        self.said += text
+        assert done.returncode == 0, text
+        assert not (command.startswith("curl") and '"detail":' in done.stdout), text
 
     def replaced(self, text: str) -> str:
         """Return a page's text with free ports, and with what stands for other machines and folders of root."""

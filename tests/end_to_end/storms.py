@@ -206,10 +206,13 @@ class Fabric:
             return bool(rows == expected)
 
         wait_until(
-            is_drained, DRAIN_TIMEOUT_S, lambda: f"{rows} of {expected} rows are drained; {self.told()}", interval_s=0.2
+            is_drained,
+            DRAIN_TIMEOUT_S,
+            lambda: f"{rows} of {expected} rows are drained; {self.reported()}",
+            interval_s=0.2,
         )
 
-    def told(self) -> str:
+    def reported(self) -> str:
         """Return what the nodes say, for a failure's message."""
         return "; ".join(f"{edge.name}: {self.link(edge)}" for edge in self.edges)
 

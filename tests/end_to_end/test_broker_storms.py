@@ -49,9 +49,9 @@ def run_storm(directory: Path, kills: int, seed: int) -> tuple[dict[str, Any], O
             edge.start()
         time.sleep(0.5)
         load.terminate()
-        told, _ = load.communicate(timeout=LOAD_TIMEOUT_S)
+        reported, _ = load.communicate(timeout=LOAD_TIMEOUT_S)
         wait_until_drained(edge, hub)
-        return json.loads(told), open_store(hub.store)
+        return json.loads(reported), open_store(hub.store)
     finally:
         if load is not None:
             load.kill()
@@ -61,7 +61,7 @@ def run_storm(directory: Path, kills: int, seed: int) -> tuple[dict[str, Any], O
 
 
 @outcome()
-def check_rows(store: ObjectStore, told: dict[str, Any]) -> Counter[str]:
+def check_rows(store: ObjectStore, reported: dict[str, Any]) -> Counter[str]:
     """What was acknowledged is there once, and the rest that was sent once at most: no client sends anything twice."""
     from deltalake import DeltaTable
 
@@ -70,22 +70,22 @@ def check_rows(store: ObjectStore, told: dict[str, Any]) -> Counter[str]:
     found = Counter((row["device"], int(row["payload"])) for row in rows)
     assert set(found.values()) == {1}, [each for each, count in found.items() if count > 1][:5]
     counted = Counter(rows=len(rows))
-    for device, numbers in told["acked"].items():
+    for device, numbers in reported["acked"].items():
         if device == QUEUE:
             continue
         there = {number for name, number in found if name == device}
         assert set(numbers) <= there, f"{device}: acknowledged and not there: {sorted(set(numbers) - there)[:5]}"
-        assert there <= set(range(told["sent"][device]))
+        assert there <= set(range(reported["sent"][device]))
         counted[device.split("-")[0]] += len(numbers)
     return counted
 
 
 @outcome()
-def check_jobs(told: dict[str, Any]) -> Counter[str]:
+def check_jobs(reported: dict[str, Any]) -> Counter[str]:
     """Each confirmed job was done, what came again says so, and none came after the commit of its acknowledgement."""
     counted, acknowledged, committed = Counter[str](), set[int](), set[int]()
     unflagged = Counter[int]()
-    for events in told["workers"].values():
+    for events in reported["workers"].values():
         own = set[int]()
         for what, number in events:
             counted[what] += 1
@@ -98,14 +98,14 @@ def check_jobs(told: dict[str, Any]) -> Counter[str]:
                 own.add(number)
                 assert number not in committed, f"job {number} was committed twice"
                 committed.add(number)
-    assert set(told["acked"][QUEUE]) <= acknowledged, "confirmed, and never done"
+    assert set(reported["acked"][QUEUE]) <= acknowledged, "confirmed, and never done"
     assert max(unflagged.values()) == 1, "it came twice without the flag"
     return counted
 
 
 def test_kills_lose_and_double_nothing_of_amqp_and_http(tmp_path: Path) -> None:
-    told, store = run_storm(tmp_path, KILLS, SLICE.seed)
-    counted, jobs = check_rows(store, told), check_jobs(told)
+    reported, store = run_storm(tmp_path, KILLS, SLICE.seed)
+    counted, jobs = check_rows(store, reported), check_jobs(reported)
     report = asyncio.run(audit(store, "default", STREAM))
     assert report.agrees, report.problems
     assert report.total("log_doubled") == report.total("table_doubled") == report.total("holes") == 0

@@ -148,7 +148,7 @@ def weft(*arguments: object) -> str:
 
 
 def copy_the_node(fleet: Fleet, claims: Claims, acked: dict[str, int]) -> dict[str, int]:
-    """A node's data_dir is copied while it is off. Both go on without a hub, then the hub comes back; an operator
+    """A node's data_dir is copied while it is off. Both continue without a hub, then the hub comes back; an operator
     decides for the node that the hub took.
 
     Returns:
@@ -161,10 +161,10 @@ def copy_the_node(fleet: Fleet, claims: Claims, acked: dict[str, int]) -> dict[s
     data, its = (edge.config_path.parent / EDGES[0] for edge in (original, copy))
     shutil.copytree(data, its, ignore=shutil.ignore_patterns("*.sock"))
     fleet.hub.kill()
-    told = {}
+    reported = {}
     for edge, prefix in ((original, "original-"), (copy, "copy-")):
         edge.start()
-        told[edge] = fleet.send(edge, prefix, 0.3)
+        reported[edge] = fleet.send(edge, prefix, 0.3)
     fleet.hub.start()
     both = (original, copy)
     wait_until(lambda: "conflict" in map(link_state, both), PATIENCE_S, "the refusal of one of two copies")
@@ -178,17 +178,17 @@ def copy_the_node(fleet: Fleet, claims: Claims, acked: dict[str, int]) -> dict[s
     assert re.search(rf"^conflict: edge.*\ndefault/{EDGES[0]}\t.*\t{STREAM}\t", status, re.MULTILINE), status
     refused.stop()
     weft("hub", "adopt", fleet.hub.config_path, EDGES[0], "--yes")
-    acked |= told[taken]
+    acked |= reported[taken]
     sql = f"SELECT key, payload FROM {STREAM}"
     rows = [json.loads(line) for line in weft("edge", "query", refused.config_path, sql, "--json").splitlines()]
-    for device, count in told[refused].items():
+    for device, count in reported[refused].items():
         found = {int(row["payload"]) for row in rows if row["key"] == f"load/{device}/count"}
         assert found == set(range(count)), "what the refused node acknowledged is on its disk"
-    return told[refused]
+    return reported[refused]
 
 
 def lose_a_disk(fleet: Fleet, acked: dict[str, int]) -> tuple[Path, str]:
-    """A disk dies with messages that no hub has; the node goes on with an empty one.
+    """A disk dies with messages that no hub has; the node continues with an empty one.
 
     Returns:
         The folder of the disk, which is mended later, and the id of its log.

@@ -76,7 +76,7 @@ def rows_by_time(hub: DemoHub) -> list[str]:
 @pytest.mark.timeout(200)
 def test_a_hub_whose_clock_is_set_claims_nothing_false(tmp_path: Path) -> None:
     """Years ahead, an hour ahead and an hour back, also over a restart: while it is wrong, the hub claims nothing at
-    all, and edges go on when it is right again."""
+    all, and edges continue when it is right again."""
     fleet = Fleet(tmp_path, random.Random(7))
     hub = fleet.hub
     hub_clock = SteppingClock(tmp_path / "hub-clock")

@@ -91,7 +91,7 @@ class Fabric:
         with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             return json.load(answer)
 
-    def told(self) -> dict[str, list[tuple[int, str]]]:
+    def reported(self) -> dict[str, list[tuple[int, str]]]:
         """Return the records of the hub's log: messages, and their outcomes."""
         found: dict[str, list[tuple[int, str]]] = {"messages": [], "outcomes": []}
         for shard in range(2):
@@ -158,15 +158,15 @@ def test_every_message_is_stored_once_or_expires(tmp_path: Path) -> None:
             sender.join()
         assert not failed, failed
         wait_until(lambda: not fabric.messages()["waiting"], seconds=PATIENCE_S)
-        told = fabric.told()
+        reported = fabric.reported()
     finally:
         fabric.close()
     assert min(fabric.kills["hub"], fabric.kills["edge"]) > 0, fabric.kills
-    found, outcomes = stored(tmp_path), dict(told["outcomes"])
+    found, outcomes = stored(tmp_path), dict(reported["outcomes"])
     print(f"{MESSAGES} messages, kills {dict(fabric.kills)}, {Counter(outcomes.values())}")
     with outcome():
         assert [name for name, times in found.items() if times > 1] == []
-        name_of = dict(told["messages"])
+        name_of = dict(reported["messages"])
         published = {name_of[number] for number, said in outcomes.items() if said == "published"}
         assert published == set(found)
         expired = {name_of[number] for number, said in outcomes.items() if said == "expired"}

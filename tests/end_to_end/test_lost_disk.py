@@ -121,9 +121,9 @@ def test_a_lost_disk_is_named_until_it_comes_back(tmp_path: Path) -> None:
         assert {name: found[name] for name in acked} == {name: set(range(count)) for name, count in acked.items()}
         assert not lost.keys() & found.keys(), "the hub lacks what it names"
 
-        told = weft("audit", STREAM, "--store", hub.store)
-        assert f"OPEN GAP: {edge.name}/{log_id}, from " in told
-        assert "good" not in told
+        reported = weft("audit", STREAM, "--store", hub.store)
+        assert f"OPEN GAP: {edge.name}/{log_id}, from " in reported
+        assert "good" not in reported
         status = weft("hub", "status", hub.config_path)
         assert re.search(rf"^open gap: edge\t.*\ndefault/{edge.name}\t{log_id}\t{STREAM}\t{delivered}\t", status, re.M)
         record = f"{edge.name}/{log_id}/{delivered}"

@@ -228,10 +228,10 @@ def test_stand_ins_do_what_pages_ask_of_the_tools(tmp_path: Path) -> None:
         got = subprocess.run([sub, *where, "-C", "1"], check=True, capture_output=True, text=True, timeout=PATIENCE_S)
         assert got.stdout == "21.5\n"
         url = f"{node.url}status"
-        told = subprocess.run(
+        reported = subprocess.run(
             [curl, "-H", "Accept: a/b", url], check=True, capture_output=True, text=True, timeout=PATIENCE_S
         )
-        assert json.loads(told.stdout)["streams"]["telemetry"]["durable_end"] == 1
+        assert json.loads(reported.stdout)["streams"]["telemetry"]["durable_end"] == 1
         assert node.stop() == 0
     finally:
         node.kill()

@@ -128,8 +128,8 @@ def test_every_record_of_overlapping_windows_is_a_row_once(tmp_path: Path) -> No
         with outcome():
             assert sorted(fabric.rows("vibration")) == list(range(RECORDS))
         audit = [sys.executable, "-m", "weft", "audit", "vibration", "--store", str(tmp_path / "store"), "--payloads"]
-        told = subprocess.run(audit, capture_output=True, timeout=PATIENCE_S, check=False, text=True)
-        assert told.returncode == 0, told.stdout + told.stderr
+        reported = subprocess.run(audit, capture_output=True, timeout=PATIENCE_S, check=False, text=True)
+        assert reported.returncode == 0, reported.stdout + reported.stderr
         print(f"{RECORDS} records, kills {dict(fabric.kills)}")
     finally:
         fabric.close()

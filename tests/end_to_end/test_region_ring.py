@@ -69,7 +69,7 @@ class Ring(Fabric):
                     return False
             return rows == [expected] * REGIONS
 
-        wait_until(are_whole, DRAIN_TIMEOUT_S, lambda: f"{rows} rows are there; {self.told()}", interval_s=0.5)
+        wait_until(are_whole, DRAIN_TIMEOUT_S, lambda: f"{rows} rows are there; {self.reported()}", interval_s=0.5)
         counted = [check_every_message(store, acked) for store in self.stores]
         with outcome():
             for store in self.stores:

@@ -83,7 +83,10 @@ class Regions(Fabric):
             return rows == [expected, expected]
 
         wait_until(
-            are_whole, DRAIN_TIMEOUT_S, lambda: f"{rows} of {expected} rows are there; {self.told()}", interval_s=0.5
+            are_whole,
+            DRAIN_TIMEOUT_S,
+            lambda: f"{rows} of {expected} rows are there; {self.reported()}",
+            interval_s=0.5,
         )
         counted = [check_every_message(store, acked) for store in self.stores]
         with outcome():

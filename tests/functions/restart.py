@@ -30,7 +30,7 @@ class Cut(NamedTuple):
     at: int
     """Number of inputs before it."""
     restart: bool
-    """True where a new instance goes on with what was saved."""
+    """True where a new instance continues with what was saved."""
     crash: bool = False
     """True where an instance first reads the following inputs, and dies before any of that is saved."""
 
@@ -114,7 +114,7 @@ class Chain:
         raise AssertionError("the function is due again after each tick")
 
     def save(self, *, restart: bool) -> None:
-        """End the step: write what changed, and go on with a new instance that knows only what was written."""
+        """End the step: write what changed, and continue with a new instance that knows only what was written."""
         state = self.function.state
         if state is None:
             if restart:
@@ -131,7 +131,7 @@ class Chain:
             self.restart()
 
     def restart(self) -> None:
-        """Go on with a new instance, from what the last ``save`` wrote."""
+        """Continue with a new instance, from what the last ``save`` wrote."""
         self.function = self._make()
         if self.function.state is not None:
             # The log gives keys in the order of their last change, or of a full copy: in any order.

@@ -113,12 +113,12 @@ def test_such_rows_go_to_the_errors_as_before(function: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "text"),
     [
         ("deadband: {field: t, delta: 1}", "not for deadband. deadband has a `missing` of its own, among its settings"),
         ("sql: {every: 1m, select: SELECT 1 AS x}", "not for sql"),
     ],
 )
-def test_functions_without_expressions_have_no_such_setting(function: str, told: str) -> None:
+def test_functions_without_expressions_have_no_such_setting(function: str, text: str) -> None:
     found: list[Finding] = list(check(config(function)))
-    assert any(at[-1] == "missing" and told in message for at, message in found)
+    assert any(at[-1] == "missing" and text in message for at, message in found)

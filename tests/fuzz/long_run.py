@@ -15,7 +15,7 @@ from tests.fuzz.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
 FOUND = ROOT / "fuzz-found"
-"""Inputs that nights found to cover more; the next night goes on from them."""
+"""Inputs that nights found to cover more; the next night continues from them."""
 REPORT_CHARACTERS = 1500
 
 

@@ -1,5 +1,5 @@
 """Attackers of queues: clients of AMQP in a process of their own, so that they share no interpreter lock with the
-well-behaved client. They prepare, say so, and go on when a line comes on their input."""
+well-behaved client. They prepare, say so, and continue when a line comes on their input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Attacker:
         self.until = time.monotonic() + self.seconds
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         return time.monotonic() < self.until
 
     async def all(self, client: RawClient, methods: Iterator[Method] | list[Method]) -> None:
@@ -69,7 +69,7 @@ class Attacker:
         """Send the same again and again; what comes back is thrown away."""
         reading = asyncio.create_task(self.throw_away(client))
         many = itertools.cycle(data)
-        while self.goes_on:
+        while self.continues:
             client.send(next(many))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + self.until - time.monotonic()):
@@ -140,7 +140,7 @@ async def ends(attacker: Attacker) -> None:
     await attacker.all(client, [declare("public.a")])
     await attacker.fill(client, ["public.a"], 10_000)
     await attacker.begin()
-    while attacker.goes_on:
+    while attacker.continues:
         other = await attacker.connect()
         await attacker.all(other, (Queue.Declare(exclusive=True) for _ in range(300)))
         other.send(Basic.Consume(queue="public.a"), channel=1)
@@ -157,7 +157,7 @@ async def purge(attacker: Attacker) -> None:
     await attacker.fill(client, ["public.a", "public.b"], 50_000)
     await attacker.begin()
     await attacker.all(client, [Queue.Purge(queue="public.a"), Queue.Delete(queue="public.b")])
-    await asyncio.sleep(attacker.seconds)  # what is measured goes on
+    await asyncio.sleep(attacker.seconds)  # what is measured continues
 
 
 async def expire(attacker: Attacker) -> None:
@@ -168,7 +168,7 @@ async def expire(attacker: Attacker) -> None:
     await attacker.all(client, [declare("public.b", x_dead_letter_routing_key="public.a", **there)])
     await attacker.fill(client, ["public.a"], 20_000)
     await attacker.begin()
-    await asyncio.sleep(attacker.seconds + 3)  # what is measured goes on
+    await asyncio.sleep(attacker.seconds + 3)  # what is measured continues
 
 
 async def declarations(attacker: Attacker) -> None:
@@ -200,7 +200,7 @@ async def headers(attacker: Attacker) -> None:
 
 
 async def patterns(attacker: Attacker) -> None:
-    """Many patterns that go on matching word by word, and a key that is new with each message."""
+    """Many patterns that continue matching word by word, and a key that is new with each message."""
     client = await attacker.connect()
     await attacker.all(client, [declare("public.a"), exchange("public", "topic")])
     await attacker.as_many_as_may_be(client, (
@@ -226,7 +226,7 @@ async def exchanges(attacker: Attacker) -> None:
 
 
 async def consumers(attacker: Attacker) -> None:
-    """Fifteen hundred consumers of one queue have what they may, and one goes on giving back."""
+    """Fifteen hundred consumers of one queue have what they may, and one continues giving back."""
     client = await attacker.connect()
     await attacker.all(client, [declare("public.a"), Basic.Qos(prefetch_count=1)])
     await attacker.fill(client, ["public.a"], 2_048)

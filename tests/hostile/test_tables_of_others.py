@@ -124,9 +124,9 @@ async def test_records_that_cannot_become_rows_stop_one_table_until_they_are_ski
         wait_until(lambda: _rows_of(hub, "evil", "telemetry") == 9, what="the table behind them")
         wait_until(lambda: hub.metrics()["weft_hub_skipped_records"] == 3, what="the idle shard to read its log")
         assert hub.metrics()["weft_hub_stopped_tables"] == 0
-        told = hub.json("/v1/streams/telemetry/completeness", hub.token("evil"))["skipped"]
-        assert [(each["first_offset"], each["end_offset"], each["reason"]) for each in told] == [(2, 5, "bomb")]
-        assert told[0]["records"] == [{"edge": "press-1", "log": "0000000000000007", "first": 2, "end": 5}]
+        reported = hub.json("/v1/streams/telemetry/completeness", hub.token("evil"))["skipped"]
+        assert [(each["first_offset"], each["end_offset"], each["reason"]) for each in reported] == [(2, 5, "bomb")]
+        assert reported[0]["records"] == [{"edge": "press-1", "log": "0000000000000007", "first": 2, "end": 5}]
         assert "STOPPED" not in await command("hub", "status", hub.config_path, "--token-file", token)
     finally:
         hub.stop()

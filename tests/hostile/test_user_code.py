@@ -1,5 +1,5 @@
-"""Code of users loops, allocates, ends and raises: acknowledgements wait no longer, other streams go on, and nothing is
-lost."""
+"""Code of users loops, allocates, ends and raises: acknowledgements wait no longer, other streams continue, and nothing
+is lost."""
 
 from __future__ import annotations
 

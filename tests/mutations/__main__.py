@@ -3,7 +3,7 @@
 Needs cosmic-ray (``pip install cosmic-ray``), whose operators make the changes. All that could be made in ROOMS are
 counted, a sample is drawn, and each drawn one is made in a copy of the checkout, where the tests that a change of its
 file can touch run, the nearest first, until one fails. A mutant that none of them kills meets the slow tests of STAGES,
-searches last; a survivor of the quick ones takes long, so a run may end with them, and a later one goes on with what
+searches last; a survivor of the quick ones takes long, so a run may end with them, and a later one continues with what
 survived. What survives all is a change that no test sees: some change nothing, the others ask for a test.
 
     python -m tests.mutations run RESULTS.jsonl --sample 120 --seed 1 --workers 2 --until quick

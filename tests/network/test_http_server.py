@@ -30,16 +30,16 @@ class Clock:
 
 
 class Server(HttpServer):
-    """Answers to ``/``, to ``/slow`` once `go_on` is set, and to ``/long`` as long as it is read."""
+    """Answers to ``/``, to ``/slow`` once `resume` is set, and to ``/long`` as long as it is read."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         super().__init__(IDLE, OF_ADDRESS, self.clock, Refusals(self.clock), shutdown_s=1.0)
-        self.go_on = asyncio.Event()
+        self.resume = asyncio.Event()
 
     async def run(self) -> None:
         async def slow(_: web.Request) -> web.Response:
-            await self.go_on.wait()
+            await self.resume.wait()
             return web.Response()
 
         async def fast(_: web.Request) -> web.Response:
@@ -61,7 +61,7 @@ async def server() -> AsyncIterator[Server]:
     made = Server()
     await made.run()
     yield made
-    made.go_on.set()
+    made.resume.set()
     await made.close()
 
 
@@ -88,7 +88,7 @@ async def test_a_head_that_never_ends_is_not_awaited_longer_than_that(server: Se
     server.clock.now = IDLE_S_MAX
     server.look()
     assert await closed(peer)
-    server.go_on.set()
+    server.resume.set()
     assert (await busy[0].readline()).startswith(b"HTTP/1.1 200 ")
 
 
@@ -130,7 +130,7 @@ async def test_an_address_has_a_bound_however_busy_its_connections_are(
     assert "address 127.0.0.1 reached its share, limits.of_address: closed the connection" in caplog.text
     good = await half_open(server, b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n", source="127.0.0.2")
     assert (await good[0].readline()).startswith(b"HTTP/1.1 200 ")
-    server.go_on.set()
+    server.resume.set()
     for reader, _ in busy:
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
     await until(lambda: not server._busy)
@@ -143,7 +143,7 @@ async def test_an_address_loses_its_longest_idle_connection_first(server: Server
     busy = [await half_open(server, SLOW) for _ in range(OF_ADDRESS.most)]
     assert await closed(idle)
     await until(lambda: len(server._busy) == OF_ADDRESS.most)
-    server.go_on.set()
+    server.resume.set()
     for reader, _ in busy:
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
 

@@ -1,1 +1,1 @@
-"""The long runs: power cuts, fuzzers, simulation and properties, in slices that a night can stop and go on with."""
+"""The long runs: power cuts, fuzzers, simulation and properties, in slices that a night can stop and continue with."""

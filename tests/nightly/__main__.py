@@ -1,6 +1,6 @@
 """Makes the long runs, as ``./run nightly`` does.
 
-    python -m tests.nightly --hours 8                    go on where the last night was stopped, else begin a new one
+    python -m tests.nightly --hours 8                    continue where the last night was stopped, else begin a new one
     python -m tests.nightly --hours 0.1 --jobs node      only some of them
     python -m tests.nightly repeat simulation 4711       one seed again
     python -m tests.nightly --hours 2 --plan             only show what a night would make
@@ -126,7 +126,7 @@ def commit() -> str:
 
 
 def spend(arguments: argparse.Namespace) -> int:
-    """Make the night, or go on with it."""
+    """Make the night, or continue with it."""
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     jobs = {name: JOBS[name] for name in arguments.jobs}
     if arguments.plan:
@@ -134,7 +134,7 @@ def spend(arguments: argparse.Namespace) -> int:
         return 0
     night = Night(arguments.state, jobs)
     if night.state.started:
-        console.print(f"Going on with the night of {night.state.started}, {night.state.seconds / 60:.0f} minutes old.")
+        console.print(f"Continuing the night of {night.state.started}, {night.state.seconds / 60:.0f} minutes old.")
     night.state.started = night.state.started or time.strftime("%Y-%m-%d", time.gmtime())
     runner = Runner(night, arguments.slice_seeds, arguments.processes, console)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -143,7 +143,7 @@ def spend(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         night.save()
         runner.stop()
-        console.print("Stopped. The same command goes on.")
+        console.print("Stopped. The same command continues.")
         return 130
     hours = night.state.seconds / 3600
     found = reached(

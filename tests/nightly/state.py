@@ -37,7 +37,7 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct):
-    """The night under way, and where the next one goes on."""
+    """The night under way, and where the next one continues."""
 
     next_seeds: dict[str, int] = {}
     open: list[Slice] = []
@@ -102,7 +102,7 @@ class Night:
         return self.state.rows.setdefault(job, Row())
 
     def close(self) -> None:
-        """End the night: what follows goes on with later seeds and counts from zero."""
+        """End the night: what follows continues with later seeds and counts from zero."""
         self.state = State(next_seeds=self.state.next_seeds, open=self.state.open)
         self.save()
 

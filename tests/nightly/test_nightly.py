@@ -1,4 +1,4 @@
-"""A night that is stopped goes on where it was, and each failure is reported with the command that reproduces it."""
+"""A night that is stopped continues where it was, and each failure is reported with the command that reproduces it."""
 
 from __future__ import annotations
 
@@ -157,10 +157,10 @@ def test_the_reason_of_a_failure_is_kept_whatever_libraries_write_behind_it() ->
         "E       AssertionError: 3 records are lost", "FAILED tests/x.py::test_y - AssertionError: 3 records are lost",
         "1 failed, 7 passed in 3.21s", *(f' - leaked function "f{number}"' for number in range(500)),
     ])  # fmt: skip
-    told = report(output)
-    assert "E       AssertionError: 3 records are lost" in told
-    assert "FAILED tests/x.py::test_y" in told
-    assert len(told) <= REPORT_CHARACTERS + 10
+    reported = report(output)
+    assert "E       AssertionError: 3 records are lost" in reported
+    assert "FAILED tests/x.py::test_y" in reported
+    assert len(reported) <= REPORT_CHARACTERS + 10
 
 
 def test_what_this_machine_lacks_is_told() -> None:
@@ -184,11 +184,11 @@ def test_a_night_that_is_stopped_leaves_no_seed_out(stop: signal.Signals, file: 
     ]  # fmt: skip
     with subprocess.Popen([*command, "--hours", "1"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        told = [process.stdout.readline() for _ in range(3)]
+        lines = [process.stdout.readline() for _ in range(3)]
         process.send_signal(stop)
         process.stdout.read()
         assert process.wait(PATIENCE_S) == (130 if stop == signal.SIGINT else -stop)
-    assert [line.partition(",")[0] for line in told] == [f"simulation: seeds {n} to {n}" for n in (1, 2, 3)]
+    assert [line.partition(",")[0] for line in lines] == [f"simulation: seeds {n} to {n}" for n in (1, 2, 3)]
     stopped = msgspec.json.decode(file.read_bytes(), type=State)
     done = stopped.rows["simulation"].seeds
     # A kill may also come between two slices.

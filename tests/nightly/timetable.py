@@ -380,4 +380,4 @@ JOBS: Mapping[str, Job] = {
     "properties": properties("hypothesis", *PROPERTIES, minutes=25, slice_s=900),
     "other_properties": properties("hypothesis and not search", *OTHER_PROPERTIES, minutes=25, slice_s=440),
 }  # fmt: skip
-"""Name -> job. Each night goes on with the seeds behind those of the last one."""
+"""Name -> job. Each night continues with the seeds behind those of the last one."""

@@ -16,7 +16,7 @@ from weft.protocols.shard.placement import ShardTree, Split
 from weft.protocols.shard.shard_state import ShardState
 
 
-def told(held: ShardState, tenant: str = "acme", *, apart: bool = True) -> Chunk:
+def reported(held: ShardState, tenant: str = "acme", *, apart: bool = True) -> Chunk:
     control = Control(ControlKind.APART, tenant, "", 0, "", apart_body(apart=apart))
     return index(held, StreamBlock([], [control], []), BLOCKS | APART)
 
@@ -65,19 +65,19 @@ def test_a_list_that_cannot_be_is_refused(splits: tuple[int, ...], apart: list[t
 
 def test_a_shard_takes_nothing_of_a_tenant_that_is_apart() -> None:
     held = full()
-    apply(held, told(held))
+    apply(held, reported(held))
     assert held.apart == {"acme"}
     apply(held, index(held, StreamBlock([update(EDGES[0], 90, 95)], [], [])))
     with pytest.raises(Corrupt, match=r"acme/.*whose tenant is set apart"):
         fold(held, of_acme(held))
-    apply(held, told(held, apart=False))
+    apply(held, reported(held, apart=False))
     assert held.apart == frozenset()
     apply(held, of_acme(held))
 
 
 def test_the_new_shard_of_a_split_takes_nothing_of_it_either() -> None:
     held = full()
-    apply(held, told(held))
+    apply(held, reported(held))
     assert held.moved_half(Split(9, 2, held.n + 1, 7), 0, 0).apart == {"acme"}
 
 
@@ -85,7 +85,7 @@ def test_snapshots_keep_it_and_earlier_releases_do_not_read_them() -> None:
     held = full()
     plain = snapshot.decode(held.encode()).head
     assert (plain.must_understand, plain.apart) == (0, [])
-    apply(held, told(held))
+    apply(held, reported(held))
     again = ShardState.decode(held.encode())
     assert (again.apart, again.encode()) == (held.apart, held.encode())
     assert snapshot.decode(held.encode()).head.must_understand == 2
@@ -95,8 +95,8 @@ def test_snapshots_keep_it_and_earlier_releases_do_not_read_them() -> None:
 def test_a_record_that_does_not_fit_is_refused() -> None:
     held = full()
     with pytest.raises(Corrupt, match="sets tenant default apart, of which the shard has data"):
-        fold(held, told(held, "default"))
-    alone = told(held)
+        fold(held, reported(held, "default"))
+    alone = reported(held)
     both = StreamBlock([update(EDGES[0], 90, 95)], alone.footer.controls, [])
     with pytest.raises(Corrupt, match="an APART record and other things"):
         fold(held, index(held, both, BLOCKS | APART))

@@ -42,8 +42,8 @@ def footer_bytes(footer: object) -> bytes:
     st.lists(LANE_UPDATES, min_size=3, max_size=3),
     st.lists(st.lists(batches(4), min_size=1, max_size=2), max_size=3),
 )
-def test_round_trip(header: chunk.ChunkHeader, told: list[chunk.LaneUpdate], sections: list[list[bytes]]) -> None:
-    lanes = [msgspec.structs.replace(lane, tenant="default", stream=f"s{i}") for i, lane in enumerate(told)]
+def test_round_trip(header: chunk.ChunkHeader, reported: list[chunk.LaneUpdate], sections: list[list[bytes]]) -> None:
+    lanes = [msgspec.structs.replace(lane, tenant="default", stream=f"s{i}") for i, lane in enumerate(reported)]
     named = [(f"s{i}", [(0, data) for data in section]) for i, section in enumerate(sections)]
     data = make_chunk(header, lanes, named)
     found = chunk.decode(data)
@@ -140,8 +140,8 @@ def test_what_a_later_release_adds_behind_known_fields_is_passed_over() -> None:
     for columns, added in ((plain, []), (more, ["more"])):
         block = msgspec.msgpack.encode(columns)
         place = [*PLACE[:3], len(block), crc32c(block), *PLACE[5:], *added]
-        told = head([place], [[*CONTROL, *added]], {7: b"more"}, *added)
-        found.append(chunk.decode_footer(block + footer_bytes(told))[0])
+        reported = head([place], [[*CONTROL, *added]], {7: b"more"}, *added)
+        found.append(chunk.decode_footer(block + footer_bytes(reported))[0])
     (lane,) = found[0].lanes
     assert (lane.gaps, lane.topics) == ([chunk.GapRange(3, 4, 1)], ["a/{b}"])
     assert (len(found[0].controls), len(found[0].clocks), found[0].extensions) == (2, 1, {7: b"more"})

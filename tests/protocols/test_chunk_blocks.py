@@ -34,12 +34,12 @@ GOLDEN = Path(__file__).parents[1] / "vectors/chunk/two_streams.json"
 )
 def test_what_is_told_comes_back_whole_and_by_stream(
     header: chunk.ChunkHeader,
-    told: list[tuple[tuple[str, str], LaneUpdate]],
+    reported: list[tuple[tuple[str, str], LaneUpdate]],
     controls: list[tuple[tuple[str, str], int, bytes]],
     clocks: list[tuple[tuple[str, str], int]],
     wanted: set[tuple[str, str]],
 ) -> None:
-    lanes = [msgspec.structs.replace(lane, tenant=key[0], stream=key[1]) for key, lane in told]
+    lanes = [msgspec.structs.replace(lane, tenant=key[0], stream=key[1]) for key, lane in reported]
     records = [Control(kind, key[0], "pi", 7, key[1], body) for key, kind, body in controls]
     everywhere = Control(200, "", "", 0, "", b"x")
     found_clocks = {key: [ClockUpdate(key[0], "pi", boot, boot, 5, -3, 1)] for key, boot in clocks}
@@ -92,7 +92,7 @@ COLUMNS = chunk_index.BlockColumns(["a", "b"], [], [1, 2], [1, 1], [0, 5], [3, 0
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "text"),
     [
         (msgspec.structs.replace(COLUMNS, log_id=[1]), "different lengths"),
         (msgspec.structs.replace(COLUMNS, edges=["a"]), "different lengths"),
@@ -109,8 +109,8 @@ COLUMNS = chunk_index.BlockColumns(["a", "b"], [], [1, 2], [1, 1], [0, 5], [3, 0
         ([1, 2], "block of default/s"),
     ],
 )
-def test_columns_that_do_not_fit_are_corrupt(columns: object, told: str) -> None:
-    with pytest.raises(Corrupt, match=told):
+def test_columns_that_do_not_fit_are_corrupt(columns: object, text: str) -> None:
+    with pytest.raises(Corrupt, match=text):
         chunk_index.decode_block(msgspec.msgpack.encode(columns), ("default", "s"))
 
 

@@ -111,27 +111,29 @@ def test_no_lane_is_no_claim() -> None:
 )
 def test_what_holds_a_lane_back_is_said(state: LaneState, reason: Reason) -> None:
     answer = completeness({lane("press-1"): state}, (), NOW)
-    [told] = answer.held_back_by
-    assert (told.edge, told.log_id, told.reason) == ("press-1", 1, reason)
-    assert told.why
-    assert told.advice
+    [reported] = answer.held_back_by
+    assert (reported.edge, reported.log_id, reported.reason) == ("press-1", 1, reason)
+    assert reported.why
+    assert reported.advice
 
 
 def test_a_clock_that_was_set_back_is_named_with_how_far() -> None:
     lanes = {lane("press-1"): held(3, Mark(T, 3))}
-    [told] = completeness(lanes, (), NOW, behind=lambda of: 90 * 10**9 if of == lane("press-1") else None).held_back_by
-    assert told.reason is Reason.CLOCK
-    assert "90 s before" in told.why
+    [reported] = completeness(
+        lanes, (), NOW, behind=lambda of: 90 * 10**9 if of == lane("press-1") else None
+    ).held_back_by
+    assert reported.reason is Reason.CLOCK
+    assert "90 s before" in reported.why
 
 
 def test_what_a_time_service_takes_back_within_a_millisecond_is_no_clock_that_was_set() -> None:
     lanes = {lane("press-1"): held(3, Mark(T, 3))}
     assert completeness(lanes, (), NOW, behind=lambda _: 10**6 - 1).held_back_by == []
-    [told] = completeness(lanes, (), NOW, behind=lambda _: 10**6).held_back_by
-    assert told.reason is Reason.CLOCK
+    [reported] = completeness(lanes, (), NOW, behind=lambda _: 10**6).held_back_by
+    assert reported.reason is Reason.CLOCK
     lanes = {lane("press-1"): held(3, Mark(NOW - SILENT_NS, 3))}
-    [told] = completeness(lanes, (), NOW, behind=lambda _: 800).held_back_by
-    assert told.reason is Reason.SILENT, "another reason counts"
+    [reported] = completeness(lanes, (), NOW, behind=lambda _: 800).held_back_by
+    assert reported.reason is Reason.SILENT, "another reason counts"
 
 
 def test_records_that_another_hub_may_have_hold_back_where_there_are_other_hubs() -> None:
@@ -140,9 +142,9 @@ def test_records_that_another_hub_may_have_hold_back_where_there_are_other_hubs(
     lanes[lane("a")].prove_marks()
     assert completeness(lanes, (), NOW).complete_up_to == T + US
     assert completeness(lanes, (), NOW, peers=True).complete_up_to == T
-    [told] = completeness(lanes, (), NOW, peers=True).held_back_by
-    assert (told.edge, told.reason) == ("a", Reason.ABSENT)
-    assert told.why.startswith("absent: another cluster may have [5, 8)")
+    [reported] = completeness(lanes, (), NOW, peers=True).held_back_by
+    assert (reported.edge, reported.reason) == ("a", Reason.ABSENT)
+    assert reported.why.startswith("absent: another cluster may have [5, 8)")
     assert reasons(lanes) == []
     lanes[lane("a")].add_records([(5, 8)])  # the other cluster's records come
     lanes[lane("a")].prove_marks()

@@ -65,9 +65,9 @@ def chunk_with(
     **index: Any,
 ) -> Chunk:
     made = next_chunk(held, *updates)
-    told = StreamBlock(list(updates), list(controls), [])
+    reported = StreamBlock(list(updates), list(controls), [])
     of_stream = {(LANE.tenant, LANE.stream): list(clocks)} if clocks else {}
-    whole = index_of(made.header, FIRST_LEVEL, list(made.footer.streams), told, of_stream)
+    whole = index_of(made.header, FIRST_LEVEL, list(made.footer.streams), reported, of_stream)
     return made._replace(footer=replace(whole, **index))
 
 
@@ -176,7 +176,7 @@ def test_a_lane_that_left_comes_back_with_all_that_it_had() -> None:
     add(held, controls=[control(ControlKind.DROP)])
     assert (held.lanes, held.drops) == ({}, 1)
     assert held.stream_lanes("default", "telemetry") == {}
-    assert held.next_offset["default", "telemetry"] == 9, "offsets of the stream go on"
+    assert held.next_offset["default", "telemetry"] == 9, "offsets of the stream continue"
     add(held, update(ranges=[(12, 13)], epoch=8), controls=[control(ControlKind.ADOPT, kept)])
     lane = held.lanes[LANE]
     assert lane.records == RangeSet([(0, 9), (12, 13)])

@@ -1,4 +1,4 @@
-"""A stream that an operator deletes: its next offset stays, everything else leaves, and a later record goes on."""
+"""A stream that an operator deletes: its next offset stays, everything else leaves, and a later record continues."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def drop(lane: Lane) -> list[Control]:
 
 def chunk(state: ShardState, *updates: LaneUpdate, controls: list[Control] = []) -> Chunk:
     made = next_chunk(state, *updates)
-    told = StreamBlock(list(updates), controls, [])
-    return made._replace(footer=index_of(made.header, FIRST_LEVEL, list(made.footer.streams), told))
+    reported = StreamBlock(list(updates), controls, [])
+    return made._replace(footer=index_of(made.header, FIRST_LEVEL, list(made.footer.streams), reported))
 
 
 def add(state: ShardState, *updates: LaneUpdate, controls: list[Control] = []) -> ShardState:

@@ -38,15 +38,15 @@ def chunk(held: ShardState, created: int, *lanes: LaneUpdate, controls: tuple[Co
     records = sum(end - first for lane in lanes for first, end in lane.ranges)
     base = held.next_offset.get((LANE.tenant, LANE.stream), 0)
     sections = [StreamSection(LANE.tenant, LANE.stream, base, records, 0, 0, 0, 0, 0)] if records else []
-    told = StreamBlock(list(lanes), list(controls), [])
-    return Chunk(header, index_of(header, FIRST_LEVEL, sections, told), 1000 + held.n)
+    reported = StreamBlock(list(lanes), list(controls), [])
+    return Chunk(header, index_of(header, FIRST_LEVEL, sections, reported), 1000 + held.n)
 
 
 def time_record(time: int) -> Control:
     return Control(ControlKind.TIME, "", "", 0, "", msgspec.msgpack.encode(TimeBody(time, "the clock was of 2040")))
 
 
-def told(kind: ControlKind, body: object, lane: Lane = LANE) -> Control:
+def reported(kind: ControlKind, body: object, lane: Lane = LANE) -> Control:
     return Control(kind, *lane, msgspec.msgpack.encode(body) if body is not None else b"")
 
 
@@ -58,8 +58,8 @@ def of_2040() -> ShardState:
     apply(held,
         chunk(
             held, WRONG, controls=(
-                told(ControlKind.RETIRE, RetireBody(RetiredBy.OPERATOR, "gone"), GONE),
-                told(ControlKind.CONFLICT, ConflictBody(1, "a copy")),
+                reported(ControlKind.RETIRE, RetireBody(RetiredBy.OPERATOR, "gone"), GONE),
+                reported(ControlKind.CONFLICT, ConflictBody(1, "a copy")),
                 Control(ControlKind.SKIP, LANE.tenant, "", 0, LANE.stream,
                         msgspec.msgpack.encode(SkipBody(1, 2, "no row", []))),
             ),
@@ -80,7 +80,7 @@ def test_ages_count_from_the_told_time() -> None:
     assert lane.ranges.covers(0, 9), "records and marks are the edge's, and stay"
     assert lane.mark == Mark(NOW - SECOND, 3)
     apply(held, chunk(held, NOW + SECOND, update(ranges=[(9, 10)])))
-    assert (held.created, held.lanes[LANE].last_seen) == (NOW + SECOND, NOW + SECOND), "and it goes on from there"
+    assert (held.created, held.lanes[LANE].last_seen) == (NOW + SECOND, NOW + SECOND), "and it continues from there"
     assert ShardState.decode(held.encode()).encode() == held.encode()
 
 
@@ -96,7 +96,7 @@ def test_a_follower_of_one_stream_comes_to_the_same_times() -> None:
 
 def test_open_gaps_end_at_the_told_time_at_the_latest() -> None:
     held = of_2040()
-    apply(held, chunk(held, WRONG + 1, controls=(told(ControlKind.DROP, None, GONE),)))
+    apply(held, chunk(held, WRONG + 1, controls=(reported(ControlKind.DROP, None, GONE),)))
     [gap] = held.open_gaps[GONE.tenant, GONE.stream]
     assert gap.until == WRONG
     apply(held, chunk(held, NOW, controls=(time_record(NOW),)))
@@ -107,7 +107,7 @@ def test_open_gaps_end_at_the_told_time_at_the_latest() -> None:
 def test_a_lane_that_left_before_comes_back_without_the_wrong_time() -> None:
     held = of_2040()
     kept = snapshots.encode_lane(snapshots.lane_snapshot(GONE, held.lanes[GONE]))
-    apply(held, chunk(held, WRONG, controls=(told(ControlKind.DROP, None, GONE),)))
+    apply(held, chunk(held, WRONG, controls=(reported(ControlKind.DROP, None, GONE),)))
     apply(held, chunk(held, NOW, controls=(time_record(NOW),)))
     apply(held, chunk(held, NOW + SECOND, controls=(Control(ControlKind.ADOPT, *GONE, kept),)))
     lane = held.lanes[GONE]

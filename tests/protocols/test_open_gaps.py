@@ -65,9 +65,9 @@ def test_a_lane_retired_by_an_earlier_release_has_one() -> None:
     at(held, 500, controls=(control(ControlKind.RETIRE, msgspec.msgpack.encode([2, "gone"])),))
     [(name, found)] = snapshots.decode(held.encode()).lanes
     lane = msgspec.structs.replace(found, tenant=name.tenant, stream=name.stream)
-    told = list(msgspec.to_builtins(lane))
-    told[-3] = told[-3][:3]  # as it stood: neither what is missing nor a last word
-    kept = snapshots.lane_state(snapshots.decode_lane(msgspec.msgpack.encode(told[:-1])))
+    reported = list(msgspec.to_builtins(lane))
+    reported[-3] = reported[-3][:3]  # as it stood: neither what is missing nor a last word
+    kept = snapshots.lane_state(snapshots.decode_lane(msgspec.msgpack.encode(reported[:-1])))
     assert open_gap(LANE, kept) == OpenGap(LANE.edge, LANE.log_id, 9, 100, 500)
 
 

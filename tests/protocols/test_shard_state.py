@@ -146,16 +146,16 @@ def test_what_is_held_is_what_the_chunks_say(history: list[list[LaneUpdate]]) ->
 @given(histories())
 def test_completeness_is_never_claimed_too_early_and_never_taken_back(history: list[list[LaneUpdate]]) -> None:
     state = ShardState(CLUSTER, 0)
-    told: dict[Lane, list[Mark]] = {lane: [] for lane in LANES}
+    reports: dict[Lane, list[Mark]] = {lane: [] for lane in LANES}
     before: dict[Lane, int | None] = dict.fromkeys(LANES)
     for updates in history:
         apply(state, next_chunk(state, *updates))
         for item in updates:
             if item.mark is not None:
-                told[Lane(item.tenant, item.edge, item.log_id, item.stream)].append(item.mark)
+                reports[Lane(item.tenant, item.edge, item.log_id, item.stream)].append(item.mark)
         for lane, held in state.lanes.items():
             end = held.ranges.contiguous_end()
-            best = max((mark.time for mark in told[lane] if mark.seq <= end), default=None)
+            best = max((mark.time for mark in reports[lane] if mark.seq <= end), default=None)
             assert held.complete_up_to == best
             previous = before[lane]
             assert previous is None or (held.complete_up_to is not None and held.complete_up_to >= previous)
@@ -242,8 +242,8 @@ def test_a_very_long_name_of_a_level_names_no_column() -> None:
 
 def test_the_kind_of_payloads_is_what_the_lane_said_last_also_one_of_a_later_release() -> None:
     other = LANE._replace(edge="edge-2")
-    told = [update(payload=2, ranges=[(0, 1)])], [update(ranges=[(1, 2)])], [update(other, payload=1)]
-    state = fold(*told, [update(other, payload=4_000_000_000)])
+    reported = [update(payload=2, ranges=[(0, 1)])], [update(ranges=[(1, 2)])], [update(other, payload=1)]
+    state = fold(*reported, [update(other, payload=4_000_000_000)])
     assert [held.payload for held in (state.lanes[LANE], state.lanes[other])] == [2, 4_000_000_000]
     assert ShardState.decode(state.encode()).lanes[other].payload == 4_000_000_000
 

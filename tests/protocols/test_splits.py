@@ -54,10 +54,10 @@ def lane(edge: str, stream: str = "s") -> Lane:
     return Lane("default", edge, 7, stream)
 
 
-def index(held: ShardState, told: StreamBlock, needs: int = BLOCKS) -> Chunk:
+def index(held: ShardState, reported: StreamBlock, needs: int = BLOCKS) -> Chunk:
     header = ChunkHeader(CLUSTER, held.n + 1, held.created + 10, held.shard, held.footer_crc, 1)
     sections = [StreamSection("default", "s", held.next_offset.get(("default", "s"), 0), 5, 0, 0, 56, 1, 1)]
-    footer = replace(index_of(header, FIRST_LEVEL, sections if told.lanes else [], told), must_understand=needs)
+    footer = replace(index_of(header, FIRST_LEVEL, sections if reported.lanes else [], reported), must_understand=needs)
     tail, crc = chunks.encode_footer(footer)
     decoded, _ = chunks.decode_footer(tail)
     assert decoded.must_understand == needs
@@ -122,11 +122,11 @@ def test_a_list_that_names_no_tree_is_refused(roots: int, splits: list[int]) -> 
 
 def test_a_split_parts_the_lanes_and_what_belongs_to_them() -> None:
     held = full()
-    told = seal(held)
-    split = fold(held, told).split
+    reported = seal(held)
+    split = fold(held, reported).split
     assert split == Split(NEW, BIT, held.n + 1, NONCE)
-    new, before = held.moved_half(split, told.header.created, told.footer_crc), held.lanes.copy()
-    apply(held, told)
+    new, before = held.moved_half(split, reported.header.created, reported.footer_crc), held.lanes.copy()
+    apply(held, reported)
     assert {each.edge for each in held.lanes} == set(STAYS)
     assert {each.edge for each in new.lanes} == set(MOVES)
     assert {**held.lanes, **new.lanes} == before
@@ -146,9 +146,9 @@ def test_a_split_parts_the_lanes_and_what_belongs_to_them() -> None:
 def test_who_follows_one_stream_sees_the_same_split() -> None:
     held = full()
     some = ShardState.decode(held.encode(), only=ONLY)
-    told = seal(held)
-    apply(some, told)
-    apply(held, told)
+    reported = seal(held)
+    apply(some, reported)
+    apply(held, reported)
     assert (some.splits, some.lanes, some.open_gaps) == (held.splits, held.lanes, held.open_gaps)
     assert ShardState.decode(held.encode(), only=ONLY).splits == held.splits
 
@@ -169,15 +169,15 @@ def test_nothing_of_a_moved_edge_comes_back() -> None:
 
 def test_a_seal_that_does_not_fit_is_refused() -> None:
     held = full()
-    told = seal(held)
+    reported = seal(held)
     clock = ClockUpdate("default", STAYS[0], 7, 1, 1, 1, 1)
     for others in (StreamBlock([update(STAYS[0], 900, 905)], [], []), StreamBlock([], [], [clock])):
-        mixed = StreamBlock(others.lanes, [*told.footer.controls, *others.controls], [])
+        mixed = StreamBlock(others.lanes, [*reported.footer.controls, *others.controls], [])
         clocks = {("default", "s"): [clock]} if others.clocks else {}
-        footer = index_of(told.header, FIRST_LEVEL, [], mixed, clocks)
+        footer = index_of(reported.header, FIRST_LEVEL, [], mixed, clocks)
         with pytest.raises(Corrupt, match="and other things"):
-            fold(held, Chunk(told.header, footer, 1))
-    apply(held, told)
+            fold(held, Chunk(reported.header, footer, 1))
+    apply(held, reported)
     for shard, bit in ((NEW, 5), (5, BIT), (5, 1), (SHARD, 5)):
         with pytest.raises(Corrupt, match="a second time, or too late"):
             fold(held, seal(held, shard, bit))

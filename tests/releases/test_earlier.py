@@ -123,5 +123,5 @@ def test_processes_take_up_sessions_queues_links_and_tables(fabric: Fabric, expe
     report = weft("audit", "telemetry", "--store", fabric.folder / "store")
     assert (report.return_value, report.exception) == (0, None), report.output
     query = "SELECT payload FROM points"
-    told = weft("edge", "query", fabric.folder / "edge.yaml", query, "--json").output
-    assert [json.loads(line)["payload"] for line in told.splitlines()] == [*expected["points"], '{"temp": 28.0}']
+    text = weft("edge", "query", fabric.folder / "edge.yaml", query, "--json").output
+    assert [json.loads(line)["payload"] for line in text.splitlines()] == [*expected["points"], '{"temp": 28.0}']

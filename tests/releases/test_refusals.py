@@ -67,10 +67,10 @@ def refused_edge(config: Path, *said: str, commands: Sequence[str] = ("check", "
     before = content(config.parent)
     for command in commands:
         done = weft("edge", command, config)
-        told = f"{done.output}\n{done.exception}"
-        assert "edge.yaml:2: data_dir: " in told
-        assert all(words in told for words in said), told
-        assert "Traceback" not in told
+        text = f"{done.output}\n{done.exception}"
+        assert "edge.yaml:2: data_dir: " in text
+        assert all(words in text for words in said), text
+        assert "Traceback" not in text
         assert content(config.parent) == before
     assert done.exception.exit_code == 1  # type: ignore[union-attr]
 
@@ -286,9 +286,9 @@ def refused_hub(folder: Path, said: str) -> None:
     before = content(folder)
     for command in ("check", "run"):
         done = weft("hub", command, config)
-        told = f"{done.output}\n{done.exception}"
-        assert said in told
-        assert "damaged" not in told
+        text = f"{done.output}\n{done.exception}"
+        assert said in text
+        assert "damaged" not in text
         assert content(folder) == before
     assert done.exception.exit_code == 1  # type: ignore[union-attr]
 

@@ -22,17 +22,17 @@ def test_a_refused_certificate_is_told_by_what_was_verified_or_else_by_the_error
     verified = ssl.SSLCertVerificationError("certificate verify failed")
     verified.verify_message = "self-signed certificate"
     for error, cause in ((verified, "self-signed certificate"), (ssl.CertificateError("no such name"), "no such name")):
-        told = connect.no_connection(URL, aiohttp.ClientConnectorCertificateError(KEY, error))
-        assert told.state is LinkState.WAITING
-        assert told.reason.startswith(f"{URL}: the hub's certificate is refused (")
-        assert cause in told.reason
+        reported = connect.no_connection(URL, aiohttp.ClientConnectorCertificateError(KEY, error))
+        assert reported.state is LinkState.WAITING
+        assert reported.reason.startswith(f"{URL}: the hub's certificate is refused (")
+        assert cause in reported.reason
 
 
 def test_a_refused_certificate_has_the_cure_of_its_cause(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     own, ended = authority.sign("hub"), authority.sign("ended", expired=True)
 
-    def told(shown: Pem, host: str, **trusted: str) -> str:
+    def reported(shown: Pem, host: str, **trusted: str) -> str:
         server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         server.load_cert_chain(shown.certificate, shown.key)
         if trusted:
@@ -46,10 +46,10 @@ def test_a_refused_certificate_has_the_cure_of_its_cause(tmp_path: Path) -> None
             near.do_handshake()
         return connect.no_connection(URL, aiohttp.ClientConnectorCertificateError(KEY, refused.value)).reason
 
-    assert "Name the certificate of its authority in the link's `ca_file`" in told(own, "hub.test")
-    assert "Write a name of the certificate in the link's `to`" in told(own, "other.test", cafile=authority.path)
-    assert "Write a name of the certificate in the link's `to`" in told(own, "10.0.0.1", cafile=authority.path)
-    assert "Have it renewed" in told(ended, "hub.test", cafile=authority.path)
+    assert "Name the certificate of its authority in the link's `ca_file`" in reported(own, "hub.test")
+    assert "Write a name of the certificate in the link's `to`" in reported(own, "other.test", cafile=authority.path)
+    assert "Write a name of the certificate in the link's `to`" in reported(own, "10.0.0.1", cafile=authority.path)
+    assert "Have it renewed" in reported(ended, "hub.test", cafile=authority.path)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_a_refused_certificate_has_the_cure_of_its_cause(tmp_path: Path) -> None
     ],
 )
 def test_a_status_says_what_to_do(status: int, state: LinkState, words: str) -> None:
-    told = refused_by_server(URL, status, has_token=True)
-    assert told.state is state
-    assert words in told.reason
+    reported = refused_by_server(URL, status, has_token=True)
+    assert reported.state is state
+    assert words in reported.reason
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_hubs_reason_for_a_refused_token_is_told(challenge: str, words: str)
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("text", "words"),
     [
         ("the hub has no keys of the issuer", "at the moment (503): the hub has no keys of the issuer; the edge tries"),
         (None, "(503). Its log says why"),
@@ -94,5 +94,5 @@ def test_the_hubs_reason_for_a_refused_token_is_told(challenge: str, words: str)
         ("x" * 1000, "(503). Its log says why"),
     ],
 )
-def test_the_reason_of_a_hub_that_takes_no_links_is_told(told: str | None, words: str) -> None:
-    assert words in refused_by_server(URL, 503, has_token=True, told=told).reason
+def test_the_reason_of_a_hub_that_takes_no_links_is_told(text: str | None, words: str) -> None:
+    assert words in refused_by_server(URL, 503, has_token=True, server_reason=text).reason

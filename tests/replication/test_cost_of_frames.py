@@ -142,7 +142,7 @@ class Link:
         receiver.receive_data(message, 0)
         receiver.events()
         while receiver.is_busy:
-            receiver.go_on()
+            receiver.process_more()
             receiver.events()
         return time.thread_time() - began
 

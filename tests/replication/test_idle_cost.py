@@ -33,7 +33,7 @@ FASTER = 100
 
 
 class IdleLog(ModelLog):
-    """A log without new records, on a clock that goes on."""
+    """A log without new records, on a clock that continues."""
 
     def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
         now = time.time_ns()
@@ -80,11 +80,11 @@ async def test_an_idle_link_with_20_streams_costs_less_than_20_mb_a_month(
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=at_hub).start()
     counter = Counter(runner.addresses[0][1])
     proxy = await asyncio.start_server(counter.connect, "127.0.0.1", 0)
-    usual, told = SenderSettings(), LatestReport()
-    told.report = NodeReport(1 << 20, 1 << 30, 1 << 29, 0, None, [], 0)
+    usual, reported = SenderSettings(), LatestReport()
+    reported.report = NodeReport(1 << 20, 1 << 30, 1 << 29, 0, None, [], 0)
     sender = SenderSettings(
         mark_interval=usual.mark_interval // FASTER, ping_interval=usual.ping_interval // FASTER,
-        canary_interval=usual.canary_interval // FASTER, report=told,
+        canary_interval=usual.canary_interval // FASTER, report=reported,
     )  # fmt: skip
     log = IdleLog({key: f"stream-{key}" for key in range(1, STREAMS + 1)})
     settings = LinkSettings((f"https://localhost:{proxy.sockets[0].getsockname()[1]}",), sender=sender)

@@ -129,7 +129,7 @@ class Replication(RuleBasedStateMachine):
     """A mark that waited for its data goes first, the newest one an interval later."""
 
     def settle(self) -> None:
-        self.pair.settle()  # the peers hear of each other before time goes on: their patience may be all but over
+        self.pair.settle()  # the peers hear of each other before time continues: their patience may be all but over
         for _ in range(self.seconds_to_drain):
             self.now += SECOND
             self.pair.advance(self.now)

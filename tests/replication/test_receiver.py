@@ -372,7 +372,7 @@ def test_a_message_with_much_in_it_stops_between_frames() -> None:
     assert peer.receiver.is_busy
     turns = 1
     while peer.receiver.is_busy:
-        peer.receiver.go_on()
+        peer.receiver.process_more()
         events += peer.receiver.events()
         turns += 1
     assert turns == 9
@@ -386,15 +386,15 @@ def test_a_long_batch_is_checked_by_the_owner() -> None:
     damaged[-1] ^= 1
     assert not peer.say(Data(1, sound), Data(1, bytes(damaged)))
     while not peer.receiver.unchecked:  # it is decompressed in turns, too
-        peer.receiver.go_on()
+        peer.receiver.process_more()
     assert [header.base_seq for header, _ in peer.receiver.unchecked] == [4]
-    peer.receiver.go_on()
+    peer.receiver.process_more()
     assert [type(event) for event in peer.receiver.events()] == [BatchesReceived]
-    peer.receiver.go_on()
+    peer.receiver.process_more()
     [(header, body)] = peer.receiver.unchecked
     with pytest.raises(Corrupt) as found:
         batch.check(body, header)
-    peer.receiver.go_on(found.value)
+    peer.receiver.process_more(found.value)
     peer.assert_refused(peer.receiver.events(), RefuseCode.PROTOCOL_ERROR, "checksum")
     assert not peer.receiver.is_busy
 
@@ -408,7 +408,7 @@ def test_the_window_counts_what_batches_are_uncompressed() -> None:
     ]
     assert len(packed[0]) < 1000
     peer.say(Data(1, packed[0]))
-    peer.receiver.go_on()
+    peer.receiver.process_more()
     assert peer.receiver.unacked_bytes > 5 << 20
     peer.receiver.events()
     peer.assert_refused(peer.say(Data(1, packed[1])), RefuseCode.PROTOCOL_ERROR, "window")
@@ -422,14 +422,14 @@ def test_a_message_that_ends_inside_a_frame_is_refused() -> None:
 
 def test_the_answer_to_a_canary_goes_with_a_pong_and_says_what_was_no_work_of_the_store() -> None:
     peer = Peer(ReceiverSettings(mark_interval=60 * SECOND)).opened()
-    for number, waited, told in ((1, 20, 50), (2, 999, 90)):
+    for number, waited, reported in ((1, 20, 50), (2, 999, 90)):
         assert peer.say(Canary(number)) == [Canary(number)]
         peer.receiver.prove(number, waited * SECOND, peer.now)
         assert not peer.receiver.has_to_answer
         assert peer.heard() == [], "it takes no packet of its own"
         peer.now += 30 * SECOND
         peer.say(Ping(9))
-        assert peer.heard() == [CanaryBack(number, told * SECOND), Pong(9, WALL)], "marks wait for 60 s at most"
+        assert peer.heard() == [CanaryBack(number, reported * SECOND), Pong(9, WALL)], "marks wait for 60 s at most"
 
 
 def test_of_marks_that_wait_only_the_newest_of_each_lane_is_left() -> None:
@@ -477,5 +477,5 @@ def test_short_messages_share_a_turn() -> None:
         receiver.receive_data(encoder.encode([frame]), 0)
         turns += receiver.is_busy
         while receiver.is_busy:
-            receiver.go_on()
+            receiver.process_more()
     assert turns >= 2

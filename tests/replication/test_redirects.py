@@ -73,7 +73,7 @@ def test_a_host_that_fell_silent_is_left_alone_until_the_hub_knows(redirects: Re
 
 
 def test_a_host_that_fell_silent_is_tried_again_at_once_when_the_others_are_gone(redirects: Redirects) -> None:
-    """A link went on to nodes that were gone for half a minute, because the one that was left had been slow."""
+    """A link continued to nodes that were gone for half a minute, because the one that was left had been slow."""
     assert redirects.after(Target(FIRST), SILENT, taken=True, now=0) is None
     assert redirects.best([FIRST, ELSEWHERE], 1) == ELSEWHERE
     assert redirects.after(Target(ELSEWHERE), BROKEN, taken=True, now=2) is None

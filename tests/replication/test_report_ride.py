@@ -82,10 +82,10 @@ def test_what_changed_a_little_is_not_told(same: dict[str, object]) -> None:
 
 def test_small_changes_are_told_once_they_add_up() -> None:
     link = connection()
-    told = sum(
+    reported = sum(
         len(link.sends(msgspec.structs.replace(WELL, used_bytes=n << 20), INTERVAL)) for n in range(500, 1000, 5)
     )
-    assert 15 <= told <= 25, "a half of the budget was filled"
+    assert 15 <= reported <= 25, "a half of the budget was filled"
 
 
 def test_rows_of_functions_are_told_every_five_minutes_while_some_come() -> None:

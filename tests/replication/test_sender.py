@@ -146,8 +146,8 @@ def test_an_origin_is_explained_once_on_a_connection_before_the_first_batch_that
         peer = Peer(log)
         peer.say(*welcome())
         peer.sender.feed(1, log.read_now(1, 0, 1 << 20))
-        told, data = (frame for frame in peer.heard() if isinstance(frame, LaneOrigins | Data))
-        assert told == LaneOrigins(1, [log.origins[3], log.origins[4]])
+        reported, data = (frame for frame in peer.heard() if isinstance(frame, LaneOrigins | Data))
+        assert reported == LaneOrigins(1, [log.origins[3], log.origins[4]])
         assert isinstance(data, Data)
         log.append(1, 5, origin=4)
         peer.sender.offer(1, log.state(1))
@@ -367,5 +367,5 @@ def test_what_the_log_let_go_of_after_an_acknowledgement_is_no_gap_that_the_hub_
     log.gap_list[1] = [GapRange(0, 4, int(GapReason.ABSENT)), *log.gap_list[1]]
     peer.sender.offer(1, log.state(1))
     assert [frame for frame in peer.heard() if isinstance(frame, Gap)] == [Gap(1, 10, 12, int(GapReason.BUDGET))]
-    safe, told = peer.sender.known(1)
-    assert (list(safe), list(told)) == ([(0, 4)], [(10, 12)])
+    safe, reported = peer.sender.known(1)
+    assert (list(safe), list(reported)) == ([(0, 4)], [(10, 12)])

@@ -33,8 +33,8 @@ def send(ours: socket.socket, size: int) -> None:
 def fill(ours: socket.socket, drain: Drain) -> None:
     """Send until the peer's machine takes no more."""
     send(ours, 32 * BUFFER_BYTES)
-    assert drain.goes_on(again=False)
-    wait_until(lambda: not drain.goes_on(again=True), 10, "the peer's buffer to be full")
+    assert drain.continues(again=False)
+    wait_until(lambda: not drain.continues(again=True), 10, "the peer's buffer to be full")
 
 
 def test_bytes_that_join_a_queue_are_none_that_leave(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -43,29 +43,29 @@ def test_bytes_that_join_a_queue_are_none_that_leave(pair: tuple[socket.socket, 
     fill(ours, drain)
     for _ in range(5):
         send(ours, 1000)
-        assert not drain.goes_on(again=True), "the peer has stopped, whatever joins the queue"
+        assert not drain.continues(again=True), "the peer has stopped, whatever joins the queue"
 
 
 def test_bytes_that_leave_slowly_go_on(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     drain = Drain(ours)
     fill(ours, drain)
-    assert drain.goes_on(again=False)
+    assert drain.continues(again=False)
     theirs.settimeout(PATIENCE_S)
     for _ in range(4):
         assert theirs.recv(BUFFER_BYTES)
-    wait_until(partial(drain.goes_on, again=True), 10, "the peer's machine to take some of what waits")
+    wait_until(partial(drain.continues, again=True), 10, "the peer's machine to take some of what waits")
 
 
 def test_new_bytes_say_nothing_of_those_before(pair: tuple[socket.socket, socket.socket]) -> None:
     """A peer's machine that takes everything at once, and a peer that reads nothing: the last bytes always wait."""
     ours, _ = pair
     drain = Drain(ours)
-    goes_on = []
+    continues = []
     for _ in range(20):
         send(ours, 100)
-        goes_on.append(drain.goes_on(again=True))
-    assert not any(goes_on)
+        continues.append(drain.continues(again=True))
+    assert not any(continues)
 
 
 def test_what_has_all_left_does_not_go_on(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -73,5 +73,5 @@ def test_what_has_all_left_does_not_go_on(pair: tuple[socket.socket, socket.sock
     drain = Drain(ours)
     send(ours, 100)
     assert theirs.recv(100)
-    wait_until(lambda: not drain.goes_on(again=False), 10, "the acknowledgement")
-    assert not Drain(None).goes_on(again=False)
+    wait_until(lambda: not drain.continues(again=False), 10, "the acknowledgement")
+    assert not Drain(None).continues(again=False)

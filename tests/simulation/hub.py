@@ -91,7 +91,7 @@ class VirtualNode(SequencerNode):
     async def kill(self) -> None:
         links = dict(self._links)
         for _, connection in links.values():
-            connection.cut(told=(self.rng.random() < 0.7, True))
+            connection.cut(reported=(self.rng.random() < 0.7, True))
         await super().kill()
         for task in links:
             task.cancel()

@@ -120,15 +120,15 @@ class Connection:
     def is_open(self) -> bool:
         return self.up.close_code is None or self.down.close_code is None
 
-    def cut(self, *, told: tuple[bool, bool] = (True, True)) -> None:
-        """Cut it; ``told`` are the edge and the node that notice."""
-        for way, notices in zip((self.down, self.up), told, strict=True):
+    def cut(self, *, reported: tuple[bool, bool] = (True, True)) -> None:
+        """Cut it; ``reported`` are the edge and the node that notice."""
+        for way, notices in zip((self.down, self.up), reported, strict=True):
             if notices:
                 way.close(ABNORMAL)
 
     def lose_edge(self, rng: random.Random) -> None:
         """The edge is gone; its last messages may arrive, and the node may notice nothing."""
-        self.cut(told=(True, rng.random() < 0.7))
+        self.cut(reported=(True, rng.random() < 0.7))
 
 
 class Network:
@@ -180,7 +180,7 @@ class Network:
         self.walls.update(ways)
         for connection in self.connections:
             if (connection.edge, connection.node) in ways and connection.is_open:
-                connection.cut(told=(self._rng.random() < 0.7, self._rng.random() < 0.7))
+                connection.cut(reported=(self._rng.random() < 0.7, self._rng.random() < 0.7))
         asyncio.get_running_loop().call_later(for_s, self.walls.difference_update, ways)
 
     def of(self, edge: int) -> list[Connection]:
@@ -196,7 +196,7 @@ class Network:
             case "cut":
                 connection.cut()
             case "half":
-                connection.cut(told=self._rng.choice([(True, False), (False, True)]))
+                connection.cut(reported=self._rng.choice([(True, False), (False, True)]))
             case which:
                 for name in ("up", "down") if which == "both" else (which,):
                     self._stall(getattr(connection, name))
@@ -206,7 +206,7 @@ class Network:
         asyncio.get_running_loop().call_later(self._rng.uniform(0.5, 40.0), way.stall, False)
 
     def heal(self) -> None:
-        """No fault goes on; a connection that one end holds for open ends."""
+        """No fault continues; a connection that one end holds for open ends."""
         self.refused = 0.0
         self.away.clear()
         self.walls.clear()

@@ -106,7 +106,7 @@ def end_with_the_first_connection(patch: Patch) -> None:
 
 
 def go_on_with_a_lane_that_was_refused(patch: Patch) -> None:
-    """A lane that a region takes again goes on where the window is, without what was left behind."""
+    """A lane that a region takes again continues where the window is, without what was left behind."""
     patch.setattr(RegionSource, "_go_back", lambda source: source._refused.go_back())
 
 

@@ -119,11 +119,11 @@ def test_the_delta_reader_opens_our_table(
     script = next(block.text for block in blocks(PAGE) if 'format("delta")' in block.text)
     assert "table(spark" in script
     count = "print('rows', table(spark, 'telemetry', store='store').count())"
-    told = ran(script, f"{count}\n{FEED}", tmp_path, downloads)
-    assert re.search(r"\|\s*m0\|\s*40\|", told)
-    assert f"rows {rows}" in told
-    assert "kinds ['insert', 'update_postimage', 'update_preimage']" in told
-    assert f"newest {newest}" in told
+    reported = ran(script, f"{count}\n{FEED}", tmp_path, downloads)
+    assert re.search(r"\|\s*m0\|\s*40\|", reported)
+    assert f"rows {rows}" in reported
+    assert "kinds ['insert', 'update_postimage', 'update_preimage']" in reported
+    assert f"newest {newest}" in reported
 
 
 def test_five_readers_agree_on_every_version_of_a_table_whose_schema_changes(
@@ -137,8 +137,8 @@ def test_five_readers_agree_on_every_version_of_a_table_whose_schema_changes(
     page = next(block.text for block in blocks(PAGE) if 'format("delta")' in block.text)
     session = page.partition("getOrCreate()")[0] + "getOrCreate()"
     newest = DeltaTable(f"{hub.root}/tables/default/telemetry")
-    told = ran(session, f"NEWEST, NAMES = {newest.version()}, {NAMES}\n{VERSIONS}", tmp_path, downloads)
-    by_spark = versions(told)
+    reported = ran(session, f"NEWEST, NAMES = {newest.version()}, {NAMES}\n{VERSIONS}", tmp_path, downloads)
+    by_spark = versions(reported)
     assert len(by_spark) == newest.version() + 1
     counts = [len(rows) for rows in by_spark]
     assert counts == sorted(counts), "no version takes a row back"
@@ -152,11 +152,11 @@ def test_five_readers_agree_on_every_version_of_a_table_whose_schema_changes(
     assert any(row["_misfit"] for row in by_spark[-1])
 
 
-def versions(told: str) -> list[list[dict[str, Any]]]:
+def versions(text: str) -> list[list[dict[str, Any]]]:
     """The rows of each version that a script has printed."""
     return [
         [_with_map(row) for row in json.loads(line.partition(" ")[2])]
-        for line in told.splitlines()
+        for line in text.splitlines()
         if line.startswith("version ")
     ]
 
@@ -199,8 +199,8 @@ def in_other_engines(table: DeltaTable) -> dict[str, list[dict[str, Any]]]:
 
 
 def _with_map(row: dict[str, Any]) -> dict[str, Any]:
-    told = row.get("_misfit")
-    return row if told is None else row | {"_misfit": dict(map(_pair, _entries(told)))}
+    reported = row.get("_misfit")
+    return row if reported is None else row | {"_misfit": dict(map(_pair, _entries(reported)))}
 
 
 def _entries(found: Any) -> Any:

@@ -35,7 +35,7 @@ print("own function", spark.range(1).rdd.map(lambda _: __import__("pyarrow").__n
 """
 REGISTER_FIRST = "register(spark)\n" + "\n".join(EVERY_WAY.split("\n")[2:])
 WRONG_PYTHON = """
-def told(attempt):
+def reported(attempt):
     try:
         attempt()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Checkpoints, tables and window states that earlier releases of Spark queries have written: the queries go on."""
+"""Checkpoints, tables and window states that earlier releases of Spark queries have written: the queries continue."""
 
 from __future__ import annotations
 

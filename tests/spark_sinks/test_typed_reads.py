@@ -156,8 +156,8 @@ def test_a_running_query_tells_once_of_new_columns(hub: Hub, caplog: pytest.LogC
     hub.write(1)
     with caplog.at_level(logging.WARNING, "weft.spark"):
         ends = [reader.latestOffset(start, ReadAllAvailable()) for _ in range(3)]
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert "stream telemetry has new topic levels: machine." in told
+    (reported,) = [record.getMessage() for record in caplog.records]
+    assert "stream telemetry has new topic levels: machine." in reported
     # Its field of this name stays what it was.
     batches = [batch for part in reader.partitions(start, ends[-1]) for batch in reader.read(part)]
     assert sum(batch.num_rows for batch in batches) == 20 * len(EDGES)

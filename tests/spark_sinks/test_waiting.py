@@ -84,9 +84,9 @@ def test_a_stop_within_a_batch_is_told_to_spark_in_few_words() -> None:
     """Spark searches the text with a frame of Java's stack for each character: 7,800 of them ended its thread."""
     trace = "at org.apache.spark.rdd.RDD.collect(RDD.scala)\n" * 200
     raised = Py4JError(f"An error occurred while calling o1.collect.\n: java.lang.InterruptedException\n{trace}")
-    with pytest.raises(JobInterrupted, match="InterruptedException") as told, interrupted_shortly():
+    with pytest.raises(JobInterrupted, match="InterruptedException") as refused, interrupted_shortly():
         raise raised
-    text = "".join(traceback.format_exception(told.value))
+    text = "".join(traceback.format_exception(refused.value))
     assert "RDD.collect" not in text
     assert len(text[text.index("py4j.protocol.Py4JJavaError: An error occurred while calling") :]) < 200
     with pytest.raises(Py4JError, match="the sink is full"), interrupted_shortly():
@@ -96,7 +96,7 @@ def test_a_stop_within_a_batch_is_told_to_spark_in_few_words() -> None:
 def test_the_bridge_to_java_writes_nothing_while_it_is_quiet(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told() -> list[str]:
+    def reported() -> list[str]:
         for name in (None, "py4j.clientserver"):
             log = logging.getLogger(name)
             place = (logging.ERROR, "/lib/py4j/clientserver.py", 1)
@@ -111,16 +111,16 @@ def test_the_bridge_to_java_writes_nothing_while_it_is_quiet(
         monkeypatch.setattr(logging.root, "filters", [])
 
     hear()
-    assert len(told()) == 3
+    assert len(reported()) == 3
     silence_py4j()
-    assert told() == ["of the script"]
+    assert reported() == ["of the script"]
     hear()
     monkeypatch.setattr(waiting, "SIGNAL_S", 0.01)
     with stop_asked() as stop:
-        assert len(told()) == 3, "an error without a signal is told"
+        assert len(reported()) == 3, "an error without a signal is told"
         monkeypatch.setattr(waiting, "SIGNAL_S", PATIENCE_S)
         found: list[str] = []
-        early = threading.Thread(target=lambda: found.extend(told()))  # Java had the signal before this process
+        early = threading.Thread(target=lambda: found.extend(reported()))  # Java had the signal before this process
         early.start()
         os.kill(os.getpid(), signal.SIGTERM)
         early.join()

@@ -95,7 +95,7 @@ async def test_two_nodes_that_start_at_once_agree(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "text"),
     [
         (b'{"format":2,"everything":"else"}', "later release"),
         (b'{"format":1,"cluster_id":"abcd","shards":4,"placement":"tenant-edge","level":4}', "damaged"),
@@ -113,9 +113,9 @@ async def test_two_nodes_that_start_at_once_agree(store: MemoryStore) -> None:
         ),
     ],
 )
-async def test_a_store_that_cannot_be_used_says_why(store: MemoryStore, content: bytes, told: str) -> None:
+async def test_a_store_that_cannot_be_used_says_why(store: MemoryStore, content: bytes, text: str) -> None:
     await store.create(hub_keys.CLUSTER, content)
-    with pytest.raises(ClusterUnusable, match=told):
+    with pytest.raises(ClusterUnusable, match=text):
         await open_cluster(store, 4)
 
 

@@ -43,11 +43,11 @@ class BrowserPage:
     async def read(self) -> None:
         """Read what the browser says, until it leaves."""
         async for message in self._socket:
-            told = json.loads(message.data)
-            if "id" in told:
-                self._waiting.pop(told["id"]).set_result(told)
+            answer = json.loads(message.data)
+            if "id" in answer:
+                self._waiting.pop(answer["id"]).set_result(answer)
             else:
-                self._note(told["method"], told["params"])
+                self._note(answer["method"], answer["params"])
 
     def _note(self, method: str, params: dict[str, Any]) -> None:
         if method == "Runtime.exceptionThrown":
@@ -66,9 +66,9 @@ class BrowserPage:
         session = {} if self._session is None else {"sessionId": self._session}
         await self._socket.send_json({"id": self._number, "method": method, "params": params, **session})
         async with asyncio.timeout(PATIENCE_S):
-            told = await future
-        assert "error" not in told, f"{method}: {told['error']}"
-        result: dict[str, Any] = told["result"]
+            reported = await future
+        assert "error" not in reported, f"{method}: {reported['error']}"
+        result: dict[str, Any] = reported["result"]
         return result
 
     async def attach(self) -> None:
@@ -81,8 +81,8 @@ class BrowserPage:
 
     async def worked_s(self) -> float:
         """Return the processor time of the page's thread so far, whatever else the machine does."""
-        told = await self.call("Performance.getMetrics")
-        return float(next(each["value"] for each in told["metrics"] if each["name"] == "TaskDuration"))
+        reported = await self.call("Performance.getMetrics")
+        return float(next(each["value"] for each in reported["metrics"] if each["name"] == "TaskDuration"))
 
     async def size(self, width: int, height: int = 900) -> None:
         await self.call(
@@ -98,9 +98,9 @@ class BrowserPage:
 
     async def js(self, expression: str) -> Any:
         """Return the value of an expression, which may be a promise."""
-        told = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        reported = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in reported, reported["exceptionDetails"]
+        return reported["result"].get("value")
 
     async def until(self, expression: str) -> Any:
         """Return the value of an expression as soon as it is true. The page itself waits, frame by frame."""

@@ -115,5 +115,5 @@ def test_the_time_of_making_is_not_the_time_of_the_test(plant: Plant, monkeypatc
     TOOL.obtain()
     after, _ = signal.getitimer(signal.ITIMER_REAL)
     assert limits == [(0.0, 0.0)]
-    assert bool(after) == bool(before), "it goes on"
+    assert bool(after) == bool(before), "it continues"
     assert after <= before

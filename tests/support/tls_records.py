@@ -32,7 +32,7 @@ class RecordClient:
         self._number = 0
 
     def shake_hands(self) -> bool:
-        """Go on with the handshake. Return whether it is over."""
+        """Continue with the handshake. Return whether it is over."""
         try:
             self.tls.do_handshake()
         except ssl.SSLWantReadError:

@@ -81,21 +81,21 @@ def serve(control: socket.socket) -> tuple[Request, list[int]] | None:
         message, descriptors, _, _ = socket.recv_fds(control, REQUEST_BYTES_MAX, 3)
         if not message:
             return None
-        (number, told), (may_begin, begin) = os.pipe(), os.pipe()
+        (number, reported), (may_begin, begin) = os.pipe(), os.pipe()
         parent = os.fork()
         if parent == 0:
             child = os.fork()
             if child == 0:
                 os.close(begin)
                 os.read(may_begin, 1)
-                for each in (number, told, may_begin):
+                for each in (number, reported, may_begin):
                     os.close(each)
                 return msgspec.json.decode(message, type=Request), descriptors
-            os.write(told, b"%d" % child)
+            os.write(reported, b"%d" % child)
             os._exit(0)
         os.waitpid(parent, 0)
         control.send(os.read(number, 100))
-        for each in (number, told, may_begin, begin, *descriptors):
+        for each in (number, reported, may_begin, begin, *descriptors):
             os.close(each)
 
 

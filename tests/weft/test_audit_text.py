@@ -38,10 +38,10 @@ def test_an_open_gap_is_told_in_place_of_good(capsys: pytest.CaptureFixture[str]
     assert "good: every record is in the log once" in capsys.readouterr().out
     gap = named_open_gap(OpenGap("press-7", 7, 200, None, 10**18))
     show_audit(msgspec.structs.replace(good, open_gaps=[gap]))
-    told = capsys.readouterr().out
-    assert "OPEN GAP: press-7/0000000000000007, from the beginning to 2001-09-09T01:46:40Z: the lane ended" in told
-    assert "good" not in told
-    assert "the hub may lack records" in told
+    text = capsys.readouterr().out
+    assert "OPEN GAP: press-7/0000000000000007, from the beginning to 2001-09-09T01:46:40Z: the lane ended" in text
+    assert "good" not in text
+    assert "the hub may lack records" in text
 
 
 def shown(what: AuditReport, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:

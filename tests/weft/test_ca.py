@@ -117,8 +117,8 @@ def test_an_authority_elsewhere_is_not_mixed_in(authority: Path, tmp_path: Path)
 
 def test_a_certificate_ends_with_its_authority_at_the_latest(tmp_path: Path) -> None:
     done("ca", "init", tmp_path / "ca", "--days", "10")
-    told = json.loads(done("ca", "edge", tmp_path / "ca", "press-7", "--to", tmp_path, "--json"))
-    assert told["until"] == json.loads(done("ca", "list", tmp_path / "ca", "--json"))["authority_until"]
+    answer = json.loads(done("ca", "edge", tmp_path / "ca", "press-7", "--to", tmp_path, "--json"))
+    assert answer["until"] == json.loads(done("ca", "list", tmp_path / "ca", "--json"))["authority_until"]
 
 
 @pytest.mark.parametrize(

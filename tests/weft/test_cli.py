@@ -174,5 +174,5 @@ def test_a_node_that_ends_within_its_answer_does_not_answer() -> None:
 def test_a_list_that_does_not_go_on_ends_the_command(monkeypatch: pytest.MonkeyPatch, cursors: list[str]) -> None:
     answers = iter([{"edges": [cursor], "next_after": cursor} for cursor in cursors])
     monkeypatch.setattr(RunningHub, "get", lambda *_: next(answers))
-    with pytest.raises(Failed, match=r"/v1/edges at http://127\.0\.0\.1:1: the list does not go on after 'a'"):
+    with pytest.raises(Failed, match=r"/v1/edges at http://127\.0\.0\.1:1: the list does not continue after 'a'"):
         RunningHub("http://127.0.0.1:1").pages("/v1/edges", "edges")

@@ -203,10 +203,13 @@ def show(hub: Hub, folder: Path) -> None:
     configuration.write_text(f"listen: {hub.url.removeprefix('http://')}\nstore: {folder}/store\n")
     words = [str(configuration), "--token-file", str(token)]
     done = CliRunner().invoke(whoami, words)
-    told = ["token pull scope pull tenant acme edge none until none certificate none rights pull:*", "link_protocol 1"]
+    reports = [
+        "token pull scope pull tenant acme edge none until none certificate none rights pull:*",
+        "link_protocol 1",
+    ]
     assert done.exit_code == 0
     said = " ".join(done.output.split())
-    assert (said.startswith(told[0]), said.endswith(told[1])) == (True, True), said
+    assert (said.startswith(reports[0]), said.endswith(reports[1])) == (True, True), said
     token.write_text("forged")
     assert "401 Unauthorized: no valid token" in CliRunner().invoke(whoami, words).output
 
@@ -284,7 +287,7 @@ def test_a_list_that_stands_still_ends() -> None:
         asked.append(after)
         return page
 
-    with pytest.raises(HubUnreachable, match="does not go on after 'a'"):
+    with pytest.raises(HubUnreachable, match="does not continue after 'a'"):
         list(pages(ask))
     assert asked == [None, "a"]
 

@@ -38,9 +38,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 def doctor(config: Path) -> tuple[dict[tuple[str, str], str], int]:
     """(check, state) -> what is said last, and the exit status."""
     result = weft("edge", "doctor", config, "--json")
-    told: dict[str, Any] = json.loads(result.stdout)
-    assert told["good"] == all(line["state"] != "act" for line in told["lines"])
-    return {(line["check"], line["state"]): line["says"] for line in told["lines"]}, result.return_value
+    answer: dict[str, Any] = json.loads(result.stdout)
+    assert answer["good"] == all(line["state"] != "act" for line in answer["lines"])
+    return {(line["check"], line["state"]): line["says"] for line in answer["lines"]}, result.return_value
 
 
 def test_the_doctor_beside_running_nodes_and_after_the_hub_is_gone(start: Start, tmp_path: Path) -> None:

@@ -52,13 +52,13 @@ def test_a_name_is_enough_and_the_next_commands_are_said(config: Path) -> None:
 
 
 def test_secrets_are_in_files_for_the_owner_alone_and_nowhere_else(config: Path) -> None:
-    told = weft(
+    reported = weft(
         "edge", "init", config, "--node", "press-7", "--listen", "0.0.0.0:1883", "--user", "gateway",
         "--generate-password", "--hub", "https://hub.example.com", "--token-file", "-", "--json", answer="t0ken\n",
     )  # fmt: skip
     made = load_edge(str(config))
     files = {path.name: path for path in config.parent.iterdir()}
-    assert json.loads(told.output)["written"] == [
+    assert json.loads(reported.output)["written"] == [
         str(files[name]) for name in ("users", "user.password", "token", "edge.yaml")
     ]
     assert {mode(path) for path in files.values()} == {0o600}
@@ -68,7 +68,7 @@ def test_secrets_are_in_files_for_the_owner_alone_and_nowhere_else(config: Path)
     listener = made.listeners["mqtt"]
     assert listener is not None
     assert listener.anonymous == "never"
-    assert not any(secret in told.output + config.read_text() for secret in (password, "t0ken"))
+    assert not any(secret in reported.output + config.read_text() for secret in (password, "t0ken"))
 
 
 def test_a_password_may_come_from_a_file(config: Path, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ class _Synchronised:
 
     is_synchronised, is_unknown = True, False
 
-    def tell(self, hub: str, time: int, error: int) -> None:
+    def note_time(self, hub: str, time: int, error: int) -> None:
         """Its clock counts as right."""
 
     def notices(self) -> list[Clock]:

@@ -76,8 +76,8 @@ def test_settings_are_declared_shown_rolled_out_and_withdrawn(config: Path) -> N
     assert json.loads(weft("hub", "config", "status", config, "--json").output) == []
     more = ("--group", "--share", "10%", "--steps", "50%,100%", "--failures", "2")
     weft("hub", "config", "set", config, "presses", folder / "better.yaml", *more)
-    goes_on = weft("hub", "config", "set", config, "presses", folder / "good.yaml", "--group").exception
-    assert "a rollout of default/group/presses goes on" in str(goes_on)
+    continues = weft("hub", "config", "set", config, "presses", folder / "good.yaml", "--group").exception
+    assert "a rollout of default/group/presses continues" in str(continues)
     (shown,) = json.loads(weft("hub", "config", "rollout", "list", config, "--json").output)
     assert (shown["share"], shown["state"], shown["version"]) == (0.1, "running", 3)
     weft("hub", "config", "rollout", "next", config, "presses", "--share", "50%")

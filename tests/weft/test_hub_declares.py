@@ -511,5 +511,5 @@ async def test_a_url_names_a_running_hub_that_sets_quotas_and_pauses_a_region(tm
         assert "--by is for a configuration" in await ask("tenant", "set", "acme", "--links", "1", "--by", "mara")
         assert "there are: east" in await ask("region", "pause", "south")
         assert f"weft hub region resume {hub.url} east" in await ask("region", "pause", "east", "--reason", "moved")
-        assert "go on within some seconds" in await ask("region", "resume", "east")
+        assert "continue within some seconds" in await ask("region", "resume", "east")
         assert "east is not paused" in await ask("region", "resume", "east")

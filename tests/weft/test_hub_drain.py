@@ -64,17 +64,17 @@ def test_a_machine_stays_when_all_others_leave(config: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "text"),
     [
         (("hub-3",), "no hub process hub-3 runs on this store; there are: hub-1, hub-1:8090, hub-2"),
         (("hub-3", "--undo"), "hub-3 is not drained; drained are: none"),
         (("hub-1", "--wait", "soon"), "--wait"),
     ],
 )
-def test_what_cannot_be_drained_says_why(config: Path, arguments: tuple[str, ...], told: str) -> None:
+def test_what_cannot_be_drained_says_why(config: Path, arguments: tuple[str, ...], text: str) -> None:
     refused = weft("hub", "drain", config, *arguments).exception
     assert isinstance(refused, Failed | Refused)
-    assert told in str(refused)
+    assert text in str(refused)
     assert drained(config) == []
 
 

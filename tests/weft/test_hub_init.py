@@ -48,18 +48,18 @@ def test_without_options_the_hub_serves_its_machine_and_demands_a_token(config: 
 
 def test_an_authority_makes_a_hub_that_others_may_call(config: Path, tmp_path: Path) -> None:
     weft("ca", "init", tmp_path / "ca")
-    told = weft(
+    reported = weft(
         "hub", "init", config, "--listen", "0.0.0.0:18090", "--ca", tmp_path / "ca", "--host", "hub.test",
         "--edge-certificates", "--json",
     )  # fmt: skip
-    assert told.exception is None, told.exception
+    assert reported.exception is None, reported.exception
     checked = json.loads(weft("hub", "check", config, "--json").output)
     assert checked["good"], checked
     assert list(checked["certificates"]) == [str(config.parent / "hub.crt")]
     made = load_hub(str(config))
     assert made.tls is not None
     assert made.tls.client_certificate == "optional"
-    assert set(json.loads(told.output)["written"]) == set(map(str, config.parent.iterdir()))
+    assert set(json.loads(reported.output)["written"]) == set(map(str, config.parent.iterdir()))
 
 
 def test_certificates_that_are_there_are_named_from_the_configuration_s_folder(

@@ -45,8 +45,8 @@ def test_commands_show_what_a_token_of_an_issuer_opens(start: Start, tmp_path: P
     keys.write_bytes(key_set(key))
     start("hub", config)
     token = ("--token-file", bearer)
-    told = json.loads(weft("hub", "whoami", config, *token, "--json").output)
-    assert (told["token"], told["scope"], told["until"][:2]) == ("jwt:ada", "admin", "20")
+    answer = json.loads(weft("hub", "whoami", config, *token, "--json").output)
+    assert (answer["token"], answer["scope"], answer["until"][:2]) == ("jwt:ada", "admin", "20")
     assert "JWT:" not in weft("hub", "status", config, *token).output
     keys.write_text("{}")
     stranger = tmp_path / "stranger"

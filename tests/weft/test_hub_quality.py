@@ -50,8 +50,8 @@ def test_rules_are_declared_read_and_withdrawn(config: Path) -> None:
     with_schema(config, "fields: {t: float, n: int}")
     assert declared(config, RULES) == "stream default/telemetry has 5 rules\n"
     assert quality("get", config, "telemetry") == f"# stream default/telemetry, version 2\n{RULES}"
-    (told,) = json.loads(quality("list", config, "--json"))
-    assert (told["stream"], told["rules"], told["version"], told["unusable"]) == (
+    (reported,) = json.loads(quality("list", config, "--json"))
+    assert (reported["stream"], reported["rules"], reported["version"], reported["unusable"]) == (
         "default/telemetry", ["hot", "there", "fits", "once", "newest"], 2, None,
     )  # fmt: skip
     assert quality("remove", config, "telemetry") == "withdrew the quality rules of stream default/telemetry\n"
@@ -119,7 +119,7 @@ def test_each_row_counts_once_however_often_the_hub_is_killed(start: Start, tmp_
     with_schema(hub_yaml, "fields: {t: float, n: int}")
     assert "5 rules" in declared(hub_yaml, RULES)
 
-    def told() -> list[dict[str, Any]]:
+    def counts() -> list[dict[str, Any]]:
         return hub.json("v1/status")["quality"]  # type: ignore[no-any-return]
 
     # Processes read the rules when they start. One that runs reads them soon, and may make rows until then, unchecked.
@@ -153,8 +153,10 @@ def test_each_row_counts_once_however_often_the_hub_is_killed(start: Start, tmp_
         publisher.join()
     wait_until(lambda: DeltaTable(uri).count() == sent, what="all rows")
     # Who keeps the table counts its rows, and after a kill another process may have to take it over first.
-    wait_until(lambda: [each["rules"][0]["rows"] for each in told()] == [sent], 90, lambda: f"{sent} rows in {told()}")
-    (found,) = told()
+    wait_until(
+        lambda: [each["rules"][0]["rows"] for each in counts()] == [sent], 90, lambda: f"{sent} rows in {counts()}"
+    )
+    (found,) = counts()
     numbers = range(sent)
     expected = {
         "hot": sum(number % 10 == 0 and number % 50 != 0 for number in numbers),
@@ -166,11 +168,11 @@ def test_each_row_counts_once_however_often_the_hub_is_killed(start: Start, tmp_
     assert counted == {name: (sent, failed) for name, failed in expected.items()} | {"newest": (None, None)}
     assert (found["rows"], found["unchecked"], found["vanished"]) == (sent, 0, [])
     copies = copied(tmp_path / "store", sum(not (number % 10 and number % 7) for number in numbers))
-    (found,) = told()
+    (found,) = counts()
     assert (found["quarantine"]["rows"], found["quarantine"]["error"]) == (copies, None)
     publish(mqtt, "plant/a/m1/telemetry", [json.dumps({"temp": 20, "n": -1})] * 600)
-    wait_until(lambda: told()[0]["vanished"] != [], what="the renamed field")
-    (found,) = told()
+    wait_until(lambda: counts()[0]["vanished"] != [], what="the renamed field")
+    (found,) = counts()
     assert found["vanished"][0]["field"] == "t"
     assert [rule["failed"] for rule in found["rules"] if rule["name"] == "once"] == [599]
     states = {rule["name"]: rule["state"] for rule in found["rules"]}

@@ -77,13 +77,13 @@ def test_orders_to_a_region_are_declared_and_an_unknown_one_is_named(tmp_path: P
     config = tmp_path / "hub.yaml"
     asyncio.run(open_cluster(open_store(str(tmp_path / "store")), 2))
     assert "weft hub region resume" in weft("hub", "region", "pause", config, "east", "--by", "mara").output
-    assert "go on" in weft("hub", "region", "resume", config, "east").output
+    assert "continue" in weft("hub", "region", "resume", config, "east").output
     assert "start of the log" in weft("hub", "region", "compare", config, "east").output
     lines = json.loads(weft("hub", "declarations", config, "--json").output)
     assert [each["name"] for each in lines if each.get("kind") == "region"] == ["east"] * 3
-    for command, region, told in (("pause", "west", "there are: east"), ("resume", "east", "is not paused")):
+    for command, region, reported in (("pause", "west", "there are: east"), ("resume", "east", "is not paused")):
         refused = weft("hub", "region", command, config, region).exception
-        assert told in str(refused)
+        assert reported in str(refused)
 
 
 async def test_two_regions_are_compared_number_by_number(tmp_path: Path) -> None:

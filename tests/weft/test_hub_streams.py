@@ -66,7 +66,7 @@ def test_a_stream_is_deleted_and_begins_again_where_it_ended(start: Start, tmp_p
     later = f"Rows of a later stream begin at {json.dumps({str(at): 10 * (at == shard) for at in range(2)})}"
     assert done.output.splitlines() == [
         "deleted stream telemetry of tenant default, with 1 lane and 10 records; its table stays, and a later "
-        "stream of this name goes on in it: trial is over",
+        "stream of this name continues in it: trial is over",
         f"Take another name for a stream of another meaning. {later}, as `starting` of a read",
         "The log keeps the records until its retention",
     ]

@@ -126,7 +126,7 @@ def test_every_acknowledged_record_of_a_disk_that_came_back_is_at_the_hub_once(f
     assert weft("edge", "import", fabric.edge_yaml, aside).exception is None
     assert not aside.exists()
     wait_until(lambda: fabric.is_done(edge))
-    publish(edge.mqtt_port, TOPIC, numbered(100, 110))  # its own log goes on beside it
+    publish(edge.mqtt_port, TOPIC, numbered(100, 110))  # its own log continues beside it
     wait_until(lambda: len(payloads(hub)) == 110)
     assert payloads(hub) == numbered(0, 110)
     counts = sorted((lane["edge"], lane["records"], lane["holes"]) for lane in fabric.audit())
@@ -215,6 +215,6 @@ def test_what_is_not_an_earlier_log_of_this_node_is_refused(fabric: Fabric) -> N
     assert weft("edge", "import", fabric.edge_yaml, aside).exception is None
     wait_until(lambda: fabric.imports(edge) != {})
     [log_id] = fabric.imports(edge)
-    # The node goes on, and writes a file under a name of its own before it has its name.
+    # The node continues, and writes a file under a name of its own before it has its name.
     shutil.copytree(fabric.data / "imported" / log_id, aside, ignore=shutil.ignore_patterns("*.sock", "*.new"))
     assert "was imported before" in refusal(aside)

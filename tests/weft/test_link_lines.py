@@ -88,9 +88,9 @@ def test_a_refusal_is_said_once_however_often_it_comes_and_never_with_the_token(
     (refused,) = lines(log, AT_EDGE)
     assert refused.startswith("refused by the hub: ")
     assert at_edge in refused
-    (told,) = lines(log, AT_HUB)
-    assert told.startswith("a link from 127.0.0.1: ")
-    assert at_hub in told
+    (reported,) = lines(log, AT_HUB)
+    assert reported.startswith("a link from 127.0.0.1: ")
+    assert at_hub in reported
     assert text not in log.text
 
     shutil.copy(folder / "token of press-shop-7", folder / "token")

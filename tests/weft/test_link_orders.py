@@ -45,7 +45,7 @@ def test_another_policy_counts_without_a_new_connection_and_a_pause_survives_a_k
     publish(pair.edge.mqtt_port, "plant/a/telemetry", ["three"])
     wait_until(lambda: said(pair, "status")["cloud"]["pending_records"] == 1)
     shown = weft("link", "status", pair.config).output
-    assert "paused by an operator; `weft link resume` lets it go on" in shown
+    assert "paused by an operator; `weft link resume` lets it continue" in shown
     assert "1 record (size unknown)" in shown
     wait_until(lambda: said(pair, "status")["cloud"]["canary"] == "proven")
     assert "to the hub's store and back, sent" in weft("link", "status", pair.config).output

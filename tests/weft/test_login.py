@@ -71,9 +71,9 @@ def ask(url: str, admin: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert json.loads(weft("hub", "whoami", "plant", "--json").output)["token"] == "admin"
     assert json.loads(weft("hub", "usage", "plant", "--tenant", "acme", "--json").output)["lanes"] == 1
     monkeypatch.setattr(hub_tenants, "GROWTH_AFTER_S", 0.0)
-    told = weft("hub", "usage", "plant", "--tenant", "acme").output
-    assert re.search(r"^received +\d+ B, 3 records since .*: .* a day$", told, re.MULTILINE), told
-    assert re.search(r"^telemetry\t3\t\d+\t3\t(unknown|.* (B|KiB))$", told, re.MULTILINE), told
+    text = weft("hub", "usage", "plant", "--tenant", "acme").output
+    assert re.search(r"^received +\d+ B, 3 records since .*: .* a day$", text, re.MULTILINE), text
+    assert re.search(r"^telemetry\t3\t\d+\t3\t(unknown|.* (B|KiB))$", text, re.MULTILINE), text
     acts = json.loads(weft("hub", "acts", "plant", "--json").output)["acts"]
     assert {each["by"] for each in acts} == {"a test"}, "those of the tokens"
     assert "telemetry" in weft("streams", "plant", "--tenant", "acme").output
@@ -122,9 +122,9 @@ def look_at_records(url: str) -> None:
     ],
 )
 def test_what_names_no_hub_is_said(arguments: tuple[str, ...], message: str) -> None:
-    told = said(weft(*arguments))
-    assert message in told
-    assert "secret" not in told
+    reported = said(weft(*arguments))
+    assert message in reported
+    assert "secret" not in reported
 
 
 def test_a_file_of_logins_that_others_read_or_that_is_damaged_opens_nothing() -> None:
@@ -133,6 +133,6 @@ def test_a_file_of_logins_that_others_read_or_that_is_damaged_opens_nothing() ->
     assert "run chmod 600" in said(weft("hub", "status", "plant"))
     os.chmod(logins.path(), 0o600)
     Path(logins.path()).write_text('{"hubs": {"plant": {"url": "ftp://hub", "token": "secret"}}}')
-    told = said(weft("login"))
-    assert "make it again with `weft login`" in told
-    assert "secret" not in told
+    reported = said(weft("login"))
+    assert "make it again with `weft login`" in reported
+    assert "secret" not in reported

@@ -276,9 +276,9 @@ def test_what_no_stream_matches_is_on_disk_when_it_is_acknowledged_and_can_be_lo
     assert "101 messages that no stream matches since the start: kept in the stream unrouted" in done.stdout
     assert "plant/a/m1/telemetri: 100" in done.stdout
     node.kill()
-    told = [line for line in log.text.splitlines() if "no stream matches" in line]
-    assert len(told) == 1, "the first of them gets a line in the node's log"
-    assert "INFO" in told[0]
+    found = [line for line in log.text.splitlines() if "no stream matches" in line]
+    assert len(found) == 1, "the first of them gets a line in the node's log"
+    assert "INFO" in found[0]
     for target in targets(edge_yaml):
         (row,) = lines("edge", "query", target, "SELECT count(*) AS n FROM unrouted WHERE key LIKE '%telemetri'")
         assert row["n"] == 100
@@ -300,9 +300,9 @@ def test_what_is_not_kept_by_choice_is_said_in_status_and_log(
     assert f"2 messages that no stream matches since the start: {words}" in weft("edge", "status", edge_yaml).stdout
     assert "unrouted" not in json.loads(weft("edge", "status", edge_yaml, "--json").stdout)["streams"]
     assert node.stop() == 0
-    told = [line for line in log.text.splitlines() if f"(`unrouted: {policy}`)" in line]
-    assert len(told) == 1
-    assert "'test'" in told[0]
+    lines = [line for line in log.text.splitlines() if f"(`unrouted: {policy}`)" in line]
+    assert len(lines) == 1
+    assert "'test'" in lines[0]
 
 
 @pytest.mark.slow  # half a minute passes before a node looks for what is too old

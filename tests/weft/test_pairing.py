@@ -38,20 +38,20 @@ def test_an_edge_is_paired_by_a_code_and_its_record_is_at_the_hub(start: Start, 
     done("hub", "init", hub_yaml, "--listen", f"127.0.0.1:{port}", "--ca", tmp_path / "ca", "--host", "127.0.0.1")
     hub_yaml.write_text(hub_yaml.read_text() + "processes: 1\nshards: 1\n")
     start("hub", hub_yaml)
-    told = json.loads(done("hub", "token", "pair", hub_yaml, "press-7", "--json", "--yes"))
+    answer = json.loads(done("hub", "token", "pair", hub_yaml, "press-7", "--json", "--yes"))
     stored = [path.read_bytes() for path in (hub_yaml.parent / "store").rglob("*") if path.is_file()]
-    assert not any(told["code"].replace("-", "").encode() in each for each in stored)
+    assert not any(answer["code"].replace("-", "").encode() in each for each in stored)
 
     authority, token = hub_yaml.parent / "authority.crt", edge_yaml.parent / "press-7.token"
     given = (url, "--ca-file", authority, "--to", token)
     wrong = refused("edge", "pair", *given, answer="0000-0000-0000\n")
     assert "this code opens nothing here: it is wrong, was used, has ended" in wrong
     assert not token.exists()
-    done("edge", "pair", *given, answer=f"{told['code'].lower()}\n")
+    done("edge", "pair", *given, answer=f"{answer['code'].lower()}\n")
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert [path.name for path in edge_yaml.parent.iterdir()] == ["press-7.token"], "nothing is left of the try before"
     assert "is there already" in refused("edge", "pair", *given, answer="x\n")
-    again = refused("edge", "pair", url, told["code"], "--ca-file", authority, "--to", tmp_path / "thief.token")
+    again = refused("edge", "pair", url, answer["code"], "--ca-file", authority, "--to", tmp_path / "thief.token")
     assert "was used" in again
 
     done(
@@ -84,7 +84,7 @@ def test_an_edge_is_paired_by_a_code_and_its_record_is_at_the_hub(start: Start, 
             "has no link to https://other.example.com; there",
         ),
         (("https://hub.example.com", "--config", "{config}"), "links.cloud has no token_file. Add `token_file: "),
-        (("http://127.0.0.1:{port}", "CODE", "--to", "{token}"), "The same command goes on with the same token"),
+        (("http://127.0.0.1:{port}", "CODE", "--to", "{token}"), "The same command continues with the same token"),
     ],
 )
 def test_a_pairing_that_cannot_be_says_why(tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:

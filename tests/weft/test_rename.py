@@ -65,10 +65,10 @@ class Fabric:
 
     def name(self, node: str, tenant: str = "default", links: tuple[str, ...] = ("cloud",)) -> None:
         """Write the edge's configuration."""
-        told = {link: {"to": f"http://127.0.0.1:{self.ports[link]}", "retry_min": "50ms", "retry_max": "200ms",
+        reported = {link: {"to": f"http://127.0.0.1:{self.ports[link]}", "retry_min": "50ms", "retry_max": "200ms",
                        "hold_at_start": "200ms"}
                 | ({"token_file": self.tokens[link]} if link in self.tokens else {}) for link in links}  # fmt: skip
-        self.edge_yaml.write_text(EDGE.format(node=node, tenant=tenant, links=json.dumps(told)))
+        self.edge_yaml.write_text(EDGE.format(node=node, tenant=tenant, links=json.dumps(reported)))
 
     def hub(self, link: str = "cloud", more: str = "") -> Node:
         path = self.folder / f"{link}.yaml"
@@ -231,8 +231,8 @@ def test_after_a_rename_nothing_is_there_twice_and_nothing_is_missing(fabric: Fa
     wait_until(lambda: all_rows(fabric))
     assert fabric.lanes() == {"press-1": (70, {}), "press-2": (30, {"renamed": 70})}
     # What was taken in under the old name can still be read here.
-    told = weft("edge", "query", fabric.edge_yaml, "SELECT count(*) AS n FROM telemetry", "--json")
-    assert json.loads(told.output)["n"] == 100
+    reported = weft("edge", "query", fabric.edge_yaml, "SELECT count(*) AS n FROM telemetry", "--json")
+    assert json.loads(reported.output)["n"] == 100
     # To do it again changes nothing.
     edge.stop()
     again = fabric.rename()
@@ -504,8 +504,8 @@ def test_the_audit_finds_what_a_renamed_node_sent_twice(fabric: Fabric) -> None:
     fabric.audit(status=0)
     asyncio.run(send_all_as(fabric, NodeName("default", "press-2")))
     wait_until(lambda: all_rows(fabric))
-    told = fabric.audit(status=1).stdout
-    assert "40 records of this log are there under the name default/press-2 too" in told
-    assert "good" not in told
+    text = fabric.audit(status=1).stdout
+    assert "40 records of this log are there under the name default/press-2 too" in text
+    assert "good" not in text
     asyncio.run(send_all_as(fabric, NodeName("acme", "press-1")))
     assert "under the name acme/press-1 too" in fabric.audit(status=1).stdout

@@ -1,4 +1,4 @@
-"""Signals to real nodes: SIGHUP never ends one, whenever it comes, and says what it did not take up."""
+"""Signals to real nodes: SIGHUP never ends one, whenever it comes, and says what it did not apply."""
 
 from __future__ import annotations
 

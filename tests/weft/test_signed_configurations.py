@@ -91,7 +91,7 @@ class Hall:
         self.publish()
 
     def publish(self) -> None:
-        """Devices go on, whatever is declared."""
+        """Devices continue, whatever is declared."""
         payloads = [f"{len(self.sent) + n}" for n in range(EACH)]
         publish(self.edge.mqtt_port, "plant/1", payloads)
         self.sent += payloads

@@ -91,9 +91,9 @@ def test_any_host_names_the_edges_that_are_gone(start: Start, tmp_path: Path) ->
     took_s = time.monotonic() - killed
     print(f"all three hosts named the two edges {took_s:.1f} s after they lost their power")
     for config in configs:
-        told = weft("hub", "status", config).output
-        assert f"{EDGES} edges: {EDGES - 2} connected, 2 not connected, 0 with an alarm" in told
-        rows = [line.split("\t")[0] for line in told.splitlines() if line.startswith("default/press-")]
+        text = weft("hub", "status", config).output
+        assert f"{EDGES} edges: {EDGES - 2} connected, 2 not connected, 0 with an alarm" in text
+        rows = [line.split("\t")[0] for line in text.splitlines() if line.startswith("default/press-")]
         assert rows[:2] == [f"default/{name}" for name in GONE], "who is not connected comes first"
         (stream,) = as_json("streams", config)["streams"]
         (held_back,) = stream["held_back_by"]

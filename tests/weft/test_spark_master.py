@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.clocks import Clock
 from tests.support.waiting import PATIENCE_S
-from weft.commands.spark import MASTER_WAIT_S, addresses, telling, wait_for_master
+from weft.commands.spark import MASTER_WAIT_S, addresses, wait_for_master, waiting_lines
 from weft.output import Failed
 
 
@@ -37,12 +37,14 @@ def test_a_master_that_is_not_there_is_waited_for_in_words_and_not_for_long() ->
     def sleep(seconds: float) -> None:
         clock.now += seconds
 
-    with pytest.raises(Failed) as told:
+    with pytest.raises(Failed) as raised:
         wait_for_master(f"spark://127.0.0.1:{port}", said.append, clock=clock, sleep=sleep)
     where = f"127.0.0.1:{port} (Connection refused)"
     assert said == [f"waiting for the Spark master at {where}, at most 30 s"] * 3, "the first at once, then each 10 s"
     assert clock.now == MASTER_WAIT_S
-    assert str(told.value).startswith(f"--master spark://127.0.0.1:{port}: no Spark master at {where}, tried for 30 s.")
+    assert str(raised.value).startswith(
+        f"--master spark://127.0.0.1:{port}: no Spark master at {where}, tried for 30 s."
+    )
 
 
 def test_a_master_that_comes_is_taken() -> None:
@@ -69,6 +71,6 @@ def test_a_session_that_takes_long_is_told() -> None:
         if len(said) == 2:
             twice.set()
 
-    with telling("spark://10.0.0.5:7077", say, every_s=0.01):
+    with waiting_lines("spark://10.0.0.5:7077", say, every_s=0.01):
         assert twice.wait(PATIENCE_S)
     assert said[0] == "waiting for a Spark session at spark://10.0.0.5:7077, for 0 s now"

@@ -58,11 +58,11 @@ def test_no_planted_secret_is_in_the_bundle_of_an_edge(tmp_path: Path, monkeypat
     config.write_text(EDGE.format(port=free_port(), hub=free_port(), proxy=free_port()))
     done = weft("edge", "support-bundle", config, "--to", to, "--log", log, "--json")
     assert done.exception is None, done.exception
-    told = json.loads(done.output)
+    answer = json.loads(done.output)
     assert stat.S_IMODE(to.stat().st_mode) == 0o600
     parts = contents(to)
     assert {"config.json", "machine.json", "status.json", "doctor.json", "log.txt", "missing.json"} <= parts.keys()
-    assert told["missing"]["metrics.txt"] == "the node has no `http`"
+    assert answer["missing"]["metrics.txt"] == "the node has no `http`"
     for secret in (TOKEN, PASSWORD, IN_ENVIRONMENT, IN_LOG, hashed, hashed.rpartition("$")[2]):
         assert [name for name, text in parts.items() if secret in text] == []
     settings = json.loads(parts["config.json"])

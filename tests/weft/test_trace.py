@@ -108,5 +108,5 @@ def test_what_a_record_of_a_function_does_not_say_is_told_as_unknown(tmp_path: P
     assert lines[2] == "      unknown source: the record does not say what it was made of"
     forward = weft(*trace, "--stream", "telemetry", "--forward")
     assert (forward.return_value, forward.output.splitlines()[-1]) == (1, "  no record says that it was made of it")
-    told = weft("trace", "--store", str(tmp_path / "store"), "--from", "[]", "--forward")
-    assert "--forward goes with --record" in str(told.output) + str(told.exception)
+    reported = weft("trace", "--store", str(tmp_path / "store"), "--from", "[]", "--forward")
+    assert "--forward goes with --record" in str(reported.output) + str(reported.exception)

@@ -275,15 +275,15 @@ def test_lines_of_own_code_are_shown_where_it_wrote_them(edge_yaml: Path) -> Non
     edge_yaml.write_text(f"{CONFIG}  own: {{from_stream: pis, functions: [python: own.py]}}\n")
     sample = edge_yaml.with_name("payloads")
     sample.write_text('{"t": -1}\n{"t": 2}\n{}\n')
-    told = weft("edge", "test-function", edge_yaml, "own", "--input", sample, "--topic", "sensors/a/telemetry").stdout
-    assert [line.strip() for line in told.splitlines() if line.startswith("    ")] == [
+    text = weft("edge", "test-function", edge_yaml, "own", "--input", sample, "--topic", "sensors/a/telemetry").stdout
+    assert [line.strip() for line in text.splitlines() if line.startswith("    ")] == [
         "log by python: saw -1",
         "dropped by python: own.py returned None",
         "log by python: saw 2",
         'out 2000-01-01T00:00:01.000000000Z sensors/a/telemetry {"t":2}',
         "error by python: own.py, line 2: KeyError: 't'",
     ]
-    assert told.splitlines()[-1] == "3 records: 1 dropped, 1 out, 1 error"
+    assert text.splitlines()[-1] == "3 records: 1 dropped, 1 out, 1 error"
 
 
 def test_a_mistake_is_told_at_its_line(edge_yaml: Path) -> None:

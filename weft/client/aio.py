@@ -108,8 +108,8 @@ class AsyncClient(Operations):
                 headers=sent, allow_redirects=False,
             ) as answer:  # fmt: skip
                 if answer.status >= 300:
-                    told = await _first(answer, ERROR_BYTES_MAX)
-                    raise refusal_of(answer.status, answer.reason or "", answer.headers.get("Retry-After", ""), told)
+                    problem = await _first(answer, ERROR_BYTES_MAX)
+                    raise refusal_of(answer.status, answer.reason or "", answer.headers.get("Retry-After", ""), problem)
                 yield answer
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             raise HubUnreachable(f"{asked} does not answer ({error or 'it took too long'})") from None

@@ -89,12 +89,12 @@ class Client(Operations):
         asked = self._url + path.partition("?")[0]
         with self.opened(path, body, headers, method=method) as answer:
             data = answer.read(self._bytes_max + 1)
-            told, rest = Fetched(data, answer.headers), answer.length
+            fetched, rest = Fetched(data, answer.headers), answer.length
         if len(data) > self._bytes_max:
             raise HubUnreachable(f"{asked} answers with more than {self._bytes_max} bytes: ask for less at once")
         if rest:  # http.client does not tell a cut answer that is read up to a length
             raise HubUnreachable(f"{asked} does not answer (the connection ended {rest} bytes before its answer's end)")
-        return told
+        return fetched
 
     @contextlib.contextmanager
     def opened(
@@ -123,7 +123,7 @@ class Client(Operations):
         self, stream: str, *, position: str | None = None, tenant: str | None = None, edge: str | None = None,
         key: str | None = None, wait_s: float = WAIT_S,
     ) -> Iterator[TailEvent]:  # fmt: skip
-        """Yield new records of a stream as they are committed, without an end, each once: it goes on at the position
+        """Yield new records of a stream as they are committed, without an end, each once: it continues at the position
         behind the last event when the hub ends or cannot be reached. Without ``position`` it begins at the end.
 
         Args:
@@ -151,13 +151,13 @@ class Client(Operations):
             yield from (record for record in page.records if record.offset < stop)
             was, (offset, chunk) = (offset, chunk), (page.next_offset.get(name, offset), page.next_chunk.get(name))
             if (offset, chunk) == was:
-                raise HubUnreachable(f"{self._url} does not go on at offset {offset} of shard {shard}")
+                raise HubUnreachable(f"{self._url} does not continue at offset {offset} of shard {shard}")
 
     def all_rows(
         self, stream: str, shard: int, *, offset: int | None = None, limit: int | None = None, tenant: str | None = None
     ) -> Iterator[Rows]:
         """Yield the rows of one shard in the order of their offsets, up to the end that it had at the beginning or
-        somewhat behind it: ``next_offset`` of the last answer goes on. One answer is in memory at a time.
+        somewhat behind it: ``next_offset`` of the last answer continues. One answer is in memory at a time.
 
         Args:
             offset: of the first row; None for the first that the log has.
@@ -174,7 +174,7 @@ class Client(Operations):
             if (offset is None and chunk is None) or (offset is not None and offset >= stop):
                 return
             if (offset, chunk) == was:
-                raise HubUnreachable(f"{self._url} does not go on at offset {offset} of shard {shard}")
+                raise HubUnreachable(f"{self._url} does not continue at offset {offset} of shard {shard}")
 
     def _answer(self, request: Request[T], /) -> T:
         fetched = self.fetch(request.path, request.body, request.headers, method=request.method)

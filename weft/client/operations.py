@@ -120,10 +120,10 @@ def refusal_of(status: int, reason: str, wait: str, body: bytes) -> HubRefusal:
     """
     retry_after_s = int(wait) if wait.isascii() and wait.isdecimal() and len(wait) <= RETRY_DIGITS_MAX else None
     try:
-        told = msgspec.json.decode(body, type=_ProblemText)
+        problem = msgspec.json.decode(body, type=_ProblemText)
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-        told = _ProblemText()
-    return HubRefusal(status, reason, told.detail, told.advice, retry_after_s)
+        problem = _ProblemText()
+    return HubRefusal(status, reason, problem.detail, problem.advice, retry_after_s)
 
 
 # Parts of requests, which both clients share.
@@ -188,7 +188,7 @@ def after_page(page: Listed, after: str | None) -> str | None:
     if not isinstance(page.next_after, str):
         return None
     if page.next_after == after:
-        raise HubUnreachable(f"the list does not go on after {after!r}; is a hub at that address?")
+        raise HubUnreachable(f"the list does not continue after {after!r}; is a hub at that address?")
     return page.next_after
 
 
@@ -210,7 +210,7 @@ class Rows(NamedTuple):
     data: bytes
     """A stream of Arrow."""
     next_offset: int | None
-    """Offset to go on with; None while the search for the first row goes on."""
+    """Offset to continue with; None while the search for the first row continues."""
     next_chunk: int | None
     end: int
     """End of the shard when the request came."""
@@ -234,8 +234,8 @@ def _imported(module: str, packages: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        told = f"{error}: install it with `python -m pip install {packages}`"
-        raise ModuleNotFoundError(told, name=error.name) from None
+        text = f"{error}: install it with `python -m pip install {packages}`"
+        raise ModuleNotFoundError(text, name=error.name) from None
 
 
 @dataclass(frozen=True)
@@ -610,7 +610,7 @@ class Operations:
 
     @operation
     def pause_region(self, region: str, *, paused: bool, reason: str = "") -> Request[RegionOrderAnswer]:
-        """Have the records for a region wait, or go on."""
+        """Have the records for a region wait, or continue."""
         path = f"/v1/regions/{quote(region, safe='')}"
         data = json_of({"paused": paused, "reason": reason})
         return Request(RegionOrderAnswer, path, data, method="PUT")
@@ -652,7 +652,7 @@ def event_of(line: bytes) -> TailEvent | None:
 
 
 def follow(opened: Open, position: str | None, wait_s: float) -> Iterator[TailEvent]:
-    """Yield events with records, and go on behind the last one after each end.
+    """Yield events with records, and continue after the last one after each end.
 
     Raises:
         HubRefusal: the hub refuses, for a reason that waiting does not mend.

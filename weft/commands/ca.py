@@ -401,8 +401,8 @@ def hub(folder: str, *, hosts: Sequence[str], to: str, days: int, replaces: bool
 
     Files: hub.crt and hub.key, the authority's certificate, and its list of revoked certificates (`tls.crl_file`).
     """
-    told = issue(folder, Kind.HUB, hosts[0], hosts, to, days=days, replaces=replaces)
-    _say(told, as_json=as_json)
+    issued = issue(folder, Kind.HUB, hosts[0], hosts, to, days=days, replaces=replaces)
+    _print(issued, as_json=as_json)
 
 
 @click.command()
@@ -425,7 +425,7 @@ def edge(
         if not valid_name(each):
             raise Refused(f"{each!r} cannot be a name: {NAME_RULE}")
     name = edge if tenant == "default" else f"{tenant}/{edge}"
-    _say(issue(folder, Kind.EDGE, name, hosts, to, days=days, replaces=replaces, file=edge), as_json=as_json)
+    _print(issue(folder, Kind.EDGE, name, hosts, to, days=days, replaces=replaces, file=edge), as_json=as_json)
 
 
 @click.command()
@@ -438,7 +438,7 @@ def edge(
 def device(folder: str, user: str, *, to: str, days: int, replaces: bool, as_json: bool) -> None:
     """Issue the certificate of a device, which logs in at edges as USER (`listeners.<name>.tls.client_ca`)."""
     check_user(user)
-    _say(issue(folder, Kind.DEVICE, user, (), to, days=days, replaces=replaces), as_json=as_json)
+    _print(issue(folder, Kind.DEVICE, user, (), to, days=days, replaces=replaces), as_json=as_json)
 
 
 @click.command()
@@ -530,13 +530,13 @@ def _check_free(own: set[str], shared: dict[str, bytes]) -> None:
                     raise Refused(f"{path} is of another authority. Choose another folder with --to")
 
 
-def _say(told: dict[str, Any], *, as_json: bool) -> None:
+def _print(facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print_json(told)
+        print_json(facts)
         return
-    for path in told["written"]:
+    for path in facts["written"]:
         click.echo(f"wrote {path}")
-    click.echo(f"the certificate of {told['name']} counts until {told['until'][:10]}")
+    click.echo(f"the certificate of {facts['name']} counts until {facts['until'][:10]}")
 
 
 def _state(issued: Issued) -> str:

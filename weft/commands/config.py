@@ -88,7 +88,7 @@ def keygen(name: str) -> None:
 @click.option("--group", "is_group", is_flag=True, help="NAME is a group of edges, not an edge.")
 @click.option(
     "--edges", multiple=True, metavar="PATTERN",
-    help="With --group: edges that may take the settings, several times; `*` stands for any characters.",
+    help="With --group: edges that may take the settings, several times; `*` matches any characters.",
 )  # fmt: skip
 @click.option(
     "--order", type=click.IntRange(-ORDER_MAX, ORDER_MAX), default=0, show_default=True,

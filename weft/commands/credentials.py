@@ -159,7 +159,7 @@ def login_command(
     name: str | None, url: str | None, *, token_file: str | None, no_token: bool, ca_file: str | None,
     certificate: str | None, key: str | None, forget: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Keep the hub at URL with its token as NAME, which then stands where a command takes HUB.
+    """Keep the hub at URL with its token as NAME, which commands then take as HUB.
 
     The hub is asked whose token it is before anything is kept. The file, ~/.config/weft/hubs.json, has mode 600.
     Without NAME and URL, the command lists the hubs in it. A token cannot be an argument: other users would see it.
@@ -193,18 +193,20 @@ def login_command(
     token = None if is_without else _token(name, token_file)
     made = Login(url, token, *(None if each is None else os.path.abspath(each) for each in (ca_file, certificate, key)))
     tls = trusting(made.ca_file, made.certificate, made.key)
-    told = RunningHub(url, token=token, tls=tls).get("/v1/whoami")
+    identity = RunningHub(url, token=token, tls=tls).get("/v1/whoami")
     with using(logins.path()):
         try:
             logins.write({**_known_logins(), name: made})
         except LoginsUnusable as error:
             raise Failed(str(error)) from None
     if as_json:
-        print_json({"name": name, "url": url, "whoami": told})
+        print_json({"name": name, "url": url, "whoami": identity})
         return
-    by_certificate = told.get("certificate")
-    whose = told["token"] or (f"the certificate {by_certificate!r}" if by_certificate else "no token: the hub has none")
-    click.echo(harmless(f"{name} is {url}, as {whose}, tenant {told['tenant'] or 'all'}: kept in {logins.path()}"))
+    by_certificate = identity.get("certificate")
+    whose = identity["token"] or (
+        f"the certificate {by_certificate!r}" if by_certificate else "no token: the hub has none"
+    )
+    click.echo(harmless(f"{name} is {url}, as {whose}, tenant {identity['tenant'] or 'all'}: kept in {logins.path()}"))
     if token is not None and url.startswith("http://") and not is_loopback(urlsplit(url).hostname or ""):
         click.echo("warning: the URL begins with http://, so the token crosses the network readable", err=True)
 
@@ -279,5 +281,5 @@ def whoami(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
         return
     no_token = "none: the hub has no tokens" if facts.get("certificate") is None else "none"
     without = {"token": no_token, "certificate": "none", "edge": "none", "until": "none", "rights": "all"}
-    told = {name: " ".join(value) if isinstance(value, list) else value for name, value in facts.items()}
-    print_facts({name: harmless(str(value or without.get(name, ""))) for name, value in told.items()})
+    fields = {name: " ".join(value) if isinstance(value, list) else value for name, value in facts.items()}
+    print_facts({name: harmless(str(value or without.get(name, ""))) for name, value in fields.items()})

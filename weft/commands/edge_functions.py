@@ -119,9 +119,9 @@ def _summary(counts: dict[str, int]) -> str:
         for name, count in counts.items()
         if count and name not in ("records", "passed_over")
     ]
-    told = f"{counted(counts.get('records', 0), 'record')}: {', '.join(parts) or 'nothing'}"
+    text = f"{counted(counts.get('records', 0), 'record')}: {', '.join(parts) or 'nothing'}"
     passed = counts.get("passed_over", 0)
-    return told + (f". {counted(passed, 'line')} of other streams skipped" if passed else "")
+    return text + (f". {counted(passed, 'line')} of other streams skipped" if passed else "")
 
 
 def _json(facts: dict[str, Any]) -> str:

@@ -321,7 +321,7 @@ def edge_tail(
         def text(item: Item) -> str:
             return harmless(msgspec.json.encode(facts(item)).decode() if as_json else line(item))
 
-        _say_clock(found)
+        _print_clock(found)
         is_empty = True
         try:
             for item in (follow_log if follow else newest_records)(found.log(), wants, start, found.durability(), wait):
@@ -337,7 +337,7 @@ def edge_tail(
         click.echo("(no records)", err=True)
 
 
-def _say_clock(node: NodeLog) -> None:
+def _print_clock(node: NodeLog) -> None:
     if differs := node.clock_trouble():
         click.echo(f"-- the clock of this node is {differs}: record times are the node's own", err=True)
 

@@ -158,7 +158,7 @@ class HubOverlay:
             self.local = before
             raise ConfigUnusable(
                 f"the hub's settings that are in force do not count with this file: {error}. The node keeps both. A "
-                "restart would go on with the file alone"
+                "restart would continue with the file alone"
             ) from None
         self.reads += 1
         try:

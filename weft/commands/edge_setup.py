@@ -25,7 +25,7 @@ from weft.cloud_hub.api.tokens import hash_token, new_token
 from weft.commands.acts import ordering
 from weft.commands.common import config_argument, confirm, json_option, load_edge, tenant_option, using, yes_option
 from weft.commands.credentials import password_of, password_option
-from weft.commands.new_files import check_place, check_user, say_next, user_line, write_new
+from weft.commands.new_files import check_place, check_user, print_next, user_line, write_new
 from weft.commands.node_log import NodeLog, readable
 from weft.config.errors import ConfigError
 from weft.config.load import parse
@@ -275,7 +275,7 @@ def edge_init(
     # The configuration is last: one that is there is whole.
     contents = {os.path.join(folder, name): data for name, data in secret.items()} | {config_file: text.encode()}
     write_new(contents, replaced=config_file)
-    _tell(list(contents), config_file, is_unit=is_unit, as_json=as_json)
+    _print_summary(list(contents), config_file, is_unit=is_unit, as_json=as_json)
 
 
 def _check_options(
@@ -310,13 +310,13 @@ def _token(path: str | None, *, asks: bool) -> str | None:
         raise Refused(str(error)) from None
 
 
-def _tell(written: list[str], config_file: str, *, is_unit: bool, as_json: bool) -> None:
+def _print_summary(written: list[str], config_file: str, *, is_unit: bool, as_json: bool) -> None:
     """Say what was written, and the commands that come next."""
     prefix = "sudo -u weft " if is_unit else ""
     file = shlex.quote(config_file)
     run = "sudo systemctl enable --now weft-edge" if is_unit else f"weft edge run {file}"
     commands = [f"{prefix}weft edge check {file}", run, f"{prefix}weft edge doctor {file}"]
-    say_next(written, commands, as_json=as_json)
+    print_next(written, commands, as_json=as_json)
 
 
 # ``weft edge pair``: a token for this machine, by a code that an operator has made at the hub.
@@ -358,7 +358,7 @@ def edge_pair(
 
     The token is made here, and only its hash goes to the hub. Without CODE the command asks for it. With --config,
     authority and token_file are those of the link with this URL, and the code must be for this node. If the answer is
-    lost, the same command goes on with the same token.
+    lost, the same command continues with the same token.
 
     \b
     weft edge pair https://hub.example.com K7QF-9XDM-2RPT --to press-7.token
@@ -449,7 +449,7 @@ def _exchanged(client: Client, request: PairRequest) -> PairAnswer:
                 raise Failed(f"{message} ({refusal.status})") from None
             raise Failed(f"{refusal.detail}: {refusal.advice}") from None
         except HubUnreachable as error:
-            raise Failed(f"{error}. The same command goes on with the same token") from None
+            raise Failed(f"{error}. The same command continues with the same token") from None
         except msgspec.MsgspecError:
             raise Failed("what answers there is no hub of this release. Check the URL") from None
     raise AssertionError("the last try returns or raises")

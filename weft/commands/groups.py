@@ -378,7 +378,7 @@ expect`.""",
                             "hub_regions:pause",
                             "Let the records for REGION wait, at all hosts, until `weft hub region resume`.",
                         ),
-                        "resume": Command("hub_regions:resume", "Let the links to REGION go on after a pause."),
+                        "resume": Command("hub_regions:resume", "Let the links to REGION continue after a pause."),
                         "status": Command(
                             "hub_regions:status",
                             "Show the link of each shard of HUB to each region, as its process last wrote it to"
@@ -400,7 +400,7 @@ expect`.""",
                     """Manage the schemas of streams in a hub's store, whether nodes run or not.
 
 A schema names fields of a stream's payloads. The stream's table gets a typed column for each, beside the payload
-itself; what does not fit stands in the column `_misfit` with the reason. Running hubs know a change two seconds
+itself; what does not fit is in the column `_misfit` with the reason. Running hubs know a change two seconds
 later. Columns are only added: a field of another type or unit gets another column, and old rows stay as they are.""",
                     {
                         "check": Command(
@@ -455,7 +455,7 @@ later. Columns are only added: a field of another type or unit gets another colu
                         "delete": Command(
                             "hub_streams:delete",
                             "Delete STREAM at the hub of CONFIG; its table stays, and a later stream of the "
-                            "same name goes on in it.",
+                            "same name continues in it.",
                         ),
                         "expect": Command(
                             "hub_streams:expect",
@@ -569,7 +569,7 @@ first token can be added before the first start of a hub.""",
         ),
         "login": Command(
             "credentials:login_command",
-            "Keep the hub at URL with its token as NAME, which then stands where a command takes HUB.",
+            "Keep the hub at URL with its token as NAME, which commands then take as HUB.",
         ),
         "streams": Command(
             "hub_records:streams_command",
@@ -697,7 +697,7 @@ weft ca edge plant-ca press-7 --to press-7""",
                 ),
                 "move": Command(
                     "spark:spark_move",
-                    "Let the stopped query of CHECKPOINT go on in the store of another region, with each record once.",
+                    "Continue the stopped query of CHECKPOINT in the store of another region, with each record once.",
                 ),
                 "new": Command(
                     "spark:spark_new",

@@ -156,7 +156,7 @@ def _serve(
 async def _reload(hub: Hub, settings: RunningSettings, number: int) -> None:
     hub.reload()
     if number == 0:  # once is enough
-        await settings.say_what_needs_a_restart()
+        await settings.log_what_needs_a_restart()
 
 
 @click.command()

@@ -53,7 +53,7 @@ def _on_stores(uris: str, work: Coroutine[Any, Any, T]) -> T:
     except (BackupUnusable, ClusterUnusable, CodecError, TableError, StoreUnfit) as error:
         raise Failed(f"{uris}: {error}") from None
     except StoreError as error:
-        raise Failed(f"{uris}: {store_trouble(uris, error)}. Run the command again: it goes on") from None
+        raise Failed(f"{uris}: {store_trouble(uris, error)}. Run the command again: it continues") from None
 
 
 def _refuse_links(uri: str) -> None:
@@ -114,7 +114,7 @@ def backup(config_file: str, target: str, *, prune: bool, as_json: bool) -> None
     """Copy the store of the hub of CONFIG to another place, while its nodes run.
 
     The copy has every record that was acknowledged before the command began, and is consistent: log, snapshots, tables
-    and everything else fit each other. Given again, the command copies what is new. After an interruption it goes on;
+    and everything else fit each other. Given again, the command copies what is new. After an interruption it continues;
     the last complete backup remains until the next one is complete. Its end is declared in the cluster log, so that
     `weft hub status` and `weft_hub_backup_age_seconds` tell its age. With --prune, chunks that the hub has deleted,
     files that its tables no longer have, and streams that were deleted leave the backup after that.
@@ -153,7 +153,7 @@ def _declare(config_file: str, target: str, record: BackupRecord) -> None:
     try:
         declare(config_file, lambda _: note_backup(target, done), None, "")
     except Failed as failure:  # the backup is complete all the same, as with credentials that may only read
-        click.echo(f"warning: hubs do not know of this backup, and go on to tell the age of the last: {failure}",
+        click.echo(f"warning: hubs do not know of this backup, and continue to report the age of the last: {failure}",
                    err=True)  # fmt: skip
 
 
@@ -164,8 +164,8 @@ def _declare(config_file: str, target: str, record: BackupRecord) -> None:
 def restore(source: str, target: str, *, as_json: bool) -> None:
     """Copy a backup into a new store, from which hubs then run.
 
-    Stop the hubs of the lost store first. After an interruption the command goes on. The backup remains as it is. Edges
-    that still hold later records send them by themselves.
+    Stop the hubs of the lost store first. After an interruption the command continues. The backup remains as it is.
+    Edges that still hold later records send them by themselves.
 
     \b
     weft hub restore --from s3://plant-backup/weft --to s3://plant-data/weft-2

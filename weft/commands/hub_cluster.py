@@ -147,7 +147,7 @@ def retire(
     ending, state = _end(config_file, (tenant, edge, log_id), plan, by, reason)
     lost = sum(gap.end - gap.first for update in ending.updates for gap in update.gaps)
     click.echo(f"retired {len(ending.controls)} lanes of {tenant}/{edge}; {lost} records count as lost")
-    _tell_open_gaps(state, ending)
+    _print_open_gaps(state, ending)
 
 
 @click.command()
@@ -190,10 +190,10 @@ def adopt(
     ending, state = _end(config_file, (tenant, edge, log_id), plan, by, reason)
     lanes = {(control.log_id, control.stream) for control in ending.controls}
     click.echo(f"adopted {len(lanes)} lanes of {tenant}/{edge}")
-    _tell_open_gaps(state, ending)
+    _print_open_gaps(state, ending)
 
 
-def _tell_open_gaps(state: ShardState, ending: Ending) -> None:
+def _print_open_gaps(state: ShardState, ending: Ending) -> None:
 
     lanes = [Lane(each.tenant, each.edge, each.log_id, each.stream) for each in ending.controls]
     for lane, gap in lane_ends.open_gaps(state, lanes):
@@ -257,7 +257,7 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
 
     Each owns some of the shards and sends edges of others on to their owners. One that starts owns none for half a
     minute (`joining`). One that is silent for three of its intervals, 15 seconds beside other hosts, is `gone`. So is
-    one that was started again since. After five minutes it is not shown. One that serves the store that stood in the
+    one that was started again since. After five minutes it is not shown. One that serves the store that was in the
     same place before is `of another cluster`: end it. By its CONFIG, the store is read, whether hubs run or not.
 
     Rates are those of what links bring, repetitions included, over the last 60 to 90 seconds before the process was
@@ -351,7 +351,7 @@ def drain(
     \b
     weft hub drain hub.yaml hub-2 --reason "new disks"
 
-    The others load its shards, and its edges are sent on to them; each is without a hub for a moment. NODE goes on
+    The others load its shards, and its edges are sent on to them; each is without a hub for a moment. NODE continues
     running and serves those that connect to it, until you stop it. The word holds after its restart, until `--undo`.
     """
     try:
@@ -572,7 +572,7 @@ async def _look(store: ObjectStore) -> _Times:
     cluster = await open_cluster(store, None)
     own = HubClock(time.time_ns, BOOT_CLOCK)
     await own.measure(store)
-    # Of no stream: the time stands in the state's head, and the lanes are not read.
+    # Of no stream: the time is in the state's head, and the lanes are not read.
     found = [state for _, state in await load_every_shard(first_logs(store, cluster), frozenset())]
     shards = [_ShardTime(state.shard, state.n, state.created if state.n >= 0 else None) for state in found]
     off = own.off_ns

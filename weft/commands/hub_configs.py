@@ -225,8 +225,8 @@ def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str 
     key, wanted = _key(whose, is_group=True), _percent(share, "--share")
     state, states = read_facts(config_file), _states(config_file)
     failures = len(_progress(state, states, key, _document(state, key)).failed)
-    declare(config_file, lambda _: edge_configs.go_on(key, wanted, failures), by, reason)
-    click.echo(f"the rollout of group {key[2]} goes on with {wanted:.0%} of its edges")
+    declare(config_file, lambda _: edge_configs.widen(key, wanted, failures), by, reason)
+    click.echo(f"the rollout of group {key[2]} continues with {wanted:.0%} of its edges")
 
 
 @click.command("abort")
@@ -318,7 +318,7 @@ def set_group(
 ) -> None:
     """Declare GROUP, or replace its EDGES, at the hubs of CONFIG.
 
-    EDGES are names, or patterns in which `*` stands for any characters.
+    EDGES are names, or patterns in which `*` matches any characters.
 
     \b
     weft hub group set hub.yaml acme/presses 'press-*' welder-1

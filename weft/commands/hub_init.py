@@ -13,7 +13,7 @@ import click
 from weft.cloud_hub.check import check
 from weft.commands.ca import CERTIFICATE_FILE, DAYS, LIST_FILE, Kind, issue
 from weft.commands.common import json_option
-from weft.commands.new_files import check_place, say_next, write_new
+from weft.commands.new_files import check_place, print_next, write_new
 from weft.config.errors import ConfigError
 from weft.config.load import parse
 from weft.config.models import HubConfig
@@ -62,7 +62,7 @@ def hub_init(config_file: str, *, as_json: bool, **given: Any) -> None:
     text = text_of(given)
     _check(text, config_file)
     written = _write(config_file, folder, text, given)
-    _tell(written, config_file, given, is_unit=is_unit, as_json=as_json)
+    _print_summary(written, config_file, given, is_unit=is_unit, as_json=as_json)
 
 
 def text_of(given: dict[str, Any]) -> str:
@@ -135,13 +135,13 @@ def _check(text: str, path: str) -> HubConfig:
     try:
         return parse(text, path, HubConfig, check).config
     except ConfigError as error:
-        told = []
+        findings = []
         for each in error.problems:
             message = each.message
             if each.path == ("listen",) and "clear text" in message:
                 message = f"{message.partition('. ')[0]}. Give --ca, or --certificate and --key, or listen on 127.0.0.1"
-            told.append(f"{_OPTIONS.get(str(each.path[0]) if each.path else '', 'the configuration')}: {message}")
-        raise Refused("\n".join(told)) from None
+            findings.append(f"{_OPTIONS.get(str(each.path[0]) if each.path else '', 'the configuration')}: {message}")
+        raise Refused("\n".join(findings)) from None
 
 
 def _write(config_file: str, folder: str, text: str, given: dict[str, Any]) -> list[str]:
@@ -154,7 +154,9 @@ def _write(config_file: str, folder: str, text: str, given: dict[str, Any]) -> l
     return [*issued, config_file]
 
 
-def _tell(written: list[str], config_file: str, given: dict[str, Any], *, is_unit: bool, as_json: bool) -> None:
+def _print_summary(
+    written: list[str], config_file: str, given: dict[str, Any], *, is_unit: bool, as_json: bool
+) -> None:
     prefix = "sudo -u weft " if is_unit else ""
     file = shlex.quote(config_file)
     run = "sudo systemctl enable --now weft-hub" if is_unit else f"weft hub run {file}"
@@ -166,4 +168,4 @@ def _tell(written: list[str], config_file: str, given: dict[str, Any], *, is_uni
         f"{prefix}weft hub status {file} --token-file {admin}",
         f"{prefix}weft hub token pair {file} EDGE",
     ]  # fmt: skip
-    say_next(written, commands, as_json=as_json)
+    print_next(written, commands, as_json=as_json)

@@ -55,7 +55,9 @@ stream_tenant_option = click.option(
 @click.argument("stream")
 @click.option("--edge", help="Only records of this edge.")
 @click.option("--key", metavar="FILTER", help="Only keys that match an MQTT filter: plant/+/m1/#.")
-@click.option("--position", help="Go on here: the position that an earlier tail ended with, or 0:0 for all of shard 0.")
+@click.option(
+    "--position", help="Continue here: the position that an earlier tail ended with, or 0:0 for all of shard 0."
+)
 @click.option("--count", type=click.IntRange(1), help="End after this many records.")
 @stream_tenant_option
 @token_option
@@ -67,7 +69,7 @@ def tail(
     """Show new records of STREAM at the running hub HUB, one per line, until Ctrl-C: edge, time, number, key, payload.
 
     Each record comes once, also when hub processes restart meanwhile. The position behind the last one is printed at
-    the end: with it a later tail goes on and misses nothing.
+    the end: with it a later tail continues and misses nothing.
 
     \b
     weft hub tail https://hub.example.com telemetry --token-file reader.token
@@ -89,7 +91,7 @@ def tail(
     except KeyboardInterrupt:
         sys.stdout.flush()
         if reached is not None:
-            click.echo(f"\n-- to go on behind the last record: --position {reached}", err=True)
+            click.echo(f"\n-- to continue after the last record: --position {reached}", err=True)
         raise SystemExit(STOPPED_EXIT_CODE) from None  # Ctrl-C is its ordinary end
 
 
@@ -246,13 +248,13 @@ def publish(
         if not group:
             raise
         stored = counted(sum("error" not in each for each in sending.made), "message")
-        advice = f"to go on, and publish none of them again, add `--key {sending.key}`"
+        advice = f"to continue, and publish none of them again, add `--key {sending.key}`"
         raise Failed(f"{failure}. {stored} stored before; {advice}") from None
     if as_json:
         print_json({"messages": sending.made})
     elif group:
         click.echo(f"group {group}: {counted(len(sending.made), 'edge')} in {time.monotonic() - began:.1f} s")
-    _tell_failures(sending)
+    _print_failures(sending)
 
 
 def _named(words: tuple[str, ...], group: str) -> tuple[list[str], str, str]:
@@ -305,14 +307,14 @@ class _Sending:
         return made
 
 
-def _tell_failures(sending: _Sending) -> None:
+def _print_failures(sending: _Sending) -> None:
     """Raise ``Failed`` if a message was not stored, or may be missing."""
     failed = [each for each in sending.made if "error" in each]
-    told = [f"{each['edge']}: {each['error']}. {each['advice']}" for each in failed[:3]]
-    if len(failed) > len(told):
-        told.append(f"and {len(failed) - len(told)} more; `--json` has all of them")
+    failures = [f"{each['edge']}: {each['error']}. {each['advice']}" for each in failed[:3]]
+    if len(failed) > len(failures):
+        failures.append(f"and {len(failed) - len(failures)} more; `--json` has all of them")
     if failed:
-        raise Failed(f"{counted(len(failed), 'message')} not stored: {'; '.join(told)}")
+        raise Failed(f"{counted(len(failed), 'message')} not stored: {'; '.join(failures)}")
     if sending.missing:
         shard, why = next(iter(sending.missing.items()))
         raise Failed(
@@ -504,13 +506,13 @@ def said(made: dict[str, Any]) -> str:
 def _why(made: dict[str, Any]) -> str:
     lost = [f"{each['first']}-{each['end'] - 1}" for each in made["lost"][:3]]
     more = f" and {len(made['lost']) - 3} more ranges" if len(made["lost"]) > 3 else ""
-    told = f"the edge no longer had the records {', '.join(lost)}{more}" if lost else ""
+    text = f"the edge no longer had the records {', '.join(lost)}{more}" if lost else ""
     reason = made["reason"] or ""
     if made["state"] == "refused" and made["kept_from"]:
         reason += f"; its oldest record of the stream is of {_short(made['kept_from'])}"
     if made["state"] == "asked" and not made["linked_here"]:
         reason = reason or "waits until the edge links"
-    return "; ".join(each for each in (reason, told) if each)
+    return "; ".join(each for each in (reason, text) if each)
 
 
 def _short(moment: str) -> str:

@@ -38,7 +38,7 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     `next` is the first chunk of the shard that the region is not known to have. The log keeps chunks from there on,
     for as long as `pin` allows, and `log waits` says for how long yet. The figures are up to five minutes old, and
     `seen` says how old. A region that has everything has a lag of nothing. A lag of records is unknown until the link
-    has caught up once. Below the table stand the streams that are behind, those that are longest so first, and the
+    has caught up once. Below the table are the streams that are behind, those that are longest so first, and the
     month's budget of each region that has one.
     """
     if names_a_config(hub):
@@ -106,12 +106,12 @@ def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str
 @_token_file_option
 @decision_options
 def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
-    """Let the links to REGION go on after a pause.
+    """Let the links to REGION continue after a pause.
 
     HUB is a configuration on this machine, a URL or the name of a login.
     """
     _pause(hub, region, token_file, reason, by, paused=False)
-    click.echo(f"the links to {region} go on within some seconds")
+    click.echo(f"the links to {region} continue within some seconds")
 
 
 @click.command()
@@ -138,8 +138,8 @@ def history(config_file: str, region: str, *, reason: str, by: str | None) -> in
     """Bring REGION of CONFIG what this hub has in tables alone: what its log deleted before the region had it.
 
     For a region that was away for longer than `pin`, and for one that joins a hub with a past. All rows are compared
-    with what the region holds, and it gets those that it lacks. The links of the log go on meanwhile. The command may
-    be interrupted and run again. Status 1 if something could not be brought.
+    with what the region holds, and it gets those that it lacks. The links of the log continue meanwhile. The command
+    may be interrupted and run again. Status 1 if something could not be brought.
     """
     from weft.cloud_hub.regions.history import History, HistoryError, HistoryTransfer
 
@@ -219,8 +219,8 @@ def _behind(link: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_budget(region: str, budget: dict[str, Any]) -> str:
-    told = (
+    text = (
         f"{region}: {format_size(budget['used_bytes'])} of the month's {format_size(budget['bytes'])} are used, and "
         f"{format_size(budget['kept_bytes'])} are kept back for links without data; the month ends at {budget['ends']}"
     )
-    return f"{told}. USED UP: records wait until then" if budget["used_up"] else told
+    return f"{text}. USED UP: records wait until then" if budget["used_up"] else text

@@ -67,14 +67,14 @@ def key_of(stream: str) -> tuple[str, str]:
 @click.option("--force", is_flag=True, help="Do it though an edge was seen less than 10 minutes ago.")
 @yes_option
 def delete(config_file: str, stream: str, *, reason: str, by: str | None, force: bool, yes: bool) -> None:
-    """Delete STREAM at the hub of CONFIG; its table stays, and a later stream of the same name goes on in it.
+    """Delete STREAM at the hub of CONFIG; its table stays, and a later stream of the same name continues in it.
 
     So take another name for a stream of another meaning. The command prints the offsets at which rows of a later stream
     begin, as `starting` of a read takes them. Rows below are those of the deleted one.
 
     The stream leaves lists, status, metrics and completeness, with its topic levels, lanes and open gaps. Its Delta
     table stays, with all its rows, and so does the log until its retention. The next offset remains: when an edge sends
-    to the stream again, the stream is back and goes on there, in the same table. No record is stored twice.
+    to the stream again, the stream is back and continues there, in the same table. No record is stored twice.
 
     Take the stream out of the edges' configurations first. The command refuses a stream that an edge was seen with less
     than 10 minutes ago, or whose table lacks records. With --force it takes a stream that edges send to, and waits for
@@ -112,7 +112,7 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
         return
     click.echo(
         f"deleted stream {key[1]} of tenant {key[0]}, with {counted(done.lanes, 'lane')} and "
-        f"{counted(done.records, 'record')}; its table stays, and a later stream of this name goes on in it: {reason}"
+        f"{counted(done.records, 'record')}; its table stays, and a later stream of this name continues in it: {reason}"
     )
     click.echo(f"Take another name for a stream of another meaning. {later}, as `starting` of a read")
     click.echo("The log keeps the records until its retention")
@@ -134,7 +134,7 @@ def expect(
 ) -> None:
     """Declare the EDGES without which STREAM is not complete, for all hubs of the store of CONFIG.
 
-    They are names, or patterns in which `*` stands for any characters, and take the place of those declared before.
+    They are names, or patterns in which `*` matches any characters, and take the place of those declared before.
     Running hubs know it two seconds later. Without EDGES, the command shows what is declared.
 
     \b
@@ -192,7 +192,7 @@ def skip(
 ) -> None:
     """Skip records of STREAM that stop its table at the hub of CONFIG; `weft hub status` names them.
 
-    The table goes on behind them, whether nodes run or not. The log keeps the records, and completeness and `weft
+    The table continues after them, whether nodes run or not. The log keeps the records, and completeness and `weft
     audit` report them as skipped, with the reason. It cannot be reverted: records that are rows already stay rows, and
     the others never become rows.
     """
@@ -454,9 +454,9 @@ def erasures(config_file: str, stream: str, *, tidy: bool, reason: str, by: str 
     return FAILURE_EXIT_CODE if any(each.waits for each in found) else 0
 
 
-def _conditions(key: str | None, told: tuple[str, ...]) -> list[tuple[str, str]]:
+def _conditions(key: str | None, given: tuple[str, ...]) -> list[tuple[str, str]]:
     found = [] if key is None else [("_key", key)]
-    for each in told:
+    for each in given:
         name, equals, value = each.partition("=")
         if not equals:
             raise Refused(f"--where: expected NAME=VALUE, got {each!r}")

@@ -46,7 +46,7 @@ RETAIN_S_MIN, RETAIN_BYTES_MIN = 3600, 1 << 20
     "--latest",
     metavar="KEY",
     help="Make a latest table, with the newest row for each KEY. It is `_key`, `_edge`, a topic level such as "
-    "`machine`, or a field of JSON payloads such as `payload.order.id`. Several stand with commas between them.",
+    "`machine`, or a field of JSON payloads such as `payload.order.id`. Separate several with commas.",
 )
 @click.option("--every", metavar="DURATION", help="Interval at which the latest table is written; 1m by default.")
 @click.option("--feed", is_flag=True, help="Give the latest table a change feed, if it is not there yet.")
@@ -138,7 +138,7 @@ def set_table(
 def remove_table(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
     """Withdraw what is declared of the tables of STREAM at the hubs of CONFIG.
 
-    A latest table is written no more, and its folder stays: delete it, or declare the table again and it goes on. A
+    A latest table is written no more, and its folder stays: delete it, or declare the table again and it continues. A
     table that is the only one stays declared once the log has lost chunks: the table of all rows could not be made.
     """
     from weft.cloud_hub.tables.latest import first_kept
@@ -274,7 +274,7 @@ def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: st
     """Declare the rules in FILE for STREAM at the hubs of CONFIG, instead of those before.
 
     FILE is YAML or JSON with `rules`: names, each with one check (`range`, `not_null`, `fits`, `unique`, `fresh`) and
-    what is tolerated. A check that stays as it was goes on counting.
+    what is tolerated. A check that stays as it was continues counting.
 
     \b
     weft hub quality set hub.yaml acme/telemetry quality.yaml --reason "agreed with the plant"

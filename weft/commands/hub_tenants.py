@@ -242,13 +242,13 @@ def _views(state: ClusterState) -> list[dict[str, Any]]:
     found = []
     for name, fact in sorted(state.facts(TENANT).items()):
         try:
-            told, why = decode(fact.document, TenantDocument), None
+            document, why = decode(fact.document, TenantDocument), None
         except UnreadableDocument as error:
-            told, why = TenantDocument(), str(error)
+            document, why = TenantDocument(), str(error)
         found.append({
             "name": name,
-            "quotas": {each: getattr(told.quotas, each) for each in _OPTIONS},
-            "isolation": told.isolation,
+            "quotas": {each: getattr(document.quotas, each) for each in _OPTIONS},
+            "isolation": document.isolation,
             "tokens": tokens.count(name),
             "streams_with_edges": streams.count(name),
             "version": fact.version,

@@ -69,7 +69,7 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]|ROLE", callback=_with_roles,
             help="Instead of a scope, several times: write, read, pull or relay with STREAM, publish with EDGE, edges, "
-            "report with PIPELINE, status, metrics. `*` stands for any characters. Or a role: viewer, operator, "
+            "report with PIPELINE, status, metrics. `*` matches any characters. Or a role: viewer, operator, "
             "administrator.",
         ),
         click.option(
@@ -171,7 +171,7 @@ def _linked(config_file: str) -> list[str] | None:
     return sorted(f"{each['tenant']}/{each['edge']}" for each in edges if each["connected_since"] is not None)
 
 
-def say_what_would_be(config_file: str, names: Sequence[str], *, as_json: bool) -> None:
+def print_preview(config_file: str, names: Sequence[str], *, as_json: bool) -> None:
     """Say what tokens would do."""
     is_first = _is_first(config_file)
     ends = _linked(config_file) if is_first else []
@@ -247,7 +247,7 @@ class _FleetToken(NamedTuple):
 class Fleet:
     """Tokens with the same access, a line of a file for each.
 
-    Secrets are written before tokens are declared, so a run that was stopped goes on when it is given again: it takes
+    Secrets are written before tokens are declared, so a run that was stopped continues when it is given again: it takes
     the secrets that are there.
 
     Args:
@@ -401,7 +401,7 @@ def add(
             raise Refused("expected a folder for the secrets: --to FOLDER")
         fleet = Fleet(names, to, scope, grants, tenant)
         if dry_run:
-            say_what_would_be(config_file, [each.name for each in fleet.tokens], as_json=as_json)
+            print_preview(config_file, [each.name for each in fleet.tokens], as_json=as_json)
             return
         confirm_first(config_file, yes)
         fleet.declare(config_file, end_of(expires, time.time_ns(), "--expires"), by, reason, as_json=as_json)
@@ -410,7 +410,7 @@ def add(
     access = access_of(scope, grants, edge)
     check_name(name)
     if dry_run:
-        say_what_would_be(config_file, [name], as_json=as_json)
+        print_preview(config_file, [name], as_json=as_json)
         return
     confirm_first(config_file, yes)
     token = new_token()

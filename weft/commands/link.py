@@ -99,9 +99,9 @@ def acknowledge(target: str, *, as_json: bool) -> None:
 def _ask(target: str, action: Literal["status", "pause", "resume"], link: str) -> dict[str, dict[str, Any]]:
 
     directory = NodeLog.of(target).directory
-    told = contextlib.nullcontext() if action == "status" else ordering(directory, f"link {link or '*'}")
+    guard = contextlib.nullcontext() if action == "status" else ordering(directory, f"link {link or '*'}")
     try:
-        with told:
+        with guard:
             links = ask_links(directory, LinksRequest(action, link))
     except ControlFailed as error:
         raise Failed(str(error)) from None

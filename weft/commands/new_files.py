@@ -58,7 +58,7 @@ def check_place(config_file: str, others: Collection[str], name: str) -> None:
         raise Refused(IS_THERE.format(config_file))
 
 
-def say_next(written: Sequence[str], commands: Sequence[str], *, as_json: bool) -> None:
+def print_next(written: Sequence[str], commands: Sequence[str], *, as_json: bool) -> None:
     """Say what was written, and the commands that come next."""
     if as_json:
         print_json({"written": written, "next": commands})

@@ -92,7 +92,7 @@ class RunningHub:
                 return whole
             if page["next_after"] in named:
                 raise Failed(
-                    f"{path} at {self.url}: the list does not go on after {page['next_after']!r}. Is a hub of this "
+                    f"{path} at {self.url}: the list does not continue after {page['next_after']!r}. Is a hub of this "
                     "release at that address?"
                 )
             named.add(page["next_after"])

@@ -120,22 +120,22 @@ def standard_error() -> Iterator[Callable[[str], None]]:
 
 
 @contextlib.contextmanager
-def telling(master: str, say: Callable[[str], None], every_s: float = SAID_EVERY_S) -> Iterator[None]:
+def waiting_lines(master: str, say: Callable[[str], None], every_s: float = SAID_EVERY_S) -> Iterator[None]:
     """Print every few seconds that a session is still being started at a master on another machine."""
     done = threading.Event()
 
-    def tell() -> None:
+    def print_lines() -> None:
         began = time.monotonic()
         while not done.wait(every_s):
             say(f"waiting for a Spark session at {master}, for {time.monotonic() - began:.0f} s now")
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    printer = threading.Thread(target=print_lines, daemon=True)
+    printer.start()
     try:
         yield
     finally:
         done.set()
-        teller.join()
+        printer.join()
 
 
 # Parts that the commands of pipelines share: loading one, and a Spark session without noise.
@@ -237,7 +237,7 @@ def _waiting(master: str) -> Iterator[None]:
         return
     with standard_error() as say:
         wait_for_master(master, say)
-        with telling(master, say):
+        with waiting_lines(master, say):
             yield
 
 
@@ -351,18 +351,18 @@ def spark_new(name: str | None) -> None:
         raise Refused(str(error)) from None
 
 
-# ``weft spark move``: a query goes on in another region's store.
+# ``weft spark move``: a query continues in another region's store.
 
 
 @click.command("move")
 @click.argument("checkpoint")
 @click.option("--from", "origin", metavar="URI", required=True, help="Store of the region that the query has read.")
-@click.option("--to", "target", metavar="URI", required=True, help="Store of the region in which it goes on.")
+@click.option("--to", "target", metavar="URI", required=True, help="Store of the region in which it continues.")
 @click.option("--stream", help="The stream that the query reads; not needed for a query of several.")
 @tenant_option("Tenant of the stream.")
 @json_option
 def spark_move(checkpoint: str, *, origin: str, target: str, stream: str | None, tenant: str, as_json: bool) -> int:
-    """Let the stopped query of CHECKPOINT go on in the store of another region, with each record once.
+    """Let the stopped query of CHECKPOINT continue in the store of another region, with each record once.
 
     CHECKPOINT is the query's `checkpointLocation`, a folder or a bucket's URI. Its position is translated by the
     numbers that records have in all regions. The query then begins at the first record of the other log that it has not
@@ -564,7 +564,7 @@ def reported(
     reporter = Reporter(
         access, pipeline.name, source.one if is_one else "*",
         tenant=None if "*" in source.tenant else source.tenant,
-        told=lambda why: click.echo(f"warning: {why}", err=True),
+        on_failure=lambda why: click.echo(f"warning: {why}", err=True),
     )  # fmt: skip
 
     def look(query: Any) -> None:
@@ -639,7 +639,7 @@ def spark_sql(
     """Ask the streams of STORE in SQL, each under the name `weft.STREAM`, and print the rows.
 
     STORE is the store of a hub, or the URL of a hub, which is asked for the rows in its log. Streams with a declared
-    schema have its typed columns. Names with a hyphen stand in backticks. With --json, each row is a line.
+    schema have its typed columns. Put names with a hyphen in backticks. With --json, each row is a line.
 
     \b
     weft spark sql /var/lib/weft/hub 'SELECT machine, count(*) FROM weft.telemetry GROUP BY machine'

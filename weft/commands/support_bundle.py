@@ -56,7 +56,7 @@ _SHAPES = (
         rf"\1{MASK}",
     ),
 )
-"""Form of a secret, wherever it stands -> what is left of it."""
+"""Form of a secret, wherever it is -> what is left of it."""
 
 
 class Secrets:

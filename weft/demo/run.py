@@ -179,7 +179,7 @@ class Demo:
                 if fractions[0] >= CUT_AT:
                     self._relay.cut()
                     self._cut_at = datetime.now(UTC)
-                    self.console.print(f"[yellow]cut[/]   {self.shop.name}: no network; its devices go on")
+                    self.console.print(f"[yellow]cut[/]   {self.shop.name}: no network; its devices continue")
                 return False
             seconds = (datetime.now(UTC) - self._cut_at).total_seconds()
             if seconds >= CUT_SECONDS_MAX:

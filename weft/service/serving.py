@@ -157,7 +157,7 @@ class LineFormatter(logging.Formatter):
     """``2026-11-20T07:51:26.123Z WARNING replication.runner.progress: ...``: ISO 8601, UTC.
 
     UTC, as in status, tables and the API: the lines of edges in three time zones and of their hub sort together, and no
-    hour is there twice in autumn. The time stands there under systemd too, whose journal shows it without a zone.
+    hour is there twice in autumn. The time is there under systemd too, whose journal shows it without a zone.
 
     Line breaks and other control characters in a message are written as escapes: a client identifier with a line
     break in it must not write a line of its own, nor drive the terminal that shows the log.
@@ -236,7 +236,7 @@ class RunningSettings:
         self._running = running
         self._load = load
 
-    async def say_what_needs_a_restart(self) -> None:
+    async def log_what_needs_a_restart(self) -> None:
         """Read the file again and log the settings that differ. The running node adopts none of them."""
         try:
             now = await asyncio.to_thread(self._load, self._path)
@@ -307,7 +307,7 @@ class Supervisor:
             # The first one alone: it makes the store, and says what is wrong once instead of once per process.
             for numbers in ([0], range(1, self._count)):
                 ready: list[asyncio.Future[str]] = [asyncio.Future() for _ in numbers]
-                begun = [asyncio.create_task(self._keep(n, told)) for n, told in zip(numbers, ready, strict=True)]
+                begun = [asyncio.create_task(self._keep(n, report)) for n, report in zip(numbers, ready, strict=True)]
                 keepers += begun
                 everything = asyncio.create_task(asyncio.wait(ready))
                 waited: list[asyncio.Future[Any]] = [everything, stop, *begun]

@@ -109,7 +109,7 @@ def _outage_left(disk: Mapping[str, Any] | None, now: float, *, is_linked: bool)
     if left is None:
         return _UNKNOWN if disk["bytes_per_second"] is None else "no end"
     lasts = "none" if left == 0 else "over a year" if left > YEAR_S else approximate_duration(left)
-    return lasts if is_linked else f"{lasts} {_ago(disk['told'], now)} ago"
+    return lasts if is_linked else f"{lasts} {_ago(disk['reported'], now)} ago"
 
 
 def show_streams(streams: list[dict[str, Any]], now: float, *, with_columns: bool = False) -> None:

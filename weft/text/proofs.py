@@ -63,14 +63,14 @@ def show_audit(report: AuditReport) -> None:
         say(f"{verdict}: every record is in the log once, {report.total('table_records')} of them are table rows")
 
 
-def _deletion(told: DeclaredDeletion) -> str:
-    if told.received_until is not None:
-        until = _moment(told.received_until)
-        return f"RETENTION: {counted(told.count, 'record')} that came up to {until} were removed: {told.reason}"
-    at = _moment(told.time)
-    act = "ERASED" if told.is_erased else "DELETED"
-    rows = f"{counted(told.count, 'record')} ({harmless(told.rows)})"
-    return f"{act}: {rows} on {at} by {harmless(told.by)}: {harmless(told.reason)}"
+def _deletion(deletion: DeclaredDeletion) -> str:
+    if deletion.received_until is not None:
+        until = _moment(deletion.received_until)
+        return f"RETENTION: {counted(deletion.count, 'record')} that came up to {until} were removed: {deletion.reason}"
+    at = _moment(deletion.time)
+    act = "ERASED" if deletion.is_erased else "DELETED"
+    rows = f"{counted(deletion.count, 'record')} ({harmless(deletion.rows)})"
+    return f"{act}: {rows} on {at} by {harmless(deletion.by)}: {harmless(deletion.reason)}"
 
 
 def _show_lanes(report: AuditReport) -> None:
@@ -124,8 +124,8 @@ def show_regions(report: RegionsReport) -> None:
     for lane in report.lanes:
         for number, ranges in enumerate(lane.ranges, 1):
             if ranges:
-                told = ", ".join(f"{first} to {end - 1}" for first, end in ranges)
-                click.echo(f"ONLY IN {number}: {harmless(lane.edge)}/{lane.log_id}: {told}")
+                text = ", ".join(f"{first} to {end - 1}" for first, end in ranges)
+                click.echo(f"ONLY IN {number}: {harmless(lane.edge)}/{lane.log_id}: {text}")
     if not report.lanes:
         click.echo(f"neither hub knows a stream {report.tenant}/{report.stream}")
     elif report.agree:

@@ -244,17 +244,17 @@ def _unrouted(unrouted: dict[str, Any]) -> str:
     if not unrouted["messages"] and unrouted["policy"] == "keep":
         return ""
     messages = counted(unrouted["messages"], "message")
-    told = [f"{messages} that no stream matches since the start: {_UNROUTED[unrouted['policy']]}"]
-    told += [f"{shown(each['topic'])}: {each['messages']}" for each in unrouted["busiest"]]
-    return "\n".join(told)
+    lines = [f"{messages} that no stream matches since the start: {_UNROUTED[unrouted['policy']]}"]
+    lines += [f"{shown(each['topic'])}: {each['messages']}" for each in unrouted["busiest"]]
+    return "\n".join(lines)
 
 
 def _misfits(counts: dict[str, Any]) -> str:
     """Return what HTTP brought that does not fit its stream; empty for nothing."""
     refused, taken = counts.get("http_misfits_refused", 0), counts.get("http_misfits_taken", 0)
-    told = [f"refused {counted(refused, 'HTTP request')}"] if refused else []
-    told += [f"took {counted(taken, 'message')} (`misfits: take`)"] if taken else []
-    return f"{' and '.join(told)} with another topic than `from`, or no JSON, since the start" if told else ""
+    lines = [f"refused {counted(refused, 'HTTP request')}"] if refused else []
+    lines += [f"took {counted(taken, 'message')} (`misfits: take`)"] if taken else []
+    return f"{' and '.join(lines)} with another topic than `from`, or no JSON, since the start" if lines else ""
 
 
 def _last_start(recovery: dict[str, Any]) -> str:
@@ -268,21 +268,21 @@ def _last_start(recovery: dict[str, Any]) -> str:
 
 
 def _next_start(coming: dict[str, Any]) -> str:
-    told = []
+    lines = []
     if coming["torn_bytes"]:
-        told.append(f"cuts {counted(coming['torn_bytes'], 'byte')} at the end: a commit that was never acknowledged")
+        lines.append(f"cuts {counted(coming['torn_bytes'], 'byte')} at the end: a commit that was never acknowledged")
     if coming["unreadable_bytes"]:
-        told.append(f"cannot read {counted(coming['unreadable_bytes'], 'byte')} where the newest records stood")
+        lines.append(f"cannot read {counted(coming['unreadable_bytes'], 'byte')} where the newest records were")
     if coming["lost"]:
         at_most = "up to " if coming["unreadable_bytes"] else ""
-        told.append(
+        lines.append(
             f"finds {at_most}{counted(coming['records_lost'], 'record')} lost, and writes gap notices for "
             f"{'it' if coming['records_lost'] == 1 else 'them'}: {_ranges(coming['lost'])}"
         )
-    told += [f"keeps the damaged {file} aside" for file in coming["damaged_files"]]
-    told += [f"sets {file} aside, which may be another log's" for file in coming["strange_files"]]
+    lines += [f"keeps the damaged {file} aside" for file in coming["damaged_files"]]
+    lines += [f"sets {file} aside, which may be another log's" for file in coming["strange_files"]]
     # Of sealed segments the start reads the indexes only, and so does this.
-    return "\n".join(told) or "finds nothing to repair (weft log dump checks every byte)"
+    return "\n".join(lines) or "finds nothing to repair (weft log dump checks every byte)"
 
 
 def _ranges(lost: list[dict[str, Any]]) -> str:

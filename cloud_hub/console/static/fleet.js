@@ -32,16 +32,16 @@ export function stateBadge(edge) {
 /** Part of an edge's budget that is taken by records which no hub has; null if it is not known. */
 const taken = ({ disk }) => (disk && disk.budget_bytes ? Math.max(0, 1 - disk.free_bytes / disk.budget_bytes) : null);
 
-/** Seconds for which an edge can go on without a hub, at best infinite; null if they are not known. */
+/** Seconds for which an edge can continue without a hub, at best infinite; null if they are not known. */
 function outageS({ disk, connected_since: since }, now) {
   if (!disk || (disk.outage_seconds_left === null && disk.bytes_per_second === null)) return null;
   if (disk.outage_seconds_left === null) return Infinity;
-  // Without a link, the outage goes on since the edge said so.
-  const passed = since ? 0 : Math.max(0, now - millis(disk.told)) / 1000;
+  // Without a link, the outage continues since the edge said so.
+  const passed = since ? 0 : Math.max(0, now - millis(disk.reported)) / 1000;
   return Math.max(0, disk.outage_seconds_left - passed);
 }
 
-const saidAt = (edge, now) => (edge.connected_since ? null : `as it said ${ago(millis(edge.disk.told), now)}`);
+const saidAt = (edge, now) => (edge.connected_since ? null : `as it said ${ago(millis(edge.disk.reported), now)}`);
 const unknown = () => el("span", { class: "unknown", title: "The edge has not said it to this hub." }, "unknown");
 
 export function outageLeft(edge, now) {

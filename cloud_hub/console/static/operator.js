@@ -68,7 +68,7 @@ export function nodes({ main, signal, me }) {
   function drain(node) {
     ask({
       title: `Drain ${node.name}?`, verb: "Drain",
-      text: `Others take its ${node.owns.length} shards, and its ${count(node.links)} links are sent on to them: each edge is without a hub for a moment, and loses nothing. The process goes on running until somebody stops it.`,
+      text: `Others take its ${node.owns.length} shards, and its ${count(node.links)} links are sent on to them: each edge is without a hub for a moment, and loses nothing. The process continues running until somebody stops it.`,
       act: async (given) => {
         await post("drains", { node: node.name, reason: given.reason });
         told(`${node.name} is drained: its shards and edges go to the others within seconds.`);

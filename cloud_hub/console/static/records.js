@@ -110,7 +110,7 @@ export function records({ main, signal, onChange, rest: [name], query }) {
     }
   }
 
-  /** Read a shard from an offset on, and return where to go on. A request may end before it finds the offset: it then
+  /** Read a shard from an offset on, and return where to continue. A request may end before it finds the offset: it then
    * names the chunk to search from. */
   async function readOn(shard, offset, limit) {
     let next = { offset };
@@ -152,7 +152,7 @@ export function records({ main, signal, onChange, rest: [name], query }) {
         show();
       }
     }
-    show(left === 0 ? " The search ended at its bound; search from a later moment to go on." : "");
+    show(left === 0 ? " The search ended at its bound; search from a later moment to continue." : "");
   }
 
   function show(more = "") {

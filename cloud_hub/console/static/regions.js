@@ -78,10 +78,10 @@ export function regions({ main, signal, onChange, me }) {
     ask({
       title: paused ? `Pause the links to ${region}?` : `Resume the links to ${region}?`, verb: paused ? "Pause" : "Resume",
       text: paused ? `Records for it wait, at all hosts, until a person resumes them. The log keeps them for at most ${duration(pin * 1000)}; what is older is then lost for the region.`
-        : "Records for it go on within seconds, from where they stopped.",
+        : "Records for it continue within seconds, from where they stopped.",
       act: async (given) => {
         await api.act("PUT", `regions/${encodeURIComponent(region)}`, { body: { paused, reason: given.reason } });
-        said.replaceChildren(notice("good", paused ? `Records for ${region} wait within seconds.` : `Records for ${region} go on within seconds.`));
+        said.replaceChildren(notice("good", paused ? `Records for ${region} wait within seconds.` : `Records for ${region} continue within seconds.`));
         rounds.poke();
       },
     });

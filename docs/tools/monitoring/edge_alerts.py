@@ -41,12 +41,12 @@ STORING = (
     ),
     Alert(
         "WeftEdgeOutageHoursFew", f"{ROOM_SECONDS} < 24 * 3600", "15m", WARNING,
-        "the log is full in {{ $value | humanizeDuration }} if records go on waiting like this",
+        "the log is full in {{ $value | humanizeDuration }} if records continue waiting like this",
         "Bring the link up before then, or raise `disk.budget`.", "full-disk-or-link-down.md",
     ),
     Alert(
         "WeftEdgeOutageHoursNearlyOver", f"{ROOM_SECONDS} < 4 * 3600", "15m", CRITICAL,
-        "the log is full in {{ $value | humanizeDuration }} if records go on waiting like this",
+        "the log is full in {{ $value | humanizeDuration }} if records continue waiting like this",
         "Bring the link up now, or raise `disk.budget`. A full log acknowledges nothing.", "full-disk-or-link-down.md",
     ),
     Alert(
@@ -138,7 +138,7 @@ WORKING = (
     ),
     Alert(
         "WeftEdgeFunctionInTrouble", "weft_edge_function_in_trouble == 1", "5m", CRITICAL,
-        "its functions cannot go on", "`weft edge status` says why. The stream waits, nothing is lost.",
+        "its functions cannot continue", "`weft edge status` says why. The stream waits, nothing is lost.",
         "write-a-function.md", ("stream",),
     ),
     Alert(

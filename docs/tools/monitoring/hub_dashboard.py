@@ -76,7 +76,7 @@ ROWS = (
             plot("Edges linked", (f"sum by (instance) (weft_hub_links{_HUB})", "{{instance}}")),
             plot("Edges silent", (f"sum by (over) (weft_hub_edges_silent{_HUB})", "{{over}} and longer")),
             plot("Disks that last for few hours", (f"sum by (under, linked) (weft_hub_edges_outage_left_short{_HUB})",
-                 "under {{under}}, linked {{linked}}"), about="Edges, by how long they can go on without a hub."),
+                 "under {{under}}, linked {{linked}}"), about="Edges, by how long they can continue without a hub."),
             plot("Edges in alarm", (f"sum by (reason) (weft_hub_edges_in_alarm{_HUB})", "{{reason}}")),
             plot("Sessions refused", (_sum("weft_hub_sessions_refused_total"), "lanes"), unit="cps"),
             plot("Handshakes that failed", (_sum("weft_hub_tls_handshakes_failed_total"), "TLS"),

@@ -70,7 +70,7 @@ ROWS = (
             plot("Edges linked", (f"sum by (instance) (weft_hub_links{_HUBS})", "{{instance}}")),
             plot("Sessions refused", (_sum("weft_hub_sessions_refused_total", _HUBS), "lanes"), unit="cps"),
             plot("Disks that last for few hours", (f"sum by (under, linked) (weft_hub_edges_outage_left_short{_HUBS})",
-                 "under {{under}}, linked {{linked}}"), about="Edges, by how long they can go on without a hub."),
+                 "under {{under}}, linked {{linked}}"), about="Edges, by how long they can continue without a hub."),
             plot("Disks of which nothing is known", (f"sum(weft_hub_edges_outage_left_unknown{_HUBS})", "edges")),
         ),
     ),

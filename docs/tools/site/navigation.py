@@ -61,7 +61,7 @@ CHILDREN = {
     "docs/reference/formats/README": "docs/reference/formats",
     "CONTRIBUTING": "docs/change",
 }
-"""Page -> folder whose pages stand below it, in the order in which it links to them."""
+"""Page -> folder whose pages are below it, in the order in which it links to them."""
 LISTED = {"docs/decisions/README": "docs/decisions"}
 """Pages that list a folder whose pages are not in the side bar, which would be twice as long with them."""
 

@@ -164,7 +164,7 @@ async def check_secret(authenticator: Authenticator, client: AmqpClient, transpo
             "rights of its login", client.accepted.name, client.peer.identity.username, error,
         )  # fmt: skip
     client.answer(commands.Connection.UpdateSecretOk())
-    client.reading.go_on()
+    client.reading.resume()
 
 
 class _HandshakeState(IntEnum):
@@ -328,7 +328,7 @@ class Handshake:
             tune = commands.Connection.Tune(settings.channels_max, settings.frame_bytes_max, settings.heartbeat_s)
             self._live.tunes()
             self._client.answer(tune)
-            self._client.reading.go_on()
+            self._client.reading.resume()
 
     def _refuse(self, error: AmqpError) -> None:
         """Close the connection of a refused client. Clients with the capability get the reason."""

@@ -136,7 +136,7 @@ class Opening:
             if self._has_sasl:
                 self._client.send(frames.outcome(OK))
             self._client.welcome(identity)
-            self._client.reading.go_on(Pause.RESULT)
+            self._client.reading.resume(Pause.RESULT)
 
     async def _identify(self, credentials: Credentials) -> Identity:
         """Return the client's identity once the engine is loaded.
@@ -349,7 +349,7 @@ class Amqp1Connection(WritingConnection):
             self.flush_in_turn()
 
     def welcome(self, identity: Identity) -> None:
-        """Pass the connection of an admitted client to the engine. The caller then calls ``reading.go_on``."""
+        """Pass the connection of an admitted client to the engine. The caller then calls ``reading.resume``."""
         from weft.edge_node.servers.amqp1.engine import Engine
         from weft.edge_node.servers.amqp1.links import Links
 

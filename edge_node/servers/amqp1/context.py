@@ -319,7 +319,7 @@ class Amqp1Context:
         self.kept.on_end = self._ended
         for name, kept in self.kept.all():
             if kept.filter:
-                self._take_up(name, kept)
+                self._adopt(name, kept)
         self.context.call_later(self.context.settings.positions_interval_s, self._look_after_links)
 
     def close(self) -> None:
@@ -369,7 +369,7 @@ class Amqp1Context:
         if name in self.kept.crashed:
             subscription.doubtful = self.kept.ends
 
-    def _take_up(self, name: LinkName, kept: PersistedLink) -> None:
+    def _adopt(self, name: LinkName, kept: PersistedLink) -> None:
         """Subscribe for a client that is away: messages that no stream stores are stored for it meanwhile."""
         context, shares = self.context, self.context.delivery.shares
         delivery = context.delivery

@@ -610,7 +610,7 @@ class OutgoingLink:
 
     def permissions_changed(self) -> None:
         """Close the link if the client may no longer read there."""
-        if self.is_open and not self.supply.may_go_on():
+        if self.is_open and not self.supply.may_continue():
             self.end(closed=False)
             fail(self._link, "amqp:unauthorized-access", "the client may not read there any more")
 

@@ -180,7 +180,7 @@ class Receiving:
         return used
 
     def _beginning(self, name: str, stream: int, start: Start, kept: LinkToKeep | None) -> Beginning:
-        """Return where a link goes on, or begins."""
+        """Return where a link continues, or begins."""
         log, links = self._parts.log, self._parts.kept
         if kept is not None and kept.known is not None and name in kept.known.positions:
             doubtful = links.ends.get(stream, 0) if kept.name in links.crashed else 0

@@ -79,7 +79,7 @@ class Item(NamedTuple):
 
 
 class OpenConnection(Protocol):
-    """A client's connection (``Amqp1Connection``), for its links and the node. It stands here, below both, since the
+    """A client's connection (``Amqp1Connection``), for its links and the node. It is here, below both, since the
     connection imports its links."""
 
     reading: Reading
@@ -139,7 +139,7 @@ class Supply(Protocol):
             for_good: the client has closed the link, and will not resume it.
         """
 
-    def may_go_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Return whether the client may still read this, after access rules have changed."""
         ...
 
@@ -260,7 +260,7 @@ class QueueSupply:
             [item.delivery for item in unsettled], _Settled.RELEASE if for_good else _Settled.REQUEUE
         )
 
-    def may_go_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Return True: the queue checks each message, and reports when the client may no longer read it."""
         return True
 
@@ -407,7 +407,7 @@ class StreamSupply:
         self._again: deque[Item] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._told_of_loss = False
+        self._has_reported_loss = False
         self.position = beginning.position
         """First unsent seq."""
         self._owed = list(beginning.owed)
@@ -444,7 +444,7 @@ class StreamSupply:
         self._again.clear()
         self._on_stop(for_good)
 
-    def may_go_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Return True: each topic is checked when it is read."""
         return True
 
@@ -542,8 +542,8 @@ class StreamSupply:
         return Item(message, attempts, (self._name, record.seq))
 
     def _lost(self, count: int) -> None:
-        if not self._told_of_loss:
-            self._told_of_loss = True
+        if not self._has_reported_loss:
+            self._has_reported_loss = True
             log.warning(
                 "%s reads stream %s: the log has deleted %d records before it read them",
                 self._client, self._name, count,
@@ -628,7 +628,7 @@ class TopicSubscription:
         self._keeps_live = True
         """True if live messages wait in the queue, False while all are read from the log."""
         self._is_noted = False
-        self._told_of_loss = False
+        self._has_reported_loss = False
         self._wake = asyncio.Event()
         self._owed: list[tuple[int, int]] = []
         self._owed_task: asyncio.Task[None] | None = None
@@ -736,7 +736,7 @@ class TopicSubscription:
         self.resume(positions, owed)
         self.on_stop(for_good)
 
-    def may_go_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Return whether the client may still subscribe to the filter."""
         return self.identity.unrestricted or self.identity.may_subscribe(self.filter)
 
@@ -806,8 +806,8 @@ class TopicSubscription:
     def lost(self, count: int) -> None:
         """Count records that the log no longer had; a log line reports the first."""
         self._counters.deliveries_lost += count
-        if not self._told_of_loss:
-            self._told_of_loss = True
+        if not self._has_reported_loss:
+            self._has_reported_loss = True
             log.warning("%s is too slow: the log has deleted %d records before it read them", self.name, count)
 
     def joining(self) -> None:

@@ -234,7 +234,7 @@ class Output:
     def _queue(self) -> None:
         if not self._is_queued and not self._is_blocked:
             self._is_queued = True
-            self._writes.round_robin.wait(self.owner, self._go_on)
+            self._writes.round_robin.wait(self.owner, self._resume)
 
     def _look(self, before: int) -> None:
         """Report that the client is behind, if it is.
@@ -249,7 +249,7 @@ class Output:
             self._is_behind = True
             self._client.falls_behind()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Write a piece of the waiting bytes."""
         self._is_queued = False
         waiting = self._waiting

@@ -182,7 +182,7 @@ class Reading:
         writes = self._context.writes
         if size > LONG_BYTES and writes.is_full and self._transport is not None and not self.pause & self._keeps:
             self.hold(Pause.FAIRNESS)
-            writes.when_short(self._read_buffer.owner, partial(self.go_on, Pause.FAIRNESS))
+            writes.when_short(self._read_buffer.owner, partial(self.resume, Pause.FAIRNESS))
 
     # --- pauses
 
@@ -199,24 +199,24 @@ class Reading:
         if not self.pause & reason:
             return
         if reason & self._keeps:
-            self.go_on(reason)
+            self.resume(reason)
             return
         self.pause &= ~reason
         if reason is Pause.DISK:
             self._on_disk(False)
         if self._missed_turn and not self.pause & Pause.DISK:
             self._missed_turn = False
-            self._context.round_robin.wait(self._read_buffer.owner, partial(self.go_on, Pause.FAIRNESS))
+            self._context.round_robin.wait(self._read_buffer.owner, partial(self.resume, Pause.FAIRNESS))
         self._resume()
 
-    def await_turn(self, reason: Pause = Pause.FAIRNESS, go_on: Callable[[], None] | None = None) -> None:
+    def await_turn(self, reason: Pause = Pause.FAIRNESS, resume: Callable[[], None] | None = None) -> None:
         """Stop reading, and resume when others have had their turn.
 
         Args:
-            go_on: called then, even if the connection is closed; by default the method of this name.
+            resume: called then, even if the connection is closed; by default the method of this name.
         """
         self.hold(reason)
-        self._context.round_robin.wait(self._read_buffer.owner, go_on or partial(self.go_on, reason))
+        self._context.round_robin.wait(self._read_buffer.owner, resume or partial(self.resume, reason))
 
     def end_turn(self) -> None:
         """Store the gathered records, stop reading, and resume when they are durable and others have had their turn:
@@ -227,7 +227,7 @@ class Reading:
             ingest.batch.store()
             ingest.on_durable(lambda _: self.await_turn())
 
-    def go_on(self, waited_for: Pause = Pause.RESULT) -> None:
+    def resume(self, waited_for: Pause = Pause.RESULT) -> None:
         """Handle the data that arrived while the client waited, and resume reading. A fault in the node's code ends the
         connection, as in a read."""
         self.pause &= ~waited_for
@@ -246,12 +246,12 @@ class Reading:
                 raise
         self._resume()
 
-    def go_on_in_turn(self, waited_for: Pause) -> None:
+    def resume_in_turn(self, waited_for: Pause) -> None:
         """Resume now, or, if many clients resume at the same time, when others have had their turn."""
         pacing = self._context.pacing
         now = self._context.clock()
         if now < pacing.reads_until or pacing.admits(now):
-            self.go_on(waited_for)
+            self.resume(waited_for)
         else:
             self.pause &= ~waited_for
             self.await_turn()

@@ -251,13 +251,13 @@ class RequestAuth:
             self.identity, self.routes = identity, self._service.context.routing.routes_of(identity)
         except AccessDenied as error:
             self.denied = _denied(error)
-            self._say(error)
+            self._log(error)
         except Problem as problem:
             self.denied = problem
         self._task = None
         then()
 
-    def _say(self, error: AccessDenied) -> None:
+    def _log(self, error: AccessDenied) -> None:
         """Log a refusal, once for a connection. Programs often send no credentials at first: that has a lower level."""
         level = logging.WARNING if self._claim else logging.INFO
         if level > self._said:

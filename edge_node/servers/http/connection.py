@@ -140,7 +140,7 @@ class LongRequest:
     def take(self, exchange: HttpExchange, steps: Iterator[None], owner: Owner) -> bool:
         """Begin, in the rest of the turn. Return whether all is done."""
         self._exchange, self._steps, self.held = exchange, steps, exchange.request.size
-        if self._go_on():
+        if self._resume():
             return True
         self._server.context.round_robin.wait(owner, self._in_turn)
         return False
@@ -149,7 +149,7 @@ class LongRequest:
         """Drop the remaining steps: the client is gone. Stored records stay."""
         self._exchange, self._steps, self.held = None, iter(()), 0
 
-    def _go_on(self) -> bool:
+    def _resume(self) -> bool:
         assert self._exchange is not None
         budget = self._server.context.pacing.budget
         try:
@@ -167,7 +167,7 @@ class LongRequest:
         context, owner = self._server.context, self._exchange.owner
         context.pacing.budget.begin(context.clock())
         try:
-            is_done = self._go_on()
+            is_done = self._resume()
         finally:
             context.ingest.batch.gathered()
         if is_done:
@@ -225,7 +225,7 @@ class HttpConnection(WritingConnection):
         """Refusal of data that cannot be parsed; nothing after it is read."""
         self._feed: FeedHandler | None = None
         self.reading = Reading(service.context, self._read_buffer, self._read_ahead, _KEEPS)
-        self._long_request = LongRequest(service, self._failed, partial(self.reading.go_on, Pause.FAIRNESS))
+        self._long_request = LongRequest(service, self._failed, partial(self.reading.resume, Pause.FAIRNESS))
         self._lingering: LingeringClose | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -403,7 +403,7 @@ class HttpConnection(WritingConnection):
         denied = self._auth.denied
         if denied is not None and self._parser.is_in_body and not self._pending and self._transport is not None:
             self._refuse(Request(), denied)  # before a long body arrives
-        self.reading.go_on_in_turn(Pause.RESULT)
+        self.reading.resume_in_turn(Pause.RESULT)
 
     def _begin(self, request: Request) -> None:
         exchange = HttpExchange(self, request, self._read_buffer.owner)
@@ -449,7 +449,7 @@ class HttpConnection(WritingConnection):
         if closes:
             self._end()
         elif self.reading.pause & Pause.ACKS and len(self._pending) < PENDING_MAX // 2:
-            self.reading.go_on_in_turn(Pause.ACKS)
+            self.reading.resume_in_turn(Pause.ACKS)
 
     def stream_to(self, feed: FeedHandler) -> None:
         """Pass the connection to a feed. There is no earlier request, and no later one is accepted."""

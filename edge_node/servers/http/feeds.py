@@ -363,7 +363,7 @@ class StreamFeed(Feed):
                 await self._send(page)
                 self._seq = page.next_seq
         except (OSError, LogError) as error:
-            log.warning("a reader of %s cannot go on: %s", self._lane, error)
+            log.warning("a reader of %s cannot continue: %s", self._lane, error)
             self.stop()
 
     async def _wait_for_more(self) -> None:

@@ -145,7 +145,7 @@ class PostMisfits:
         """Start without rules."""
         self._counters = counters
         self._rules: Mapping[int, MisfitRule] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.knows_json = False
         """True if any stream requires JSON."""
 
@@ -206,8 +206,8 @@ class PostMisfits:
 
     def _refused(self, rule: MisfitRule, problem: Problem) -> None:
         self._counters.http_misfits_refused += 1
-        if rule.name not in self._told:
-            self._told.add(rule.name)
+        if rule.name not in self._reported:
+            self._reported.add(rule.name)
             log.warning(
                 "refused a request that posts to the stream %s: %s. Further ones are counted in `weft edge status`; "
                 "`misfits: take` takes them", rule.name, problem,

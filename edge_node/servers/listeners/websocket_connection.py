@@ -189,7 +189,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         else:
             self._rest += data
             if not self._waits:
-                self._go_on()
+                self._resume()
 
     def pause_writing(self) -> None:
         """Pause the MQTT side: the client does not read."""
@@ -303,7 +303,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         if rest:
             self.data_received(rest)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Interpret received bytes for one turn."""
         self._waits = False
         at, frames = 0, 0
@@ -324,7 +324,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
             self._stop()
             if not self._waits:
                 self._waits = True
-                self._shared.round_robin.wait(address_owner(self._connection.origin), self._go_on)
+                self._shared.round_robin.wait(address_owner(self._connection.origin), self._resume)
         elif self._stopped and not (self._is_paused and self._timer is None):
             self._stopped = False
             self._transport.resume_reading()

@@ -195,7 +195,7 @@ class Handshake:
             client.send(answer)
             wire = Wire(session.version, machine.client_packet_bytes_max, machine.client_topic_alias_maximum)
             self._server.sessions.resume(session, wire, machine.client_receive_maximum)
-            client.reading.go_on()  # CONNACK is the first packet that the client gets [MQTT-3.2.0-1]
+            client.reading.resume()  # CONNACK is the first packet that the client gets [MQTT-3.2.0-1]
 
     def _announcement(self, packet: Connect, client_id: str, session: Session) -> Any:
         asked = packet.properties.session_expiry_interval or 0
@@ -365,7 +365,7 @@ class ClientConnection(WritingConnection):
             code = ReasonCode.QUOTA_EXCEEDED if isinstance(error, LogFull) else ReasonCode.UNSPECIFIED_ERROR
             self._close(f"what it sent could not be stored and is not acknowledged: {error}", code=code)
 
-    def said_goodbye(self, code: int, *, with_will: bool) -> None:
+    def has_left(self, code: int, *, with_will: bool) -> None:
         """Close the connection after DISCONNECT."""
         self._close(f"DISCONNECT with reason code {code:#04x}", logging.DEBUG, with_will=with_will)
 
@@ -449,7 +449,7 @@ class ClientConnection(WritingConnection):
         self._handshake.begin(packet, self._transport)
 
     def welcome(self, session: Session, routes: RouteCache) -> None:
-        """Handle packets for this session from now on. The caller then sends CONNACK, and calls ``reading.go_on``."""
+        """Handle packets for this session from now on. The caller then sends CONNACK, and calls ``reading.resume``."""
         machine = self._machine
         publishes = Publishes(self._server, self, session, routes, machine.answers_due_max, machine.encode)
         self._handlers = PacketHandlers(self._server, self, machine, session, publishes)

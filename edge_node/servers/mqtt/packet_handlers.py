@@ -134,7 +134,7 @@ class PacketHandlers:
             except (LogError, MqttError) as error:  # access rules may have changed meanwhile
                 self._client.refuse(error)
                 return
-            self._client.reading.go_on()
+            self._client.reading.resume()
 
         self._context.run(ask())
 
@@ -213,7 +213,7 @@ class PacketHandlers:
         return filters[TURN_COST_MAX:]
 
     def _do_later(self, filters: Sequence[_T], do: Callable[[Sequence[_T]], None], end: Callable[[], None]) -> None:
-        def go_on() -> None:
+        def resume() -> None:
             if not self._client.is_open:
                 return
             try:
@@ -226,14 +226,14 @@ class PacketHandlers:
             if rest:
                 self._do_later(rest, do, end)
             else:
-                self._client.reading.go_on()
+                self._client.reading.resume()
 
         wait_s = self._wait_s()
         if wait_s:
             self._client.reading.hold(Pause.RESULT)
-            self._context.call_later(max(wait_s, CHANGE_WAIT_S_MIN), go_on)
+            self._context.call_later(max(wait_s, CHANGE_WAIT_S_MIN), resume)
         else:
-            self._client.reading.await_turn(Pause.RESULT, go_on)
+            self._client.reading.await_turn(Pause.RESULT, resume)
 
     def _wait_s(self) -> float:
         """Return the seconds until the session may change again; a session that is not kept may at once."""
@@ -266,7 +266,7 @@ class PacketHandlers:
         if expiry is not None:
             self._server.sessions.change_expiry(session, expiry)
         with_will = packet.code != ReasonCode.SUCCESS  # [MQTT-3.1.2-10], [MQTT-3.14.4-3]
-        self._client.said_goodbye(packet.code, with_will=with_will)
+        self._client.has_left(packet.code, with_will=with_will)
 
 
 _HANDLERS: dict[type[Packet], Callable[[PacketHandlers, Any], None]] = {

@@ -320,8 +320,8 @@ class Publishes:
         if not packet.qos:
             return
         if self.in_5 and code:
-            told = Properties(reason_string=why) if why else NO_PROPERTIES
-            answer = self._encode((PubAck if packet.qos == 1 else PubRec)(packet.packet_id, code, told))
+            properties = Properties(reason_string=why) if why else NO_PROPERTIES
+            answer = self._encode((PubAck if packet.qos == 1 else PubRec)(packet.packet_id, code, properties))
             self._has_codes = True
         else:
             answer = (PUBACK if packet.qos == 1 else PUBREC) + packet.packet_id.to_bytes(2, "big")

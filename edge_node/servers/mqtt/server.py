@@ -187,7 +187,7 @@ class MqttClient(Connected, Protocol):
         """Write one packet in the client's version."""
 
     def welcome(self, session: Session, routes: RouteCache) -> None:
-        """Handle packets for this session from now on. The caller then sends CONNACK, and calls ``reading.go_on``."""
+        """Handle packets for this session from now on. The caller then sends CONNACK, and calls ``reading.resume``."""
 
     def fail(self, error: MqttError, level: int = logging.WARNING) -> None:
         """Refuse CONNECT and close."""
@@ -198,7 +198,7 @@ class MqttClient(Connected, Protocol):
     def displace(self, code: ReasonCode) -> None:
         """Close: the session belongs to another connection now [MQTT-3.1.4-3], or has ended."""
 
-    def said_goodbye(self, code: int, *, with_will: bool) -> None:
+    def has_left(self, code: int, *, with_will: bool) -> None:
         """Close after DISCONNECT."""
 
     def shut_down(self) -> None:

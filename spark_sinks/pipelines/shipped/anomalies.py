@@ -135,14 +135,14 @@ class AlertRule(msgspec.Struct, frozen=True):
         low, high = found.median - reach, found.median + reach
         moment = pd.Timestamp(int(row["_time"]) * 1000, tz="UTC")
         machine, value = str(row["machine"]), float(row["value"])
-        told = {
+        alert = {
             "machine": machine, "time": moment.isoformat(), "value": value,
             "expected_low": low, "expected_high": high, "score": round(found.score, 2),
         }  # fmt: skip
         made_of = np.append(found.places, at)
         return (
             int(row["_shard"]), int(row["_offset"]), moment, machine, value, low, high, found.median, found.score,
-            len(found.places), f"alerts/{machine}", msgspec.json.encode(told).decode(),
+            len(found.places), f"alerts/{machine}", msgspec.json.encode(alert).decode(),
             Lineage(rows[FROM_COLUMN].iloc[made_of]).of(np.arange(len(made_of))),
         )  # fmt: skip
 

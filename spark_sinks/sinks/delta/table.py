@@ -508,7 +508,7 @@ def guarded(call: Callable[[], T], place: TableLocation) -> T:
             raise cause from cause.__cause__
         advice = ""
         if isinstance(cause, OSError):
-            advice = ". See to its disk or object store, and start the query again: it goes on where it was"
+            advice = ". See to its disk or object store, and start the query again: it continues where it was"
         raise SinkError(f"table {place.uri}: {error}{advice}") from cause
 
 

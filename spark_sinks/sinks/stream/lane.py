@@ -101,7 +101,7 @@ def went_back(lane: Lane, held: int, acked: int) -> SinkError:
 
 
 class Sealed(Superseded):
-    """The first lane of a source shard is sealed: the query was spread, and goes on in other lanes."""
+    """The first lane of a source shard is sealed: the query was spread, and continues in other lanes."""
 
 
 SEALED_EPOCH = (1 << 63) - 1
@@ -194,7 +194,7 @@ class ProducerLane:
     @property
     def is_exact(self) -> bool:
         """Return whether an attempt that another one has overtaken must stop, even if it has nothing to send: the other
-        one may go on in another lane."""
+        one may continue in another lane."""
         return self.claim in (Claim.TAKE_OVER, Claim.NEXT)
 
     @property

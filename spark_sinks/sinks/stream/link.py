@@ -138,11 +138,13 @@ class Connection:
         failure = self._protocol.handshake_exc
         if isinstance(failure, InvalidStatus):
             status, headers = failure.response.status_code, failure.response.headers
-            challenge, told = (next(iter(headers.get_all(each)), None) for each in ("WWW-Authenticate", REASON_HEADER))
+            challenge, reason = (
+                next(iter(headers.get_all(each)), None) for each in ("WWW-Authenticate", REASON_HEADER)
+            )
             raise ConnectionFailed(
                 refused_by_server(
                     self.url, status, has_token=token is not None, argument="the sink's `hub`",
-                    challenge=challenge, told=told,
+                    challenge=challenge, server_reason=reason,
                 )
             )  # fmt: skip
         if failure is not None:
@@ -388,7 +390,7 @@ class Link:
 
         Raises:
             SinkError: the hub refuses one, or does not answer for ``patience_s``.
-            Sealed: the first of the lanes that is sealed; the link goes on without it.
+            Sealed: the first of the lanes that is sealed; the link continues without it.
         """
         self._lanes += [lane for lane in lanes if lane not in self._lanes]
         self._refused_epochs = 0
@@ -554,7 +556,7 @@ class Link:
                 return
 
     def _open_lanes(self) -> None:
-        """Offer the lanes that this connection lacks, once the WELCOME has told the hub's time."""
+        """Offer the lanes that this connection lacks, once the WELCOME has given the hub's time."""
         if not self._sender.connected or self._sender.welcome is None:
             return
         settings = self._settings

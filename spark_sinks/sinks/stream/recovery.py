@@ -367,7 +367,7 @@ def _stopped(hub: StoredHub, lane: Lane, *, seals: bool) -> int:
 
     Args:
         seals: whether the lane is the first one, which stays closed: tasks of releases without spreads know no other,
-            and would go on there whenever they connect.
+            and would continue there whenever they connect.
     """
     held = hub.kept(lane)
     if held is None and not seals:

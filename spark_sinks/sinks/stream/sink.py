@@ -316,7 +316,7 @@ LINKS_MAX = 4
 """Maximum number of edges that get their marks at one time."""
 
 
-def tell_marks(
+def send_marks(
     settings: ProducerSettings,
     moment: int,
     wall_clock: Callable[[], int] = time.time_ns,
@@ -341,13 +341,13 @@ def tell_marks(
         if held.ranges and (held.newest_mark is None or held.newest_mark.time < moment):
             behind.setdefault(lane.edge, []).append(lane)
     with ThreadPoolExecutor(LINKS_MAX) as threads:
-        told = [threads.submit(_tell, settings, edge, each, moment) for edge, each in sorted(behind.items())]
-    for each in told:
+        reports = [threads.submit(_send_mark, settings, edge, each, moment) for edge, each in sorted(behind.items())]
+    for each in reports:
         each.result()
     return frozenset(lane.edge for lane in lanes)
 
 
-def _tell(settings: ProducerSettings, edge: str, lanes: Iterable[Lane], moment: int) -> None:
+def _send_mark(settings: ProducerSettings, edge: str, lanes: Iterable[Lane], moment: int) -> None:
     """Send the marks of one edge. They claim no lane, so tasks need not take it over again."""
     link = Link(settings, lambda lane: run(held_epoch(settings, "", lane)), edge=edge)
     try:
@@ -432,7 +432,7 @@ class StreamSink:
             come. Without it the lanes do not count for the stream's completeness.
         tasks: number of Spark tasks that send; rounded up to a multiple of ``spread``.
         spread: number of edges over which the lanes are spread, and so of shards of the hub that share the work: 1, 2,
-            4, 8, 16, 32 or 64. A query may go on with another number. Once it was not 1, releases without spreads
+            4, 8, 16, 32 or 64. A query may continue with another number. Once it was not 1, releases without spreads
             refuse the query.
         patience_s: longest time that a task waits for a hub that accepts nothing.
 
@@ -503,7 +503,7 @@ class StreamSink:
         except PySparkException as error:
             self._facts.clear()
             self._edges = frozenset()
-            raise _told(error) from error
+            raise _as_sink_error(error) from error
         for row in answers:
             self._facts[row.shard] = LaneFact(
                 row.end, Position(row.offset, row.ordinal), row.epoch, row.is_sealed, row.behind
@@ -540,9 +540,9 @@ class StreamSink:
         if moment is None:
             return
         try:
-            self._edges = tell_marks(settings, nanoseconds(in_utc(moment)), edges=self._edges)
+            self._edges = send_marks(settings, nanoseconds(in_utc(moment)), edges=self._edges)
         except SinkError as error:
-            logger.warning("%s: the mark %s was not told: %s", settings.edge, moment, error)
+            logger.warning("%s: the mark %s was not sent: %s", settings.edge, moment, error)
 
     def _with_credentials(self) -> ProducerSettings:
         """Return the settings with the secrets of this process: token, certificates, keys of the store."""
@@ -550,7 +550,7 @@ class StreamSink:
         return replace(self._settings, token=target.token(), ca=target.ca(), store_options=target.all_store_options())
 
 
-def _told(error: Exception) -> SinkError:
+def _as_sink_error(error: Exception) -> SinkError:
     """Return a task's own message, which Spark prints behind hundreds of lines."""
     found = _SENTENCE.findall(str(error))
     return SinkError(found[-1].strip() if found else str(error))

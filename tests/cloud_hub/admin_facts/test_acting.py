@@ -73,7 +73,7 @@ class Dying:
         return self._inner.location(key)
 
 
-async def told(folder: Path) -> tuple[bool, list[tuple[str, str]]]:
+async def reported(folder: Path) -> tuple[bool, list[tuple[str, str]]]:
     """Return whether the lane is retired, and act and reason of all lines."""
     store = open_store(str(folder))
     cluster = await read_cluster(store)
@@ -110,7 +110,7 @@ def test_no_act_is_without_its_line_wherever_the_process_is_killed(
             weft("hub", "retire", config, "press-1", "--reason", "gone", "--yes")
         except Killed:
             pass
-        is_retired, found = asyncio.run(told(folder))
+        is_retired, found = asyncio.run(reported(folder))
         assert [("began", "gone"), ("ended", "done")][: len(found)] == found
         assert len(found) >= is_retired, "an act without its line"
         seen.add((is_retired, len(found)))

@@ -41,13 +41,13 @@ async def lines(hub: Hub) -> list[tuple[str, str, str]]:
     return [(each["by"], each["command"], each["reason"]) for each in acts]
 
 
-async def until_told(hub: Hub, request: str, reason: str) -> None:
+async def until_complete(hub: Hub, request: str, reason: str) -> None:
     """Wait for the line of an act: the hub reads it from the log, soon after the request is answered."""
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         return ("token ada", request, reason) in await lines(hub)
 
-    await until(is_told)
+    await until(is_reported)
 
 
 async def test_a_token_is_made_rotated_and_withdrawn_and_its_secret_is_shown_once() -> None:
@@ -70,7 +70,7 @@ async def test_a_token_is_made_rotated_and_withdrawn_and_its_secret_is_shown_onc
         assert await act(hub, "DELETE", f"{TOKENS}/wall%2F7?reason=taken+down") == {"name": "wall/7", "left": 1}
         await until(lambda: hub._declared.credentials.identify(second["token"]) is None)
         assert (await get(hub, "/v1/streams", second["token"]))[0] == 401
-        await until_told(hub, "DELETE /v1/tokens/{name}", "taken down")
+        await until_complete(hub, "DELETE /v1/tokens/{name}", "taken down")
         assert (await lines(hub))[1:] == [
             ("token ada", "POST /v1/tokens", "hall 2"),
             ("token ada", "POST /v1/tokens/{name}/rotate", ""),
@@ -93,8 +93,8 @@ async def test_what_cannot_be_a_token_is_refused_and_so_is_the_first_one_of_a_hu
             ({"name": "a", "scope": "reader", "expires": "soon"}, 400), ({"name": "ada", "scope": "reader"}, 409),
             ({"name": "a", "scope": "reader", "tenant": "acme"}, 409),
         ):  # fmt: skip
-            got, told = await call(hub, "POST", TOKENS, ADMIN, body)
-            assert (got, bool(told["advice"])) == (status, True), body
+            got, reported = await call(hub, "POST", TOKENS, ADMIN, body)
+            assert (got, bool(reported["advice"])) == (status, True), body
         assert [each["name"] for each in (await act(hub, "GET", TOKENS))["tokens"]] == ["ada"]
 
 
@@ -103,8 +103,8 @@ async def test_a_process_is_drained_and_takes_its_shards_again() -> None:
     async with running_hub(store, tokens_required=True, **SOON) as hub:
         await open_to_an_administrator(hub, store)
         (own,) = (await act(hub, "GET", "/v1/nodes"))["nodes"]
-        status, told = await call(hub, "POST", DRAINS, ADMIN, {"node": own["name"]})
-        assert (status, "no other process" in told["detail"]) == (409, True)
+        status, reported = await call(hub, "POST", DRAINS, ADMIN, {"node": own["name"]})
+        assert (status, "no other process" in reported["detail"]) == (409, True)
         assert (await call(hub, "POST", DRAINS, ADMIN, {"node": "nobody"}))[0] == 404
         async with running_hub(store, tokens_required=True, **SOON):
             drained = await act(hub, "POST", DRAINS, {"node": own["name"], "reason": "new disks"})
@@ -137,7 +137,7 @@ async def test_a_shard_is_split_after_a_look_and_its_edges_send_on() -> None:
             await until(lambda: hub.cluster.tree.count == 2)
             log.append(*records(1, [b"b"]))
             await log.until_released(2)
-        await until_told(hub, "POST /v1/splits", "done")
+        await until_complete(hub, "POST /v1/splits", "done")
         assert [each for each in await lines(hub) if each[1] == "POST /v1/splits"] == [
             ("token ada", "POST /v1/splits", "a busy line"), ("token ada", "POST /v1/splits", "done"),
         ]  # fmt: skip
@@ -154,11 +154,11 @@ async def test_quotas_that_somebody_else_changed_meanwhile_are_not_taken_back() 
         made = await act(hub, "PUT", f"{TENANTS}/acme", {"links": 3, "version": 0})
         assert (await call(hub, "PUT", f"{TENANTS}/acme", ADMIN, {"links": 9, "version": 0}))[0] == 409, "it is there"
         other = await act(hub, "PUT", f"{TENANTS}/acme", {"lanes": 7, "version": made["version"], "reason": "hall 2"})
-        status, told = await call(hub, "PUT", f"{TENANTS}/acme", ADMIN, {"links": 4, "version": made["version"]})
-        assert (status, "changed meanwhile" in told["detail"]) == (409, True)
+        status, reported = await call(hub, "PUT", f"{TENANTS}/acme", ADMIN, {"links": 4, "version": made["version"]})
+        assert (status, "changed meanwhile" in reported["detail"]) == (409, True)
         there = await act(hub, "GET", f"{TENANTS}/acme")
         assert (there["version"], there["quotas"]["lanes"], there["quotas"]["links"]) == (other["version"], 7, None)
-        await until_told(hub, "PUT /v1/tenants/{tenant}", "hall 2")
+        await until_complete(hub, "PUT /v1/tenants/{tenant}", "hall 2")
 
 
 async def test_records_for_a_region_wait_for_a_request_and_go_on_after_another() -> None:
@@ -175,11 +175,11 @@ async def test_records_for_a_region_wait_for_a_request_and_go_on_after_another()
                 "region": "east", "paused": True,
             }  # fmt: skip
             await until(lambda: all(each.report().state == PAUSED for each in west.regions))
-            [told] = (await act(west, "GET", REGIONS))["configured"]
-            assert told == {"region": "east", "paused": True, "pin_seconds": 7 * 86_400.0, "budget": None}
+            [reported] = (await act(west, "GET", REGIONS))["configured"]
+            assert reported == {"region": "east", "paused": True, "pin_seconds": 7 * 86_400.0, "budget": None}
             log.append(*log_of(3, 6).batches[0])
             await log.until_released(6)
             assert stored(east) == 3
             await act(west, "PUT", f"{REGIONS}/east", {"paused": False})
             await until(lambda: has(east, 6))
-        await until_told(west, "PUT /v1/regions/{region}", "the line is needed")
+        await until_complete(west, "PUT /v1/regions/{region}", "the line is needed")

@@ -1,4 +1,4 @@
-"""A running hub takes up what is declared: tokens open and close it, and streams wait for their edges."""
+"""A running hub applies what is declared: tokens open and close it, and streams wait for their edges."""
 
 from __future__ import annotations
 

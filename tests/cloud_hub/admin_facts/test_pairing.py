@@ -129,8 +129,10 @@ async def test_an_edge_links_with_the_token_that_its_code_gave_it() -> None:
     store = MemoryStore()
     async with running_hub(store, **SOON) as hub:
         await paired_hub(hub, store)
-        status, told, _ = await ask(hub, code=CODE.lower(), sha256=hash_token("mine"), tenant="default", edge=EDGE.edge)
-        assert (status, told) == (200, msgspec.to_builtins(
+        status, reported, _ = await ask(
+            hub, code=CODE.lower(), sha256=hash_token("mine"), tenant="default", edge=EDGE.edge
+        )
+        assert (status, reported) == (200, msgspec.to_builtins(
             PairAnswer(tenant=EDGE.tenant, edge=EDGE.edge, token="press-7", until=None)
         ))  # fmt: skip
         log = EdgeLog()

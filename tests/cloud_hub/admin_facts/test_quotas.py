@@ -138,7 +138,7 @@ class Active:
     def is_active(self, now: int) -> bool:
         return True
 
-    def tell_again(self, use: object) -> None:
+    def report_again(self, use: object) -> None:
         pass
 
 

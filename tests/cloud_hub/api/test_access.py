@@ -49,8 +49,8 @@ async def test_refused_requests_and_links_are_events_with_an_owner(
             await until(lambda: "token" in (link.last_error or ""))
         _, metrics = await get(hub, "/metrics", admin)
     lines = [json.loads(each.getMessage()) for each in caplog.records if each.name == "weft.events"]
-    told = [(each["event"], each["severity"], each["owner"], each["on"]) for each in lines]
-    assert told == [
+    found = [(each["event"], each["severity"], each["owner"], each["on"]) for each in lines]
+    assert found == [
         ("login_failed", "warning", "address 127.0.0.1", "GET /v1/streams"),
         ("access_refused", "warning", "token reader", "GET /v1/status"),
     ], "the same owner with the same trouble: one line a minute, whatever it asked for"

@@ -73,10 +73,10 @@ async def test_every_route_is_on_the_page_and_every_answer_looks_like_its_exampl
                 (await get(hub, "/v1/status"))[1]["tables"][0][each] for each in ("committed_at", "files")
             ]
 
-        told = LatestReport()
-        told.report = NodeReport(1, 2, 1, 3, 4, [FunctionReport("hot", "where, set", 3, 2, 1, "no field t")], 0)
+        reported = LatestReport()
+        reported.report = NodeReport(1, 2, 1, 3, 4, [FunctionReport("hot", "where, set", 3, 2, 1, "no field t")], 0)
         press = LinkIdentity("default", "press-shop-7", 0xABC, "weft 0.1.0")
-        async with running_link(hub, log, press, sender=SenderSettings(report=told)):
+        async with running_link(hub, log, press, sender=SenderSettings(report=reported)):
             await until(settled)
             for section, text in SECTIONS.items():
                 path, example = section, EXAMPLE.search(text)

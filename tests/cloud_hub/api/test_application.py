@@ -167,13 +167,13 @@ async def test_a_stream_its_lanes_and_its_completeness(hub: Hub) -> None:
     log.append(*records(15, [b"b"] * 5))
     log.gaps = [GapRange(10, 15, 2)]
 
-    async def told() -> bool:
+    async def reported() -> bool:
         lanes = (await get(hub, f"{STREAM}/completeness"))[1]["lanes"]
         return lanes[0]["complete_up_to"] is not None and lanes[0]["newest_mark"]["seq"] == 20
 
     async with running_link(hub, log, EDGE, epochs=MemoryEpochs(7)):
         await log.until_released(20)
-        await until(told)
+        await until(reported)
         _, complete = await get(hub, f"{STREAM}/completeness")
     [lane] = complete["lanes"]
     assert lane["edge"] == "press-1"
@@ -203,13 +203,13 @@ async def test_what_another_cluster_may_have_is_incomplete_where_there_is_one(pe
     log.gaps = [GapRange(10, 15, GapReason.ABSENT)]
     log.append(*records(15, [b"b"] * 5))
 
-    async def told() -> bool:
+    async def reported() -> bool:
         lanes = (await get(node, f"{STREAM}/completeness"))[1]["lanes"]
         return lanes[0]["newest_mark"] is not None and lanes[0]["newest_mark"]["seq"] == 20
 
     async with running_hub(MemoryStore(), peers=peers) as node, running_link(node, log, EDGE):
         await log.until_released(20)
-        await until(told)
+        await until(reported)
         _, answer = await get(node, f"{STREAM}/completeness")
         _, metrics = await get(node, "/metrics")
     [lane], series = answer["lanes"], "weft_hub_stream_complete_up_to_timestamp_seconds"

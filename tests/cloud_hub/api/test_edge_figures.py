@@ -34,16 +34,16 @@ def heard(age_s: int, **more: Any) -> LaneState:
     return LaneState(ranges=RangeSet([(0, 5)]), whole_mark=Mark(at, 5), last_seen=at, **more)
 
 
-def telling(linked: tuple[str, ...] = (), **reports: EdgeReport) -> Callable[[], Awaitable[LinksElsewhere]]:
+def linked(linked: tuple[str, ...] = (), **reports: EdgeReport) -> Callable[[], Awaitable[LinksElsewhere]]:
     """What the processes of a hub know of edges: which are linked, and their last reports."""
 
-    async def told() -> LinksElsewhere:
+    async def reported() -> LinksElsewhere:
         return LinksElsewhere(
             {NodeName("default", name): Linked(NOW, "weft", None, "hub-1") for name in linked}, [],
             {NodeName("default", name): report for name, report in reports.items()},
         )  # fmt: skip
 
-    return told
+    return reported
 
 
 def lasting(hours: float | None, *, age_h: float = 0, rate: int | None = 2000) -> EdgeReport:
@@ -65,7 +65,7 @@ async def test_edges_are_counted_once_by_how_long_they_are_silent() -> None:
         {"e": heard(90_000), "f": heard(8 * 86_400), "gone": heard(9_999, retired=Retirement(NOW, 2, ""))}, 1
     )
     clock = [0.0]
-    figures = EdgeFigures(lambda: [first, second], lambda: NOW, lambda: clock[0], peers=False, told=telling())
+    figures = EdgeFigures(lambda: [first, second], lambda: NOW, lambda: clock[0], peers=False, links=linked())
     assert await counted(figures) == {
         "": 6, "_silent4m": 4, "_silent1h": 3, "_silent1d": 2, "_silent7d": 1, "_in_alarmsilent": 4,
         "_outage_left_unknown": 6,
@@ -80,7 +80,7 @@ async def test_edges_whose_disk_lasts_for_few_hours_are_counted_by_whether_they_
     edges = shard({name: heard(1) for name in ("a", "b", "c", "d", "e", "f", "g")} | {
         "gone": heard(1, retired=Retirement(NOW, 2, ""))
     })  # fmt: skip
-    told = telling(
+    reported = linked(
         ("a", "b"),
         a=lasting(3, age_h=20),  # linked: its outage has not begun
         b=lasting(30),
@@ -91,7 +91,7 @@ async def test_edges_whose_disk_lasts_for_few_hours_are_counted_by_whether_they_
         gone=lasting(0),
         elsewhere=lasting(0),  # of a shard of another process
     )
-    figures = EdgeFigures(lambda: [edges], lambda: NOW, lambda: 0.0, peers=False, told=told)
+    figures = EdgeFigures(lambda: [edges], lambda: NOW, lambda: 0.0, peers=False, links=reported)
     found = await counted(figures)
     assert {name: value for name, value in found.items() if name.startswith("_outage")} == {
         "_outage_left_short4h1": 1, "_outage_left_short1d1": 1,
@@ -100,13 +100,13 @@ async def test_edges_whose_disk_lasts_for_few_hours_are_counted_by_whether_they_
 
 
 async def test_ten_thousand_edges_have_as_many_series_as_one() -> None:
-    few = EdgeFigures(lambda: [shard({"a": heard(1)})], lambda: NOW, lambda: 0.0, peers=False, told=telling())
+    few = EdgeFigures(lambda: [shard({"a": heard(1)})], lambda: NOW, lambda: 0.0, peers=False, links=linked())
     many = EdgeFigures(
         lambda: [shard({f"e{n}": heard(n) for n in range(10_000)})],
         lambda: NOW,
         lambda: 0.0,
         peers=False,
-        told=telling(),
+        links=linked(),
     )
     await few.refresh()
     await many.refresh()

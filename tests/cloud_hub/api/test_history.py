@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path / "store"))
 
 
-async def tabled(store: ObjectStore, rounds: int = 1, **told: Any) -> LogWriter:
+async def tabled(store: ObjectStore, rounds: int = 1, **reported: Any) -> LogWriter:
     """Two shards with forty chunks of ten records each, in files of ``rounds`` table steps."""
     log = await LogWriter.open(store, 2)
     tables = TableService(store, log.cluster, settings=TableSettings(compact_files_min=1000))
@@ -44,7 +44,7 @@ async def tabled(store: ObjectStore, rounds: int = 1, **told: Any) -> LogWriter:
         for shard, lane in enumerate((LANE, OTHER)):
             await log.append(
                 shard,
-                Run(lane, 10 * n, 10, topics=TOPICS, resent=n % 7 == 0, **{key: told[key](n) for key in told}),
+                Run(lane, 10 * n, 10, topics=TOPICS, resent=n % 7 == 0, **{key: reported[key](n) for key in reported}),
                 Run(lane._replace(stream="alarms"), n, 1),
             )
             if n >= 10 and n % 5 == 0:

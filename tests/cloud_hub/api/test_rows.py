@@ -46,11 +46,11 @@ async def rows(hub: Hub, query: str = "", token: str | None = None, shard: int =
         assert answer.status == 200, await answer.text()
         assert answer.content_type == ARROW
         body = await answer.read()
-        told = {
+        reported = {
             name: int(answer.headers[name]) for name in (NEXT_OFFSET, NEXT_CHUNK, END_OFFSET) if name in answer.headers
         }
     table = pa.ipc.open_stream(body).read_all()
-    return Page(table, told.get(NEXT_OFFSET), told.get(NEXT_CHUNK), told[END_OFFSET], len(body))
+    return Page(table, reported.get(NEXT_OFFSET), reported.get(NEXT_CHUNK), reported[END_OFFSET], len(body))
 
 
 async def filled(hub: Hub, count: int = 60, payload: int = 20) -> list[bytes]:

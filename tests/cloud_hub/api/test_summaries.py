@@ -51,7 +51,7 @@ async def two_hubs(store: MemoryStore, shards: int) -> AsyncIterator[tuple[Hub, 
             yield owner, asked
 
 
-async def told(hub: Hub) -> dict[str, Any]:
+async def reported(hub: Hub) -> dict[str, Any]:
     """What the lists say of the shards: not what the process knows of its own links."""
     found = {path: (await get(hub, path))[1] for path in LISTS}
     assert not any(answer.get("missing_shards") for answer in found.values())
@@ -69,13 +69,13 @@ def held(hub: Hub) -> list[int]:
 async def test_a_process_lists_shards_of_others_without_loading_them_also_after_their_owner_died() -> None:
     async with two_hubs(MemoryStore(), 4) as (owner, asked):
         await look(owner)
-        expected = await told(owner)
+        expected = await reported(owner)
         assert [each[0] for each in expected["edges"]] == sorted(lane.edge for lane in LANES)
         assert expected["streams"][0][:2] == ["telemetry", 20]
-        assert await told(asked) == expected
+        assert await reported(asked) == expected
         assert held(asked) == []
         await owner.close()
-        assert await told(asked) == expected
+        assert await reported(asked) == expected
         assert held(asked) == []
 
 
@@ -94,7 +94,7 @@ async def test_a_summary_that_cannot_be_used_costs_no_more_than_the_load_of_its_
             await store.create(hub_keys.summary_key(0), good)
         elif fault == "old":
             monkeypatch.setattr(summaries, "STORED_AGE_NS_MAX", 0)
-        assert await told(asked) == await told(owner)
+        assert await reported(asked) == await reported(owner)
         assert 0 in held(asked)
 
 
@@ -108,10 +108,10 @@ async def test_a_summary_from_before_a_split_lists_no_edge_that_moved() -> None:
         await until(lambda: 1 in held(owner))
         await store.delete(hub_keys.summary_key(0))
         await store.create(hub_keys.summary_key(0), before)
-        assert {each[0]: each[1] for each in (await told(asked))["edges"]} == {
+        assert {each[0]: each[1] for each in (await reported(asked))["edges"]} == {
             lane.edge: shard for shard, lane in enumerate(LANES)
         }
-        assert (await told(asked))["usage"] == [2, 1]
+        assert (await reported(asked))["usage"] == [2, 1]
 
 
 class Counted(list[EdgeRow]):

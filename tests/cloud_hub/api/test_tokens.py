@@ -27,7 +27,7 @@ def test_a_file_has_the_hashes_of_tokens_and_what_they_open(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "text"),
     [
         ("tokens: [{name: a, sha256: zz, scope: reader}]", "sha256"),
         ("tokens: [{name: a, sha256: %s, scope: edge}]" % ("ab" * 32), "needs an edge"),
@@ -39,8 +39,8 @@ def test_a_file_has_the_hashes_of_tokens_and_what_they_open(path: str) -> None:
         ("[", "expected"),
     ],
 )
-def test_a_file_that_is_wrong_says_where(path: str, content: str, told: str) -> None:
-    with pytest.raises(TokensUnusable, match=told):
+def test_a_file_that_is_wrong_says_where(path: str, content: str, text: str) -> None:
+    with pytest.raises(TokensUnusable, match=text):
         read_tokens(content.encode(), path)
 
 

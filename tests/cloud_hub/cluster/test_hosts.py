@@ -53,17 +53,17 @@ async def test_any_process_tells_load_and_clock_of_all(monkeypatch: pytest.Monke
             other._clock.wrote(boot, boot, Written(time.time_ns() - AHEAD_S * 10**9, by_store=True))
         other._membership.look_now()
 
-        async def told() -> dict[str, float | None]:
+        async def reported() -> dict[str, float | None]:
             nodes = (await get(hub, "/v1/nodes"))[1]["nodes"]
             assert all(node["load"] > 0 for node in nodes), nodes
             return {node["name"]: node["clock_off_seconds"] for node in nodes}
 
         wanted = {hub.status()["name"]: 0, other.status()["name"]: pytest.approx(AHEAD_S, abs=1.5)}
 
-        async def is_told() -> bool:
-            return await told() == wanted
+        async def is_reported() -> bool:
+            return await reported() == wanted
 
-        await until(is_told)
+        await until(is_reported)
 
 
 @pytest.mark.slow
@@ -107,12 +107,12 @@ async def test_every_process_tells_how_busy_each_is(monkeypatch: pytest.MonkeyPa
     ):
         seen: dict[str, dict[str, float]] = {}
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             nodes = (await get(idle, "/v1/nodes"))[1]["nodes"]
             seen.update({each["name"]: each["intake"] for each in nodes if each["intake"] is not None})
             return len(seen) == 2 and any(each["records_per_second"] for each in seen.values())
 
-        await until(is_told, SLOWLY_S)
+        await until(is_reported, SLOWLY_S)
         of_the_busy, of_the_idle = (seen[each.status()["name"]] for each in (busy, idle))
     assert of_the_busy["bytes_per_second"] > of_the_busy["records_per_second"] > 0
     assert of_the_idle["records_per_second"] == of_the_idle["bytes_per_second"] == 0

@@ -153,15 +153,15 @@ def test_what_a_later_release_put_into_the_manifest_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "text"),
     [
         (b'{"must_understand":8,"watermark":"moved"}', "0x8 of a later release"),
         (b"[]", "does not decode"),
         (b'{"watermark":"x"}', "does not decode"),
     ],
 )
-def test_a_manifest_that_cannot_be_used_says_why(data: bytes, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_manifest_that_cannot_be_used_says_why(data: bytes, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
         decode(data)
 
 

@@ -99,11 +99,11 @@ async def hub_with_fleet(
     **settings: Any,
 ) -> AsyncIterator[tuple[Hub, EdgeLog]]:
     """A hub with a fleet, and a linked edge that has delivered what it has, and has told ``report`` of itself."""
-    told = LatestReport()
-    told.report = report
+    reported = LatestReport()
+    reported.report = report
     async with running_hub(store or MemoryStore(), **settings) as hub:
         add_edges(hub, edges, streams)
         log = press_log(time.time_ns())
-        async with running_link(hub, log, PRESS, token, sender=SenderSettings(report=told)):
+        async with running_link(hub, log, PRESS, token, sender=SenderSettings(report=reported)):
             await log.until_released(LOST[0])
             yield hub, log

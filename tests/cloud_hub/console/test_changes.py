@@ -127,8 +127,8 @@ async def test_what_changes_while_a_listener_is_slow_is_told_afterwards(monkeypa
             await written.wait()
 
     monkeypatch.setattr(web.StreamResponse, "write", slowly)
-    async with running_hub(MemoryStore()) as hub, events(hub) as told:
-        await anext(told)
+    async with running_hub(MemoryStore()) as hub, events(hub) as reported:
+        await anext(reported)
         log = EdgeLog()
         log.append(*records(0, [b"x"]))
         async with running_link(hub, log, LinkIdentity("default", "press-1", 1, "test")):
@@ -136,7 +136,7 @@ async def test_what_changes_while_a_listener_is_slow_is_told_afterwards(monkeypa
             await asyncio.sleep(0.2)  # looks see it while the first event is under way
             written.set()
             async with asyncio.timeout(PATIENCE_S):
-                assert (await anext(told)).streams == ["telemetry"]
+                assert (await anext(reported)).streams == ["telemetry"]
 
 
 async def test_one_step_checks_few_streams_of_a_listener_with_many_rights() -> None:

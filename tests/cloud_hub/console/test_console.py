@@ -120,7 +120,7 @@ async def test_an_edge_whose_disk_is_nearly_full_stands_out_with_its_functions(p
         for width in WIDTHS:
             await page.size(width)
             assert await page.js(FITS), f"the page is wider than {width}"
-        await page.open("about:blank")  # before the hub ends: it goes on asking for the streams of the edge
+        await page.open("about:blank")  # before the hub ends: it continues asking for the streams of the edge
 
 
 async def test_a_person_signs_in_once_and_the_token_goes_with_the_tab(page: BrowserPage, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ async def test_a_stream_shows_what_is_here_what_is_to_come_and_what_never_comes(
 async def test_records_are_decoded_drawn_with_their_gap_and_followed(
     page: BrowserPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A request that ends before it finds the newest records, as in a long log, says where to go on.
+    # A request that ends before it finds the newest records, as in a long log, says where to continue.
     monkeypatch.setattr(records, "Search", partial(Search, 1))
     async with hub_with_fleet() as (hub, log):
         await log.until_released(READINGS)
@@ -227,9 +227,9 @@ async def test_a_record_is_followed_to_its_object_in_the_store(page: BrowserPage
         seq = await page.js('document.querySelector(".table tbody a").textContent')
         await page.js('document.querySelector(".table tbody a").click()')
         await page.until('document.querySelectorAll(".steps > li").length === 4')
-        told = await page.js('document.querySelector(".steps").innerText')
+        reported = await page.js('document.querySelector(".steps").innerText')
         wanted = ("plant/hall-2/press-1/telemetry", "press-1", seq, '"motor"')
-        assert [each for each in wanted if each not in told] == []
+        assert [each for each in wanted if each not in reported] == []
         assert await store.get(await page.js('[...document.querySelectorAll(".steps code")].at(-1).textContent'))
         for width in WIDTHS:
             await page.size(width)
@@ -316,9 +316,9 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
                 await page.js('location.hash = "#/nodes"')
                 await page.until(f'document.querySelector("h1").textContent === "Nodes" && {ROWS} === 3')
                 assert await page.js('document.querySelectorAll(".table tbody button").length') == 0
-                told = await page.js('document.querySelector(".table tbody tr").innerText')
-                assert " cores" in told, "its load"
-                assert "0.0 s" in told, "its clock"
+                reported = await page.js('document.querySelector(".table tbody tr").innerText')
+                assert " cores" in reported, "its load"
+                assert "0.0 s" in reported, "its clock"
                 await page.js('location.hash = "#/regions"')
                 await page.until('document.querySelector(".table tbody").innerText.includes("No region.")')
                 await page.js('location.hash = "#/tokens"')
@@ -479,7 +479,7 @@ async def test_time_is_zoomed_from_weeks_to_seconds_and_charted_with_its_gap(pag
         await page.until('/^[0-9]{2}:[0-9]{2}$/.test([...document.querySelectorAll(".axis text")].at(-2).textContent)')
         title = f'{gap}?.querySelector("title").textContent'  # its ends are asked for nearer and nearer
         await page.until(f"{GAP_S.format(title)} <= {(LOST[1] - LOST[0] + 1) * STEP_S}")
-        # A stretch around the gap is drawn with the mouse; then the keys go on to seconds.
+        # A stretch around the gap is drawn with the mouse; then the keys continue to seconds.
         box = await page.js(f"(({{x, y, width}}) => [x, y, width])({gap}.getBoundingClientRect())")
         for kind, x in (("mousePressed", box[0] - 20), ("mouseMoved", box[0]), ("mouseReleased", box[0] + box[2] + 20)):
             await page.call("Input.dispatchMouseEvent", type=kind, x=x, y=box[1] + 5, button="left", clickCount=1)

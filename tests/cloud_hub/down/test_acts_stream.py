@@ -128,14 +128,14 @@ async def test_a_backup_brings_the_acts_back_and_the_stream_goes_on_but_no_appro
         await allow(target, ClusterLog(target, log._cluster_id), erase, author())
     async with running_hub(target, **SOON) as hub:
 
-        async def told() -> list[tuple[str, str]]:
+        async def reported() -> list[tuple[str, str]]:
             records = (await get(hub, WAY, "secret of a"))[1]["records"]
             lines = [json.loads(each["payload"]) for each in records]
             return [(each["act"], each["kind"]) for each in lines]
 
         before = [("declared", kind) for kind in ("token", "token", "second-person", "request")]
         again = [*before, ("declared", "request"), ("declared", "request")]
-        await until(lambda: _is(told, [*before, *again]))
+        await until(lambda: _is(reported, [*before, *again]))
 
 
 async def _is(ask: Callable[[], Awaitable[list[Any]]], wanted: list[Any]) -> bool:

@@ -50,7 +50,7 @@ class Taker:
 
     def take(self, _hub: str, messages: list[DownMessage], answer: Answer) -> None:
         self.frames += 1
-        told = []
+        reports = []
         for each in messages:
             name = each.number, each.accepted
             if name not in self.known:
@@ -58,9 +58,9 @@ class Taker:
                 if outcome == OutcomeKind.PUBLISHED:
                     self.stored.append(each.payload.decode())
                 self.known[name] = MessageOutcome(each.number, each.accepted, outcome)
-            told.append(self.known[name])
+            reports.append(self.known[name])
         if self.answers:
-            answer(Outcomes(told))
+            answer(Outcomes(reports))
 
 
 @contextlib.asynccontextmanager

@@ -52,8 +52,8 @@ async def decide(store: MemoryStore, hub: Hub) -> None:
     log = ShardLog(store, hub.cluster, shard_of(LANE.tenant, LANE.edge, 2))
     state = await log.load()
     header = ChunkHeader(state.cluster_id, state.n + 1, state.created, state.shard, state.footer_crc, 99)
-    told = StreamBlock([], [Control(ControlKind.ADOPT, *LANE, b"")], [])
-    footer = index_of(header, state.fold_level, [], told)
+    reported = StreamBlock([], [Control(ControlKind.ADOPT, *LANE, b"")], [])
+    footer = index_of(header, state.fold_level, [], reported)
     tail, crc = encode_footer(footer)
     fold(state, Chunk(header, footer, crc))
     await log.create(header.n, encode_header(header) + tail)
@@ -70,16 +70,16 @@ async def test_a_refused_copy_holds_back_its_streams_until_an_operator_decides()
                 await until(lambda: is_held_back(hub, ["conflict"]))
             stands_at = await moment(hub)
             assert stands_at is not None
-            await asyncio.sleep(0.3)  # marks of the node that was taken go on
+            await asyncio.sleep(0.3)  # marks of the node that was taken continue
             assert await moment(hub) == stands_at
             status = (await get(hub, "/v1/status"))[1]
-            [told] = status["conflicts"]
-            assert (told["edge"], told["stream"], told["refused_epoch"]) == (
+            [reported] = status["conflicts"]
+            assert (reported["edge"], reported["stream"], reported["refused_epoch"]) == (
                 "press-1",
                 "telemetry",
                 epochs.proposed[-1],
             )
-            assert "the hub has taken this log before with epoch 1, and it comes with 1 now" in told["why"]
+            assert "the hub has taken this log before with epoch 1, and it comes with 1 now" in reported["why"]
             assert b"weft_hub_conflicts 1" in (await text(hub, "/metrics"))
 
             connections = taken.connections
@@ -98,8 +98,8 @@ async def test_a_process_that_owns_no_shard_tells_of_the_conflicts_of_all() -> N
             await until(lambda: is_held_back(hub, ["conflict"]))
         async with running_hub(store) as other:  # it has just come, and owns nothing for half a minute
             assert (await get(other, "/v1/status"))[1]["conflicts"] == []
-            told = (await get(other, "/v1/troubles"))[1]
-            assert told["conflicts"] == (await get(hub, "/v1/status"))[1]["conflicts"] != []
+            reported = (await get(other, "/v1/troubles"))[1]
+            assert reported["conflicts"] == (await get(hub, "/v1/status"))[1]["conflicts"] != []
             nodes = (await get(other, "/v1/nodes"))[1]["nodes"]
             assert sorted((each["state"], bool(each["owns"])) for each in nodes) == [
                 ("joining", False),

@@ -48,7 +48,7 @@ class Answers:
         self.refused.append(code)
         self.news.set()
 
-    def say(self, frame: Frame) -> None:
+    def send_frame(self, frame: Frame) -> None:
         raise AssertionError(f"nothing is to be said to this edge: {frame}")
 
 

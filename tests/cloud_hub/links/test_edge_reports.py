@@ -75,21 +75,21 @@ async def test_the_disk_of_an_edge_that_tells_nothing_is_unknown() -> None:
 
 async def test_texts_of_an_edge_are_text_and_one_beyond_a_bound_ends_its_link_alone() -> None:
     name, words = "<img src=x onerror=alert(1)>", "\u202e" * ERROR_CHARACTERS_MAX
-    told, epochs = LatestReport(), MemoryEpochs()
+    reported, epochs = LatestReport(), MemoryEpochs()
     function = FunctionReport(name, "\n\x1b[2J", 1, 1, 1, words)
-    told.report = NodeReport(1, 2, 1, 1, 0, [function] * FUNCTIONS_MAX, 1 << 31)
+    reported.report = NodeReport(1, 2, 1, 1, 0, [function] * FUNCTIONS_MAX, 1 << 31)
     async with running_hub(MemoryStore()) as hub:
         log = EdgeLog()
         log.append(*records(0, [b"x"]))
-        async with running_link(hub, log, PRESS, epochs=epochs, sender=SenderSettings(report=told)) as status:
+        async with running_link(hub, log, PRESS, epochs=epochs, sender=SenderSettings(report=reported)) as status:
             await until(lambda: knows_disk(hub, "press-1"))
             functions = (await facts_of(hub, "press-1"))["functions"]
             assert len(functions) == FUNCTIONS_MAX
             assert (functions[0]["stream"], functions[0]["last_error"]) == (name, words)
             assert not status.last_error
-        told.report = NodeReport(1, 2, 1, 1, 0, [FunctionReport(name, "", 1, 1, 1, words + "x")], 0)
+        reported.report = NodeReport(1, 2, 1, 1, 0, [FunctionReport(name, "", 1, 1, 1, words + "x")], 0)
         other = EdgeLog()
         other.append(*records(0, [b"x"]))
-        async with running_link(hub, log, PRESS, epochs=epochs, sender=SenderSettings(report=told)) as status:
+        async with running_link(hub, log, PRESS, epochs=epochs, sender=SenderSettings(report=reported)) as status:
             await until(lambda: "length" in status.last_error)
             await deliver(hub, other, 1, LinkIdentity("default", "saw-2", 0xDEF, "weft"))

@@ -131,7 +131,7 @@ class _SynchronisedClocks:
 
     is_synchronised, is_unknown = True, False
 
-    def tell(self, hub: str, time: int, error: int) -> None:
+    def note_time(self, hub: str, time: int, error: int) -> None:
         """Its clock counts as right."""
 
     def notices(self) -> list[ClockNotice]:
@@ -142,7 +142,7 @@ class _SynchronisedClocks:
 async def test_a_hub_counts_edges_whose_synchronised_clocks_are_not_its_own(
     caplog: pytest.LogCaptureFixture, vouched: bool
 ) -> None:
-    """It goes on by its own: what an edge says of the time decides nothing."""
+    """It continues by its own: what an edge says of the time decides nothing."""
     log, status, ahead = EdgeLog(), LinkStatus("cloud"), 120 * 10**9
     log.append(*records(0, [b"x"]))
     async with running_hub(MemoryStore()) as hub:

@@ -104,9 +104,9 @@ async def test_a_process_knows_the_lost_records_of_shards_of_others_whether_thei
     assert (await one.directory.elsewhere()).lost == []
 
 
-def report(told: int, functions: int = 0, text: str = "") -> EdgeReport:
+def report(reported: int, functions: int = 0, text: str = "") -> EdgeReport:
     each = FunctionReport("hot", "where", 1, 1, 1, text)
-    return EdgeReport(told, NodeReport(told, 1 << 30, 0, 1, 3600, [each] * functions, 0))
+    return EdgeReport(reported, NodeReport(reported, 1 << 30, 0, 1, 3600, [each] * functions, 0))
 
 
 async def test_what_edges_say_of_themselves_is_known_everywhere_also_of_those_that_are_gone() -> None:

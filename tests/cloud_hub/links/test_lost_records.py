@@ -30,8 +30,8 @@ async def test_what_edges_say_was_acknowledged_is_named_until_it_is_there_again(
             await until(lambda: link.records_acked >= 3)
         assert (await get(hub, "/v1/status"))[1]["lost"] == []
         hello = Hello(PROTOCOL_VERSION, LANE.tenant, LANE.edge, LANE.log_id, 1, 0, "weft")
-        told = [("another hub", [(0, 99)]), (hub.cluster.cluster_id.hex(), [(0, 2), (2, 8), (9, 7)])]
-        opening = LaneOpen(1, *LANE, 7, [], acknowledged=told)
+        reports = [("another hub", [(0, 99)]), (hub.cluster.cluster_id.hex(), [(0, 2), (2, 8), (9, 7)])]
+        opening = LaneOpen(1, *LANE, 7, [], acknowledged=reports)
         async with aiohttp.ClientSession() as session, session.ws_connect(hub.url + LINK_PATH) as socket:
             await socket.send_bytes(FrameEncoder().encode([hello, opening]))
             for _ in range(2):
@@ -73,7 +73,7 @@ async def test_completeness_names_a_table_that_is_ahead_of_the_restored_log(tmp_
     async with running_hub(store, table_interval_s=0.05) as hub:
         await until(lambda: has_reason(hub))
         [reason] = await held_back(hub)
-        assert reason["reason"] == "table_stands_still"
+        assert reason["reason"] == "table_stops"
         assert "the moment speaks of the log, and the table of default/telemetry is not being updated" in reason["why"]
         assert "The store was restored to an earlier state. Move the table away" in reason["why"]
 

@@ -1,4 +1,4 @@
-"""Open links of a process: what goes on after an error in the midst of it, and who makes room where it is full."""
+"""Open links of a process: what continues after an error in the midst of it, and who makes room where it is full."""
 
 from __future__ import annotations
 

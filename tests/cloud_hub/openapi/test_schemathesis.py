@@ -133,5 +133,5 @@ async def test_requests_of_the_documents_making_find_nothing(served: Served) -> 
     found = {(who, "positive"): await schemathesis(served, at_hand, who, "positive") for who in served.tokens}
     for who, asked in (("admin", as_served), (OPEN, as_served), ("reader", at_hand)):
         found[who, "all"] = await schemathesis(served, asked, who, "all", WITHOUT_SHARDS)
-    told = "\n".join(f"=== {who}, {mode}\n{output}" for (who, mode), output in found.items() if output)
-    assert not told, told
+    text = "\n".join(f"=== {who}, {mode}\n{output}" for (who, mode), output in found.items() if output)
+    assert not text, text

@@ -16,7 +16,7 @@ from tests.cloud_hub.pulls.plants import BEGIN, SECOND, ask, over, pull_of
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.pulls import SAID_MAX
+from weft.cloud_hub.pulls import REPORTS_MAX
 from weft.protocols.batch import decode_header
 from weft.protocols.chunk_index import GapRange, LaneFlag
 from weft.protocols.lane import Lane
@@ -200,7 +200,7 @@ async def test_announcements_that_cannot_be_end_the_link(fields: dict[str, Any])
 async def test_words_without_end_end_the_link() -> None:
     async with lied_to() as (hub, liar, status):
         await asked(hub, liar)
-        for _ in range(SAID_MAX + 1):
+        for _ in range(REPORTS_MAX + 1):
             liar.says([(0, 10)])
         await until(lambda: "more than 256 words" in status.last_error)
 

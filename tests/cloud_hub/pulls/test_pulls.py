@@ -205,8 +205,8 @@ async def test_bounds_of_pulls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         answers = [(await ask(hub, 0, 100))[0] for _ in range(9)]
         assert answers == [202] * 8 + [429]
         monkeypatch.setattr(pulls, "RUNNING_PER_TENANT_MAX", 8)
-        status, told = await ask(hub, 0, 100)
-        assert (status, "wait for one" in told["detail"]) == (429, True)
+        status, reported = await ask(hub, 0, 100)
+        assert (status, "wait for one" in reported["detail"]) == (429, True)
         monkeypatch.setattr(pulls, "PULLS_PER_HOUR_MAX", 8)
         _, listed = await call(hub, "GET", "/v1/pulls")
         await call(hub, "DELETE", f"/v1/pulls/{listed['pulls'][0]['id']}")
@@ -229,14 +229,14 @@ async def test_bounds_of_pulls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 async def test_requests_that_cannot_be(tmp_path: Path, fields: dict[str, Any], status: int, error: str) -> None:
     async with running_hub(MemoryStore()) as hub:
         body = {"edge": "press-7", "stream": "vibration", "from": "2023-11-14T00:00Z", "to": "2023-11-15"} | fields
-        answer, told = await call(hub, "POST", "/v1/pulls", body)
-        assert (answer, error in told["detail"]) == (status, True), told
+        answer, reported = await call(hub, "POST", "/v1/pulls", body)
+        assert (answer, error in reported["detail"]) == (status, True), reported
 
 
 async def test_a_list_of_the_pulls_of_no_name_is_refused() -> None:
     async with running_hub(MemoryStore()) as hub:
-        answer, told = await call(hub, "GET", "/v1/pulls?edge=", None)
-        assert (answer, told["detail"]) == (400, "edge=''")
+        answer, reported = await call(hub, "GET", "/v1/pulls?edge=", None)
+        assert (answer, reported["detail"]) == (400, "edge=''")
 
 
 async def test_an_edge_of_a_release_without_pulls_is_asked_for_nothing(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ async def test_another_link_is_asked_when_the_last_one_leaves(tmp_path: Path) ->
         await until(lambda: bool(held(hub, plant)))
         await adopt(plant)
         patience = Patience()
-        while "goes on when this link connects again" not in str((found := await pull_of(hub, id_))["reason"]):
+        while "continues when this link connects again" not in str((found := await pull_of(hub, id_))["reason"]):
             assert not patience.is_over(), found
             await asyncio.sleep(0.05)
         assert not any(state.conflict for each in hub.sequencers for state in each.state.lanes.values())

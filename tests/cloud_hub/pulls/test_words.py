@@ -13,7 +13,7 @@ from weft.cloud_hub import pulls as changes
 from weft.cloud_hub import pulls as service_module
 from weft.cloud_hub.admin_facts.declarations import PullCache
 from weft.cloud_hub.admin_facts.documents import PULL_KIND, PullDocument, decode
-from weft.cloud_hub.pulls import SAID_MAX, HubPulls, LinkPulls, PullRequests
+from weft.cloud_hub.pulls import REPORTS_MAX, HubPulls, LinkPulls, PullRequests
 from weft.protocols.lane import NodeName
 from weft.protocols.link import PullRequest, PullStage, PullState
 from weft.protocols.shard.shard_state import ShardState
@@ -55,8 +55,8 @@ async def test_ranges_that_an_edge_made_up_are_joined() -> None:
 def test_an_edge_that_waits_may_say_so_without_end() -> None:
     pulls = LinkPulls()
     pulls.ask([REQUEST])
-    assert all(pulls.says(said(1, [], PullStage.WAITING)) for _ in range(3 * SAID_MAX))
-    assert not pulls.says(said(1, [], PullStage.WAITING, id_="another"))
+    assert all(pulls.accepts(said(1, [], PullStage.WAITING)) for _ in range(3 * REPORTS_MAX))
+    assert not pulls.accepts(said(1, [], PullStage.WAITING, id_="another"))
 
 
 class Declared:
@@ -121,15 +121,15 @@ async def test_an_edge_that_goes_on_talking_keeps_no_other_waiting() -> None:
         made = await declare(name, *rest)
         written.append(name)
         if name == NAME:
-            pulls.said(link, said(1, [(0, 10)], PullStage.REFUSED))
+            pulls.take(link, said(1, [(0, 10)], PullStage.REFUSED))
         await asyncio.sleep(0)
         return made
 
     pulls.declare = talks  # type: ignore[method-assign,assignment]
     pulls.start()
     try:
-        pulls.said(link, said(1, [(0, 10)], PullStage.REFUSED))
-        pulls.said(link, said(1, [(0, 10)], id_="0abc"))
+        pulls.take(link, said(1, [(0, 10)], PullStage.REFUSED))
+        pulls.take(link, said(1, [(0, 10)], id_="0abc"))
         await until(lambda: pulls._declared.pulls.documents[other].state == "sending")
         assert written.index(other) == 1
     finally:
@@ -141,9 +141,9 @@ async def test_a_word_that_is_noted_costs_nothing_again() -> None:
     log = await asked(store)
     pulls, link = service(store), cast(Any, Link())
     pulls._declared.pulls.refresh(await log.append(changes.plan(NAME, said(1, [(0, 10)]), 2), AUTHOR))
-    pulls.said(link, said(1, [(0, 10)]))
+    pulls.take(link, said(1, [(0, 10)]))
     assert not pulls._due
-    pulls.said(link, said(2, [(0, 10)]))
+    pulls.take(link, said(2, [(0, 10)]))
     assert list(pulls._due) == [(NAME, "sending")]
 
 
@@ -153,7 +153,7 @@ async def test_what_an_edge_waited_for_is_forgotten_with_its_link() -> None:
     pulls, link = service(store), cast(Any, Link())
     pulls._declared.pulls.refresh(await log.load())
     pulls.greeted(link)
-    pulls.said(link, said(1, [], PullStage.WAITING))
+    pulls.take(link, said(1, [], PullStage.WAITING))
     assert pulls.waits == {NAME: "the disk is ill"}
     pulls.left(link)
     assert pulls.waits == {}
@@ -167,7 +167,7 @@ async def test_a_pull_is_done_when_it_is_known_what_the_hub_has(monkeypatch: pyt
     pulls._declared.pulls.refresh(await log.append(changes.plan(NAME, said(1, [(0, 10)]), 2), AUTHOR))
     pulls.start()
     try:
-        pulls.said(link, said(1, [(0, 10)], PullStage.DONE))
+        pulls.take(link, said(1, [(0, 10)], PullStage.DONE))
         await asyncio.sleep(0.2)
         assert pulls._declared.pulls.is_running(NAME)
         shard.loaded = True
@@ -211,7 +211,7 @@ async def test_a_word_that_found_no_room_is_asked_for_again(monkeypatch: pytest.
     pulls._declared.pulls.refresh(await log.load())
     pulls.greeted(cast(Any, link))
     for id_ in ("5f0c", "0abc"):
-        pulls.said(cast(Any, link), said(1, [(0, 10)], PullStage.REFUSED, id_))
+        pulls.take(cast(Any, link), said(1, [(0, 10)], PullStage.REFUSED, id_))
     link.asked.clear()
     pulls.start()
     try:
@@ -242,7 +242,7 @@ async def test_a_wrong_clock_ends_no_pull(monkeypatch: pytest.MonkeyPatch) -> No
     clock.is_wrong = True
     pulls.start()
     try:
-        pulls.said(cast(Any, Link()), said(1, [(0, 10)]))
+        pulls.take(cast(Any, Link()), said(1, [(0, 10)]))
         await asyncio.sleep(0.2)
         assert pulls._declared.pulls.documents[NAME] == document
         clock.is_wrong = False
@@ -259,7 +259,7 @@ async def test_a_tenant_that_asks_for_pulls_for_days_is_not_refused(monkeypatch:
         name, now = f"default/{n:04x}", n * changes.HOUR_NS
         document = PullDocument("press-7", "vibration", 0, 10, 1 << 20, now, now + 1)
         await pulls.ask(name, document, AUTHOR)
-        if n != 1:  # which goes on
+        if n != 1:  # which continues
             await pulls.declare(name, changes.end(name, "cancelled", now), AUTHOR)
     state = await ClusterLog(store, CLUSTER).load()
     assert [name[-1] for name in sorted(state.facts(PULL_KIND))] == ["1", "4", "5", "6", "7"]

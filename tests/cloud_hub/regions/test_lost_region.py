@@ -83,7 +83,7 @@ async def regions() -> AsyncIterator[TwoRegions]:
         yield TwoRegions(stack)
 
 
-async def go_on(regions: TwoRegions, east: Hub, west: Hub) -> None:
+async def resume(regions: TwoRegions, east: Hub, west: Hub) -> None:
     """Both take records again, and end with the same."""
     regions.east_log.append(*log_of(3, 6, lane=OTHER).batches[0])
     async with running_link(east, regions.east_log, OTHER_NODE, epochs=MemoryEpochs(5)):
@@ -100,7 +100,7 @@ async def test_a_region_that_comes_back_from_a_backup_gets_what_it_lost_of_its_o
     west = await regions.hub("west", regions.stack)
     assert stored(west) == 6
     await order(east, regions.stores["east"], changes.compare_region("west"))
-    await go_on(regions, east, west)
+    await resume(regions, east, west)
 
 
 async def test_a_region_that_comes_back_empty_is_another_cluster_and_gets_everything(regions: TwoRegions) -> None:
@@ -113,4 +113,4 @@ async def test_a_region_that_comes_back_empty_is_another_cluster_and_gets_everyt
     await regions.stack.aclose()
     east = await regions.hub("east", regions.stack, peer="west-2", forwards=True)
     west = await regions.hub("west", regions.stack)
-    await go_on(regions, east, west)
+    await resume(regions, east, west)

@@ -112,8 +112,8 @@ class Region:
         assert lane is not None
         state = source.states([number])[number]
         missing = [hole for run in state.held for hole in known.missing(*run)]
-        told = [part for gap in state.gaps for part in known.missing(gap.first, gap.end)]
-        for part in told:
+        reports = [part for gap in state.gaps for part in known.missing(gap.first, gap.end)]
+        for part in reports:
             known.add(*part)
             self.gaps.setdefault(lane, RangeSet()).add(*part)
         if missing:
@@ -131,7 +131,7 @@ class Region:
             for part in self._told(number, lane):
                 ranges.add(*part)
             source.released(number, ranges)
-        return bool(missing or told)
+        return bool(missing or reports)
 
     def _told(self, number: int, lane: Lane) -> Sequence[tuple[int, int]]:
         return [part for run in self._known[number] for part in self.gaps.get(lane, RangeSet()).within(*run)]

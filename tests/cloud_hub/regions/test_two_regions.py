@@ -91,7 +91,7 @@ async def test_regions_that_relay_to_each_other_converge_although_both_are_kille
             await stack.aclose()
             hubs[at] = await run(stack, at)
         await until(lambda: all(has(hub, 12, lane) for hub in hubs for lane in (LANE, OTHER)))
-        # A loop would go on: each region takes a mark and passes it on, and no record a second time.
+        # A loop would continue: each region takes a mark and passes it on, and no record a second time.
         await until(lambda: all(held(hub, lane).whole_mark is not None for hub in hubs for lane in (LANE, OTHER)))
         assert [stored(hub) for hub in hubs] == [24, 24]
 
@@ -237,7 +237,7 @@ async def test_a_lane_that_a_region_refuses_waits_by_itself_and_comes_once_there
                 await waiting.until_released(6)
             assert not has(east, 6, OTHER)
             await until(lambda: link.report().lag_records == 6)
-            assert "the others go on: stream telemetry of press-2" in link.report().error
+            assert "the others continue: stream telemetry of press-2" in link.report().error
             assert "1 lanes, its quota" in link.report().error
             await set_quota(2, is_new=False)
             await until(lambda: has(east, 6, OTHER))

@@ -74,7 +74,7 @@ def test_origins_that_are_told_at_once_count_together() -> None:
         assert [session.lane for session in taken] == LANES[:2]
         await asyncio.gather(*(session.opened for session in taken))
         assert sequencer.state.texts.origins(NODE) == ORIGINS_MAX
-        assert not sequencer.sessions.told.origin_bytes, "no chunk has yet to tell of any"
+        assert not sequencer.sessions.declarations.origin_bytes, "no chunk has yet to tell of any"
         assert offered(sequencer, session_of(LANES[0], 2, origins=tuple(ORIGINS)))
 
     virtual_time.run(main())
@@ -113,8 +113,8 @@ def test_a_second_link_of_an_edge_takes_the_place_of_the_first() -> None:
             taken = offered(sequencer, *(session_of(lane, epoch, topics=(TOPIC,)) for lane in LANES[:2]))
             assert [session.lane for session in taken] == LANES[:2]
         await asyncio.gather(*(session.opened for session in taken))
-        assert not sequencer.sessions.told.topic_bytes
-        assert not sequencer.sessions.told.lanes
+        assert not sequencer.sessions.declarations.topic_bytes
+        assert not sequencer.sessions.declarations.lanes
 
     virtual_time.run(main())
 
@@ -128,11 +128,11 @@ def test_a_second_session_of_a_lane_frees_nothing_of_the_first() -> None:
         second = offered(sequencer, *(session_of(lane, 1) for lane in LANES[:2]))
         assert (len(first), len(second)) == (2, 2)
         assert not offered(sequencer, session_of(LANES[2], topics=(TOPIC,)))
-        assert sequencer.sessions.told.of_edge == {NODE: 2}
+        assert sequencer.sessions.declarations.of_edge == {NODE: 2}
         await asyncio.gather(*(session.opened for session in first))
         await asyncio.gather(*(session.opened for session in second), return_exceptions=True)
-        assert not sequencer.sessions.told.lanes
-        assert not sequencer.sessions.told.topic_bytes
+        assert not sequencer.sessions.declarations.lanes
+        assert not sequencer.sessions.declarations.topic_bytes
 
     virtual_time.run(main())
 
@@ -149,7 +149,7 @@ def test_a_lane_that_is_opened_again_on_its_link_keeps_no_topics_that_no_chunk_t
         sequencer.open(again)
         await again.opened
         assert again.topics == [TOPIC]
-        assert not sequencer.sessions.told.topic_bytes
+        assert not sequencer.sessions.declarations.topic_bytes
 
     virtual_time.run(main())
 
@@ -160,20 +160,20 @@ def test_origins_that_open_lanes_tell_count_together_until_they_are_committed_or
         sequencer = await started()
         sessions = offered(sequencer, *map(session_of, LANES[:3]))
         await asyncio.gather(*(session.opened for session in sessions))
-        full = [sequencer.tell_origins(session, ORIGINS) for session in sessions]
+        full = [sequencer.declare_origins(session, ORIGINS) for session in sessions]
         assert [each is None for each in full] == [True, True, False]
-        assert sequencer.tell_origins(sessions[0], ORIGINS) is None, "said before"
-        assert sequencer.sessions.told.origin_bytes == {NODE: ORIGINS_MAX}
+        assert sequencer.declare_origins(sessions[0], ORIGINS) is None, "said before"
+        assert sequencer.sessions.declarations.origin_bytes == {NODE: ORIGINS_MAX}
         if end == "left":
             sequencer.leave(sessions[0])
-            assert sequencer.tell_origins(sessions[2], ORIGINS) is None
+            assert sequencer.declare_origins(sessions[2], ORIGINS) is None
             return
         for session in sessions[:2]:
             sequencer.put(session, [make_batch(session.lane, 0, 2, origin=1)])
         await asyncio.sleep(2)
-        assert not sequencer.sessions.told.origin_bytes
+        assert not sequencer.sessions.declarations.origin_bytes
         assert sequencer.state.texts.origins(NODE) == ORIGINS_MAX
-        refused = sequencer.tell_origins(sessions[2], ORIGINS)
+        refused = sequencer.declare_origins(sessions[2], ORIGINS)
         assert refused is not None
         assert refused.setting == "limits.edge_origins"
 
@@ -200,7 +200,7 @@ def test_what_a_chunk_has_made_known_counts_once_also_before_its_sessions_hear_o
         node.sequencer._guard.passed = slow  # type: ignore[method-assign]
         await asked.wait()
         assert not first.opened.done()
-        assert not node.sequencer.sessions.told.origin_bytes
+        assert not node.sequencer.sessions.declarations.origin_bytes
         assert offered(node.sequencer, session_of(LANES[1], topics=(TOPIC,)))
 
     virtual_time.run(main())

@@ -38,10 +38,10 @@ class Asker:
         self._canaries.ask(link, take)
 
     @property
-    def told(self) -> list[float]:
+    def reported(self) -> list[float]:
         return self.answers[NOBODY]
 
-    async def until_told(self, seconds: float) -> float:
+    async def until_complete(self, seconds: float) -> float:
         """Return the seconds until the next answer."""
         now = asyncio.get_running_loop().time
         began = now()
@@ -60,10 +60,10 @@ def test_a_canary_rides_with_records_and_adds_no_chunk() -> None:
     async def story(sequencer: Sequencer, _store: FaultyStore) -> None:
         asker, session = Asker(sequencer), await opened(sequencer)
         asker.ask()
-        assert asker.told == []
+        assert asker.reported == []
         await session.send(0, 3)
         await session.until_acked(0, 3)
-        assert len(asker.told) == 1
+        assert len(asker.reported) == 1
         assert await chunks(sequencer) == [1, 1]
         assert not sequencer.sessions.pending
 
@@ -75,9 +75,9 @@ def test_a_canary_waits_with_the_marks_of_an_idle_lane_and_says_for_how_long() -
         asker, _ = Asker(sequencer), await opened(sequencer)
         await asyncio.sleep(20)
         asker.ask()
-        took = await asker.until_told(61)
+        took = await asker.until_complete(61)
         assert 39 < took < 41, "the mark interval counts from the last chunk"
-        assert took - 0.2 < asker.told[0] <= took, "the commit itself took no time"
+        assert took - 0.2 < asker.reported[0] <= took, "the commit itself took no time"
         assert await chunks(sequencer) == [1, 0]
 
     play(story, mark_interval_s=60.0)
@@ -92,7 +92,7 @@ def test_canaries_of_many_links_share_the_chunks_that_marks_take() -> None:
             asker.ask(moment)
             await asyncio.sleep(0.1)
         await asyncio.sleep(3)
-        assert all(len(told) == 1 for told in asker.answers.values())
+        assert all(len(reported) == 1 for reported in asker.answers.values())
         assert 25 <= sequencer.counters.chunks - before <= 32, "sixty seconds, one chunk every two, as without canaries"
 
     play(story, mark_interval_s=2.0)
@@ -105,12 +105,12 @@ def test_a_store_that_fails_leaves_a_canary_without_an_answer_until_it_works(fau
         store.faults = faults  # type: ignore[assignment]
         asker.ask()
         await asyncio.sleep(100)
-        assert asker.told == []
+        assert asker.reported == []
         store.faults = replace(CALM, latency_s=0.0)
-        took = await asker.until_told(5)
+        took = await asker.until_complete(5)
         assert took < 1
         if faults is FULL:
-            assert asker.told[0] <= 2, "what the failing store took is no wait for others"
+            assert asker.reported[0] <= 2, "what the failing store took is no wait for others"
 
     play(story, mark_interval_s=2.0)
 
@@ -121,9 +121,9 @@ def test_a_store_that_hangs_leaves_a_canary_without_an_answer() -> None:
         store.running.clear()
         asker.ask()
         await asyncio.sleep(100)
-        assert asker.told == []
+        assert asker.reported == []
         store.running.set()
-        await asker.until_told(1)
+        await asker.until_complete(1)
 
     play(story, mark_interval_s=2.0)
 
@@ -146,8 +146,8 @@ def test_a_canary_that_comes_while_a_chunk_is_written_waits_for_the_next() -> No
         store.create = create  # type: ignore[method-assign]
         written.set()
         await session.until_acked(0, 3)
-        assert asker.told == []
-        await asker.until_told(3)
+        assert asker.reported == []
+        await asker.until_complete(3)
         assert await chunks(sequencer) == [1, 1, 0]
 
     play(story, mark_interval_s=2.0)
@@ -174,7 +174,7 @@ def test_a_shard_that_writes_nothing_by_a_wrong_clock_does_not_answer_and_does_n
         sequencer.sessions.refuse_all(RefuseCode.UNAVAILABLE, "the clock is wrong", "set it")
         assert not sequencer.sessions.pending
         await asyncio.sleep(10)
-        assert (asker.told, await chunks(sequencer)) == ([], [1])
+        assert (asker.reported, await chunks(sequencer)) == ([], [1])
 
     play(story, mark_interval_s=2.0)
 
@@ -186,7 +186,7 @@ def test_an_empty_chunk_changes_nothing_that_readers_see() -> None:
         await session.until_acked(0, 3)
         before = sequencer.state.lanes[LANE]
         asker.ask()
-        await asker.until_told(3)
+        await asker.until_complete(3)
         held = sequencer.state.lanes[LANE]
         assert (held.ranges, held.newest_mark, held.last_seen) == (before.ranges, before.newest_mark, before.last_seen)
         state = ShardState(CLUSTER.cluster_id, 0)

@@ -28,9 +28,9 @@ def random_session(rng: random.Random, state: ShardState) -> LaneSession:
     lane, relay = rng.choice(LANES), rng.random() < 0.3
     held = state.lanes.get(lane)
     known = held.epoch if held is not None else 0
-    goes_on = not relay and held is not None and rng.random() < 0.5
-    claim = LaneClaim(0 if relay else known + (not goes_on))
-    claim.granted = goes_on
+    continues = not relay and held is not None and rng.random() < 0.5
+    claim = LaneClaim(0 if relay else known + (not continues))
+    claim.granted = continues
     flags = int(LaneFlag.RELAY) if relay else 0
     topics = [f"plant/{{{rng.choice('abc')}}}"]
     session = LaneSession(lane, claim, topics, lambda _: None, lambda *_: None, flags=flags)
@@ -46,10 +46,10 @@ def random_session(rng: random.Random, state: ShardState) -> LaneSession:
     return session
 
 
-def check(state: ShardState, stored: dict[Lane, RangeSet], told: dict[Lane, RangeSet]) -> None:
+def check(state: ShardState, stored: dict[Lane, RangeSet], reported: dict[Lane, RangeSet]) -> None:
     for lane, held in state.lanes.items():
         assert held.records == stored[lane]
-        assert list(held.ranges) == list(RangeSet([*stored[lane], *told[lane]]))
+        assert list(held.ranges) == list(RangeSet([*stored[lane], *reported[lane]]))
         assert all(gap.first < gap.end for gap in held.gaps)
         assert all(before.end <= after.first for before, after in pairwise(held.gaps))
         if held.mark is not None:
@@ -66,7 +66,7 @@ async def test_any_sessions_make_a_chunk_that_folds(seed: int) -> None:
     for _ in range(10):
         state = ShardState(b"0123456789abcdef", 0)
         stored: dict[Lane, RangeSet] = defaultdict(RangeSet)
-        told: dict[Lane, RangeSet] = defaultdict(RangeSet)
+        reported: dict[Lane, RangeSet] = defaultdict(RangeSet)
         for step in range(rng.randrange(1, 8)):
             builder = ChunkBuilder(state, rng.choice([200, 2000, 100_000]))
             for _ in range(rng.randrange(1, 5)):
@@ -82,8 +82,8 @@ async def test_any_sessions_make_a_chunk_that_folds(seed: int) -> None:
                 for first, end in update.ranges:
                     assert stored[lane_of(update)].missing(first, end) == [(first, end)], "doubled"
                     stored[lane_of(update)].add(first, end)
-                told[lane_of(update)].update((gap.first, gap.end) for gap in update.gaps)
-            check(state, stored, told)
+                reported[lane_of(update)].update((gap.first, gap.end) for gap in update.gaps)
+            check(state, stored, reported)
 
 
 async def test_a_session_that_is_left_out_keeps_the_later_ones_of_its_lane_out() -> None:
@@ -97,8 +97,8 @@ async def test_a_session_that_is_left_out_keeps_the_later_ones_of_its_lane_out()
     long = LaneSession(
         LANES[1]._replace(edge=LANES[0].edge), LaneClaim(1), ["x" * TEXTS_PER_EDGE], *[lambda *_: None] * 2
     )
-    told = [Origin(1, 1, "calm", "1", b"")]
-    earlier = LaneSession(LANES[0], claim, [], lambda _: None, lambda *_: None, origins=told)
+    reports = [Origin(1, 1, "calm", "1", b"")]
+    earlier = LaneSession(LANES[0], claim, [], lambda _: None, lambda *_: None, origins=reports)
     later = LaneSession(LANES[0], claim, [], lambda _: None, lambda *_: None)
     earlier.append(ReceivedBatch(*make_batch(LANES[0], 0, 10), 0))
     later.append(ReceivedBatch(*make_batch(LANES[0], 10, 20), 0))
@@ -125,9 +125,9 @@ async def test_each_chunk_explains_the_origins_that_its_batches_name() -> None:
     state = ShardState(b"0123456789abcdef", 0)
     meanings = [Origin(1, 1, "calm", "1", b""), Origin(2, 1, "calm", "2", b""), Origin(1, 1, "calm", "3", b"")]
 
-    def chunk(first: int, origin: int, told: list[Origin]) -> list[Origin]:
+    def chunk(first: int, origin: int, reported: list[Origin]) -> list[Origin]:
         claim = LaneClaim(state.lanes[LANES[0]].epoch + 1 if LANES[0] in state.lanes else 1)
-        session = LaneSession(LANES[0], claim, [], lambda _: None, lambda *_: None, origins=told)
+        session = LaneSession(LANES[0], claim, [], lambda _: None, lambda *_: None, origins=reported)
         session.append(ReceivedBatch(*make_batch(LANES[0], first, first + 3, origin=origin), 0))
         builder = ChunkBuilder(state, 100_000)
         builder.add(session)

@@ -141,7 +141,7 @@ async def test_a_stream_with_a_longer_term_keeps_the_chunks_from_its_first_young
     assert await kept({"quiet": 25}) == 6, "the first chunk of 25 minutes at most"
     assert await kept({"quiet": 25, "telemetry": 24}) == 6, "the longest term counts"
     clocks.since += 6 * MINUTE
-    assert await kept({"quiet": 25}) == 12, "the term goes on"
+    assert await kept({"quiet": 25}) == 12, "the term continues"
     clocks.since += 4 * MINUTE
     assert await kept({"quiet": 25}) == 18, "chunks of 25 minutes are there, and have none of its records"
 

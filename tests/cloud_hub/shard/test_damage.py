@@ -35,11 +35,11 @@ async def swap_bytes(store: ObjectStore, key: str, data: bytes) -> bytes:
     return before
 
 
-def assert_neutral(told: str, folder: Path) -> None:
+def assert_neutral(text: str, folder: Path) -> None:
     """Check that edges and readers, who may be of other tenants, learn why and no name in the store."""
-    assert "damaged or missing; the hub's operator sees which one" in told
-    assert str(folder) not in told
-    assert "shard-1/" not in told
+    assert "damaged or missing; the hub's operator sees which one" in text
+    assert str(folder) not in text
+    assert "shard-1/" not in text
 
 
 @pytest.mark.parametrize("name", ["chunk", "manifest"])

@@ -1,4 +1,4 @@
-"""Lanes end, by age or by an operator, and come back as they were: nothing doubled, and completeness goes on."""
+"""Lanes end, by age or by an operator, and come back as they were: nothing doubled, and completeness continues."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_last_word_is_committed_though_its_link_is_gone_and_taken_back_by_the_
         session = await hub.session()
         await session.send(0, 5)
         await session.until_acked(0, 5)
-        session.lane_session.says_last_word = True
+        session.lane_session.sends_last_word = True
         hub.sequencer.put_mark(session.lane_session, Mark(now_ns(), 5))
         hub.sequencer.leave(session.lane_session)
         await asyncio.sleep(2)
@@ -269,7 +269,7 @@ def test_an_ending_takes_the_next_number_beside_busy_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "told"),
+    ("limits", "text"),
     [
         ({"lanes_per_edge_max": 1}, "edge edge-1 of tenant default has 1 lanes, its limit"),
         ({"streams_per_tenant_max": 1}, "tenant default has 1 streams in shard 0, its limit"),
@@ -280,7 +280,7 @@ def test_an_ending_takes_the_next_number_beside_busy_nodes() -> None:
         ),
     ],
 )
-def test_lanes_and_topics_are_bounded_and_the_sentence_names_the_owner(limits: dict[str, int], told: str) -> None:
+def test_lanes_and_topics_are_bounded_and_the_sentence_names_the_owner(limits: dict[str, int], text: str) -> None:
     async def main() -> None:
         node = SequencerNode(MemoryStore(), random.Random(1), replace(SETTINGS, **limits))
         await node.start()
@@ -288,7 +288,7 @@ def test_lanes_and_topics_are_bounded_and_the_sentence_names_the_owner(limits: d
         assert await Session(node.sequencer, LANE, 1, ["plant/{line}"]).open()
         full = node.sequencer.no_room(LANE._replace(stream="alarms"), ["alarms"])
         assert full is not None
-        assert full.reason == told.replace("19", "18")
+        assert full.reason == text.replace("19", "18")
         assert node.sequencer.no_room(LANE, ["plant/{line}"]) is None
         assert now_ns() < NS * 100
         await node.kill()

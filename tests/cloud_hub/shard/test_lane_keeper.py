@@ -42,8 +42,8 @@ def test_lanes_not_seen_for_long_retire_leave_and_count_again_when_they_come_bac
         retired = (await hub.state()).lanes[LANE].retired
         assert retired is not None
         assert (retired.by, retired.reason) == (RetiredBy.AGE, "not seen for 90 days")
-        told = await lines(ClusterLog(hub.store, CLUSTER.cluster_id), 1, 4)
-        assert [(each["act"], each["by"], each["target"], each["reason"]) for each in told] == [
+        reported = await lines(ClusterLog(hub.store, CLUSTER.cluster_id), 1, 4)
+        assert [(each["act"], each["by"], each["target"], each["reason"]) for each in reported] == [
             ("began", "the hub", "shard 0: lanes of default/edge-1", "not seen for 90.0 days"),
             ("ended", "the hub", "", "done"), ("unusable", "", "", UNUSABLE),
         ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_an_edge_that_was_not_seen_for_long_leaves_an_open_gap_that_its_return_c
             await session.send(0, 5)
             await session.until_acked(0, 5)
             hub.sequencer.put_mark(session.lane_session, Mark(now_ns(), 5))
-        stopped.lane_session.says_last_word = True
+        stopped.lane_session.sends_last_word = True
         hub.sequencer.put_mark(stopped.lane_session, Mark(now_ns() + 1, 5))
         await asyncio.sleep(5)
         for session in (stopped, lost):

@@ -72,8 +72,8 @@ def test_topics_are_told_again_only_when_they_changed() -> None:
         await opened(sequencer, epoch=2)
         changed = Session(sequencer, LANE, 3, ["hall/{hall}"])
         assert await changed.open()
-        told = [index.footer.lanes[0].topics async for index in sequencer.log.indexes(0)]
-        assert told == [["plant/{line}/t"], None, ["hall/{hall}"]]
+        reports = [index.footer.lanes[0].topics async for index in sequencer.log.indexes(0)]
+        assert reports == [["plant/{line}/t"], None, ["hall/{hall}"]]
 
     play(story)
 
@@ -82,8 +82,8 @@ def test_the_kind_of_payloads_is_told_again_only_when_it_changed() -> None:
     async def story(sequencer: Sequencer, _: FaultyStore) -> None:
         for epoch, payload in enumerate([0, 2, 2, 1, 0], 1):
             assert await Session(sequencer, LANE, epoch, payload=payload).open()
-        told = [index.footer.lanes[0].payload async for index in sequencer.log.indexes(0)]
-        assert told == [None, 2, None, 1, 0]
+        reports = [index.footer.lanes[0].payload async for index in sequencer.log.indexes(0)]
+        assert reports == [None, 2, None, 1, 0]
         assert (await sequencer.log.load()).lanes[LANE].payload == 0
 
     play(story)
@@ -310,7 +310,7 @@ def test_an_epoch_taken_at_another_node_ends_the_session_here() -> None:
 
 
 def test_the_end_of_a_session_whose_edge_has_left_is_not_told_as_a_copied_log() -> None:
-    """A node that was stopped finds that its edges went on elsewhere. They have made records since they came here."""
+    """A node that was stopped finds that its edges continued elsewhere. They have made records since they came here."""
 
     async def story(sequencer: Sequencer, store: FaultyStore) -> None:
         left = Session(sequencer, LANE, 1, offered_end=3)
@@ -330,10 +330,10 @@ def test_the_end_of_a_session_whose_edge_has_left_is_not_told_as_a_copied_log() 
         await asyncio.sleep(5)
         for session in (left, late):
             assert session.refusal is RefuseCode.IDENTITY_CONFLICT
-            assert "a connection with epoch 2 has taken over, this one has 1" in session.told
+            assert "a connection with epoch 2 has taken over, this one has 1" in session.reported
         copy = Session(sequencer, LANE, 1, offered_end=3)
         assert not await copy.open()
-        assert "restored from an old copy" in copy.told
+        assert "restored from an old copy" in copy.reported
         await elsewhere.close()
 
     play(story)
@@ -476,16 +476,16 @@ def test_records_that_come_behind_their_own_gap_are_told_as_records() -> None:
 @pytest.mark.parametrize("first", [2, 25, 55])
 def test_gaps_told_in_any_order_before_their_records_cost_the_shard_nothing(order: tuple[int, ...], first: int) -> None:
     gaps = [GapRange(0, 10, 3), GapRange(20, 40, ABSENT), GapRange(50, 60, 3)]
-    told = [gaps[number] for number in order] + [GapRange(24, 30, 3)]
+    reported = [gaps[number] for number in order] + [GapRange(24, 30, 3)]
 
     async def story(sequencer: Sequencer, _: FaultyStore) -> None:
         session, other = await opened(sequencer), await opened(sequencer, OTHER)
-        for gap in told:
+        for gap in reported:
             await sequencer.put_gap(session.lane_session, gap)
         await session.send(first, first + 2)
         await other.send(0, 5)
         await other.until_acked(0, 5)
-        for gap in told:
+        for gap in reported:
             await session.until_acked(gap.first, gap.end)
         held = sequencer.state.lanes[LANE]
         assert held.records == RangeSet([(first, first + 2)])
@@ -592,10 +592,10 @@ def test_a_session_of_which_no_chunk_can_be_made_refuses_itself_alone(monkeypatc
         assert await odd.open()
         add = ChunkBuilder.add
 
-        def add_most(builder: ChunkBuilder, session: LaneSession, *, tells_origins: bool = True) -> None:
+        def add_most(builder: ChunkBuilder, session: LaneSession, *, declares_origins: bool = True) -> None:
             if session.lane == OTHER:
                 raise OverflowError("a bug that one lane's data meets")
-            add(builder, session, tells_origins=tells_origins)
+            add(builder, session, declares_origins=declares_origins)
 
         monkeypatch.setattr(ChunkBuilder, "add", add_most)
         await odd.send(0, 3)

@@ -23,17 +23,17 @@ def test_a_shard_that_is_needed_again_while_another_is_closed_stays(monkeypatch:
         await shards.start()
         others = [shard for shard in range(3) if not owners.is_own(shard)]
         first, second = [await shards.get(shard) for shard in others]
-        closing, go_on, close = asyncio.Event(), asyncio.Event(), Sequencer.close
+        closing, resume, close = asyncio.Event(), asyncio.Event(), Sequencer.close
 
         async def slowly(sequencer: Sequencer) -> None:
             closing.set()
-            await go_on.wait()
+            await resume.wait()
             await close(sequencer)
 
         monkeypatch.setattr(Sequencer, "close", slowly)
         await closing.wait()
         assert await shards.get(others[1]) is second
-        go_on.set()
+        resume.set()
         await asyncio.sleep(50)
         assert not first.is_running
         assert second.is_running

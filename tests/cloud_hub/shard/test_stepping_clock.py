@@ -61,7 +61,7 @@ class SteppingEdge:
         self.boot, self.boot_at = 1, 0
         self.clock = ClockState.SYNCED
         self.runs: list[Run] = []
-        self.told: dict[int, int] = {}
+        self.reported: dict[int, int] = {}
         """Boot -> its offset, once the edge found it out."""
         self.epoch = 0
         self.session: Session | None = None
@@ -102,13 +102,13 @@ class SteppingEdge:
         """What the edge tells of its clock before it sends anything of an unset one."""
         if self.clock is ClockState.SYNCED:
             return None
-        offset = self.told.setdefault(self.boot, self.boot_at)
+        offset = self.reported.setdefault(self.boot, self.boot_at)
         tenant, edge, log_id, _ = self.lane
         return ClockUpdate(tenant, edge, log_id, self.boot, self.reading.monotonic, offset, 0)
 
     def mark(self) -> Mark:
         """Everything so far is below the end; what is still to come has the clock's present time at least."""
-        offset = self.told.get(self.boot) if self.clock is ClockState.UNSYNCED else None
+        offset = self.reported.get(self.boot) if self.clock is ClockState.UNSYNCED else None
         now = self.wall if offset is None else offset + self.reading.monotonic
         self.true += 1
         return Mark(now - 1, self.end)

@@ -55,18 +55,18 @@ class Hub:
 
     def open(self, *sessions: LaneSession) -> None:
         """Open sessions as one message of a link does, each if there is room for it, and commit them."""
-        told = PendingDeclarations()
-        room = Room(BOUNDS, told)
+        reported = PendingDeclarations()
+        room = Room(BOUNDS, reported)
         frame = LaneOpen(1, *sessions[-1].lane, 1, [], sessions[-1].topics, 0, 0, list(sessions[-1].origins.values()))
         turn = max(1, TURN_COST // (CONTROL_COST + CONTROL_BYTE_COST * len(encode_frame(frame))))
         for first in range(0, len(sessions), turn):
-            self._timed("open", partial(self._open, room, told, sessions[first : first + turn]))
+            self._timed("open", partial(self._open, room, reported, sessions[first : first + turn]))
         self.commit(*(session for session in sessions if not session.opened.cancelled()))
 
-    def _open(self, room: Room, told: PendingDeclarations, sessions: Sequence[LaneSession]) -> None:
+    def _open(self, room: Room, reported: PendingDeclarations, sessions: Sequence[LaneSession]) -> None:
         for session in sessions:
             if room.for_lane(self.state, session.lane, session.topics, session.origins.values()) is None:
-                told.begins(session, self.state)
+                reported.begins(session, self.state)
             else:
                 session.opened.cancel()
 
@@ -175,7 +175,7 @@ def clocks_of_all_boots(hub: Hub) -> None:
     sessions = [hub.session(lane, clocks=clocks) for lane in range(LANES)]
     hub.open(*sessions)
     for boot in range(2 * BOOTS_MAX):
-        clocks.tell(ClockUpdate(*sessions[0].lane[:3], boot + 1, 0, 0, 0))
+        clocks.add(ClockUpdate(*sessions[0].lane[:3], boot + 1, 0, 0, 0))
     for session in sessions:
         session.append(ReceivedBatch(*make_batch(session.lane, 0, 1), 0))
     hub.commit(*sessions)

@@ -83,10 +83,14 @@ DRIFTS = (
 
 def shown(row: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return what a row of any engine shows: its values that are not null, and the fields of ``_misfit``."""
-    told = row["_misfit"] or ()
-    if not isinstance(told, dict):
-        told = {each["key"]: each["value"] for each in told} if told and isinstance(told[0], dict) else dict(told)
-    return {name: _plain(row[name]) for name in COLUMNS if row[name] is not None}, tuple(sorted(told))
+    reported = row["_misfit"] or ()
+    if not isinstance(reported, dict):
+        reported = (
+            {each["key"]: each["value"] for each in reported}
+            if reported and isinstance(reported[0], dict)
+            else dict(reported)
+        )
+    return {name: _plain(row[name]) for name in COLUMNS if row[name] is not None}, tuple(sorted(reported))
 
 
 def _plain(value: Any) -> Any:

@@ -35,7 +35,7 @@ DELTA_CALLS = ("open", "create", "checkpoint", "clean_log", "vacuum")
 
 
 class Crash(BaseException):
-    """The process is gone: nothing may catch this and go on."""
+    """The process is gone: nothing may catch this and continue."""
 
 
 class Boundaries:

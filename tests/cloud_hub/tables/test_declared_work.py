@@ -71,12 +71,12 @@ async def test_a_hub_makes_a_declared_table_and_ends_it_when_it_is_withdrawn(tmp
         await run("set", config, "telemetry", "--latest", "_key", "--every", "1s", "--retain", "30d")
         config.write_text(f"store: {tmp_path / 'store'}\nretain_log: 1d\n")
         await run("set", config, "telemetry", "--retain-log", "90d", "--sort", "machine,_edge")
-        (told,) = json.loads(await run("list", config, "--json"))
-        assert told["sort"] == ["machine", "_edge"]
+        (reported,) = json.loads(await run("list", config, "--json"))
+        assert reported["sort"] == ["machine", "_edge"]
         assert "machine, _edge" in await run("list", config)
-        assert (told["stream"], told["latest"], told["every"], told["retain"], told["retain_log"]) == (
+        assert [reported[name] for name in ("stream", "latest", "every", "retain", "retain_log")] == [
             "default/telemetry", ["_key"], "1s", "30d", "90d",
-        )  # fmt: skip
+        ]  # fmt: skip
 
         def is_there() -> bool:
             found = _status(hub.url)
@@ -169,6 +169,6 @@ async def test_answers_say_up_to_when_rows_were_removed(tmp_path: Path) -> None:
 
 def _answer(url: str, path: str) -> Any:
     with urllib.request.urlopen(f"{url}/v1/streams/telemetry{path}") as answer:
-        told = json.loads(answer.read())
-    check_answer("GET", "/v1/streams/{stream}" + path.partition("?")[0], told)
-    return told
+        document = json.loads(answer.read())
+    check_answer("GET", "/v1/streams/{stream}" + path.partition("?")[0], document)
+    return document

@@ -77,8 +77,8 @@ async def test_rows_of_a_key_are_in_no_table_at_once_and_the_audit_says_by_whom(
     assert [*latest(directory)] == [OTHERS.decode()]
     found = await audit(directory, *STREAM, payloads=True)
     assert (found.problems, found.total("missing"), found.total("deleted")) == ([], 0, 15)
-    (told,) = found.deletions
-    assert (told.by, told.reason, told.rows, told.count, told.time, told.is_erased) == (
+    (reported,) = found.deletions
+    assert (reported.by, reported.reason, reported.rows, reported.count, reported.time, reported.is_erased) == (
         "an operator", "case 12", "by _key", 15, START, True,
     )  # fmt: skip
     # What comes later is a row, and no part of what was erased.
@@ -108,7 +108,7 @@ async def test_a_table_that_is_made_again_after_an_erasure_does_not_have_the_row
     await log.append(0, Run(LANE, 100, 2, key=PERSON))
     first = await new_tierer(directory, log, file_rows_max=3)
     await first.step()
-    await drain_all(await new_tierer(directory, log, file_rows_max=3))  # another process goes on
+    await drain_all(await new_tierer(directory, log, file_rows_max=3))  # another process continues
     found = rows(directory)
     assert (set(found.column("_key").to_pylist()), found.num_rows) == ({OTHERS.decode(), PERSON.decode()}, 14)
     audited = await audit(directory, *STREAM, payloads=True)
@@ -204,7 +204,7 @@ async def test_after_the_grace_no_engine_no_reader_and_no_object_has_it(tmp_path
     await erased(store, log, _key=PERSON.decode())
     (state,) = await erasures(store, STREAM)
     assert len(state.waits) >= 3, state.waits
-    # The grace: the shards go on, the collector and the vacuum delete what is old enough.
+    # The grace: the shards continue, the collector and the vacuum delete what is old enough.
     for shard, lane in ((0, LANE), (1, OTHER)):
         await log.append(shard, Run(lane, 1000, 2, key=OTHERS))
     await drain(await new_tierer(store, log))
@@ -226,7 +226,7 @@ async def test_after_the_grace_no_engine_no_reader_and_no_object_has_it(tmp_path
         assert counted.fetchall() == [(0,)], arrow.schema
         assert pl.scan_delta(folder).filter(pl.col("_key").str.contains(secret)).collect().height == 0
     found = await audit(store, *STREAM, payloads=True)
-    assert (found.problems, [told.count for told in found.deletions]) == ([], [15])
+    assert (found.problems, [reported.count for reported in found.deletions]) == ([], [15])
 
 
 @pytest.mark.slow

@@ -132,12 +132,12 @@ async def test_the_processes_of_a_host_share_its_tables_and_each_says_which_it_m
         config = tmp_path / "hub.yaml"
         config.write_text(f"listen: 127.0.0.1:{port}\nstore: {tmp_path}\n")
         shown = json.loads((await asyncio.to_thread(weft, "hub", "status", config, "--json")).stdout)
-        told = {each["stream"]: each for each in shown["tables"]}
+        reported = {each["stream"]: each for each in shown["tables"]}
         made = await tables(second)
-        assert {stream: told[stream]["committed_at"] for stream in made} == {
+        assert {stream: reported[stream]["committed_at"] for stream in made} == {
             stream: each["committed_at"] for stream, each in made.items()
         }, "as the maker says"
-        assert {each["process"] for each in told.values()} == {*names}
+        assert {each["process"] for each in reported.values()} == {*names}
         assert (first._work().tables or 0) + (second._work().tables or 0) == len(MANY)
     there, named = fleet.files()
     assert there == named == 2 * len(MANY)

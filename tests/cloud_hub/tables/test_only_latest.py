@@ -100,8 +100,8 @@ async def test_no_table_of_all_rows_is_made_and_the_log_may_go_once_the_latest_t
     assert await TableLog(directory, table_key(*STREAM)).read() is None
     assert len(latest(directory)) == 3
     assert opened(directory).metadata().configuration[INSTEAD_PROPERTY] == "true"
-    (told,) = tables.status()
-    assert (told.kind, told.lag_records, told.error) == ("latest", 0, None)
+    (reported,) = tables.status()
+    assert (reported.kind, reported.lag_records, reported.error) == ("latest", 0, None)
     assert [(each.instead, each.gone) for each in beside.status()] == [(True, 0)]
     assert await tables.first_untabled(0) == log.states[0].n + 1
     assert tables.tierer(STREAM) is None, "nobody counts rows of a table that is not there"
@@ -116,7 +116,7 @@ async def test_a_table_of_all_rows_that_is_there_is_kept_until_it_is_moved_away(
     is_instead = True
     await log.append(0, Run(LANE, 12, 4, key=b"plant/a/m1/telemetry"))
     await work(of, clock)
-    assert rows(directory).num_rows == 16, "it goes on"
+    assert rows(directory).num_rows == 16, "it continues"
     assert [each.instead for each in beside.status()] == [False]
     folder = Path(directory.location(table_key(*STREAM))[0])
     folder.rename(tmp_path / "moved")
@@ -173,8 +173,8 @@ async def test_an_erasure_ends_with_the_chunks_that_are_there(directory: ObjectS
     assert (done.rows, done.latest, done.recorded) == (0, 1, 1)
     assert sorted(latest(directory)) == ["plant/a/m0/telemetry", "plant/a/m2/telemetry"]
     assert await TableLog(directory, table_key(*STREAM)).read() is None
-    (told,) = await erasures(directory, STREAM)
-    assert any("the log of shard 0 has chunks up to 2" in wait for wait in told.waits)
+    (reported,) = await erasures(directory, STREAM)
+    assert any("the log of shard 0 has chunks up to 2" in wait for wait in reported.waits)
     assert (await audit(directory, *STREAM)).problems == []
 
 
@@ -192,8 +192,8 @@ async def test_a_hub_answers_for_a_stream_without_a_table_of_all_rows(tmp_path: 
     await run("table", "set", config, "telemetry", "--latest", "_key", "--every", "1s", "--instead")
     assert "retention of the table of all rows" in await run("table", "set", config, "telemetry", "--retain", "30d")
     (tmp_path / "rules.yaml").write_text("rules: {topic: {not_null: machine}}\n")
-    told = await run("quality", "set", config, "telemetry", tmp_path / "rules.yaml")
-    assert "latest table instead of a table of all rows" in told
+    reported = await run("quality", "set", config, "telemetry", tmp_path / "rules.yaml")
+    assert "latest table instead of a table of all rows" in reported
     settings: dict[str, Any] = {"shards": 1, "table_interval_s": 0.2, "cluster_log_interval_s": 0.1}
     async with running_hub(store, **settings) as hub:
 
@@ -226,8 +226,8 @@ async def test_a_hub_answers_for_a_stream_without_a_table_of_all_rows(tmp_path: 
         assert complete["only_latest"]
     assert not (tmp_path / "store" / "tables" / "default").exists()
     assert "can no longer be made" in await run("table", "remove", config, "telemetry")
-    told = await run("table", "list", config)
-    assert "_key, and no other table" in told
+    reported = await run("table", "list", config)
+    assert "_key, and no other table" in reported
     place = open_store(str(tmp_path / "backup"))
     lines: list[str] = []
     await make_backup(store, place, clock=time.time_ns, note=lines.append)

@@ -129,5 +129,5 @@ async def test_an_error_that_nobody_expects_stops_one_quarantine(
     work = Work(directory, log, bad, good)
     await work.look(1)
     assert stepped == [quarantine_key(*good)]
-    told: Any = work.work.status(bad)
-    assert told.error == "a footer that makes no sense"
+    reported: Any = work.work.status(bad)
+    assert reported.error == "a footer that makes no sense"

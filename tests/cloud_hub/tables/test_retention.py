@@ -52,9 +52,9 @@ async def test_files_go_once_their_newest_row_is_too_old_and_the_audit_says_up_t
     assert (await one.look(wanted), await one.look(wanted)) == (2, 0)
     found = await audit(directory, *STREAM, payloads=True)
     assert (found.problems, found.total("missing"), found.total("deleted")) == ([], 0, 21)
-    (told,) = found.deletions
-    assert (told.by, told.count, told.reason) == ("retention", 21, "retention of 2h")
-    assert told.received_until == START + 2 * HOUR
+    (reported,) = found.deletions
+    assert (reported.by, reported.count, reported.reason) == ("retention", 21, "retention of 2h")
+    assert reported.received_until == START + 2 * HOUR
     assert len(await directory.list(deletion_prefix(*STREAM))) == 1, "one declaration, however often files go"
     await log.append(0, Run(LANE, 50, 4))
     await drain(await new_tierer(directory, log))

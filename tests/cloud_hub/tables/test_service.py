@@ -127,9 +127,9 @@ async def test_a_damaged_shard_keeps_nothing_of_the_others_from_the_table(
         await directory.create(key, bytes(damaged))
         await service.run_once()
         assert contents(directory) == expected({0: [Run(LANE, 0, 3)]})
-        told = service.error if where == "error" else service.status()[0].error
-        assert f"{key} is damaged" in str(told)
-        assert "restore this object" in str(told)
+        reported = service.error if where == "error" else service.status()[0].error
+        assert f"{key} is damaged" in str(reported)
+        assert "restore this object" in str(reported)
     await directory.delete(key)
     await directory.create(key, whole)
     assert await service.run_once() == 4

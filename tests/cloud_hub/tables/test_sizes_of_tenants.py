@@ -1,4 +1,4 @@
-"""At a tenant's quota of table bytes its tables stand, others go on, and no record is lost."""
+"""At a tenant's quota of table bytes its tables stand, others continue, and no record is lost."""
 
 from __future__ import annotations
 

@@ -93,14 +93,14 @@ async def test_every_process_knows_which_table_is_stopped_that_another_one_makes
         for each in (maker, other):
             await each.run_once()
         await look()
-    (told,), (known,) = (
+    (reported,), (known,) = (
         [each for each in service.status() if each.stream == "telemetry"] for service in (other, maker)
     )
-    assert told.process == known.process == f"host:{services.index(maker)}"
-    assert [(each.shard, each.first, each.end) for each in told.stopped] == [(0, 5, 8)]
-    assert told.error == known.error == other.error_of(KEY) is not None
+    assert reported.process == known.process == f"host:{services.index(maker)}"
+    assert [(each.shard, each.first, each.end) for each in reported.stopped] == [(0, 5, 8)]
+    assert reported.error == known.error == other.error_of(KEY) is not None
     assert (maker.stopped, other.stopped) == (1, 0), "a sum over processes counts it once"
-    assert told.files == 2, "it measures tables that others make"
+    assert reported.files == 2, "it measures tables that others make"
     await skip(directory, log, 5, 8)
     for each in (maker, other):
         await each.run_once()
@@ -262,7 +262,7 @@ async def test_a_table_that_was_moved_away_after_its_chunks_were_deleted_says_ho
     (tmp_path / "store/tables/default/telemetry").rename(tmp_path / "away")
     service = TableService(directory, log.cluster)
     await service.run_once()
-    assert numbers(directory) == [(1, at) for at in range(6)], "another shard goes on"
+    assert numbers(directory) == [(1, at) for at in range(6)], "another shard continues"
     (status,) = service.status()
     assert [(each.shard, each.first, each.end) for each in status.stopped] == [(0, 0, 5)]
     assert "deleted when a table had the rows. Put that table back" in str(status.error)

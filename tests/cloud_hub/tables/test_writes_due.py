@@ -49,13 +49,13 @@ async def test_a_changed_time_of_vacuum_reaches_tables_that_are_there(tmp_path: 
         await log.append(0, Run(LANE, number, 1))
         await TableService(store, log.cluster, settings=TableSettings(retention_hours=hours)).run_once()
         names = ("delta.deletedFileRetentionDuration", "delta.logRetentionDuration")
-        told = table(store).metadata().configuration
-        assert {told[name] for name in names} == {f"interval {hours} hours"}
+        reported = table(store).metadata().configuration
+        assert {reported[name] for name in names} == {f"interval {hours} hours"}
     table(store).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 30 days"})
     await log.append(0, Run(LANE, 3, 1))
     await TableService(store, log.cluster, settings=TableSettings(retention_hours=24)).run_once()
-    told = table(store).metadata().configuration
-    assert told["delta.deletedFileRetentionDuration"] == "interval 30 days", "its owner's word"
+    reported = table(store).metadata().configuration
+    assert reported["delta.deletedFileRetentionDuration"] == "interval 30 days", "its owner's word"
 
 
 def test_many_quiet_streams_wait_unasked_and_make_no_other_tenant_wait() -> None:

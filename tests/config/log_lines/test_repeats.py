@@ -6,7 +6,7 @@ from weft.config.log_lines import Repeats, left_out
 
 
 def said_at(repeats: Repeats, key: str, seconds: range) -> dict[int, int]:
-    found = {now: repeats.say(key, float(now)) for now in seconds}
+    found = {now: repeats.due(key, float(now)) for now in seconds}
     return {now: count for now, count in found.items() if count is not None}
 
 
@@ -19,38 +19,38 @@ def test_a_repetition_is_said_at_growing_intervals_with_what_was_left_out() -> N
 
 def test_another_thing_is_said_at_once_and_what_is_over_is_news_again() -> None:
     repeats = Repeats()
-    assert repeats.say("down", 0) == 0
-    assert repeats.say("refused", 1) == 0
-    assert repeats.say("down", 2) is None
+    assert repeats.due("down", 0) == 0
+    assert repeats.due("refused", 1) == 0
+    assert repeats.due("down", 2) is None
     repeats.forget("down")
-    assert repeats.say("down", 3) == 0
-    assert repeats.say("refused", 4) is None
+    assert repeats.due("down", 3) == 0
+    assert repeats.due("refused", 4) is None
     repeats.clear()
-    assert repeats.say("refused", 5) == 0
+    assert repeats.due("refused", 5) == 0
 
 
 def test_what_must_be_said_is_and_makes_the_next_wait_longer() -> None:
     repeats = Repeats(first_s=60)
-    repeats.say("down", 0)
-    repeats.say("down", 1)
-    assert repeats.say("down", 2, always=True) == 1
-    assert repeats.say("down", 100) is None
-    assert repeats.say("down", 122) == 1
+    repeats.due("down", 0)
+    repeats.due("down", 1)
+    assert repeats.due("down", 2, always=True) == 1
+    assert repeats.due("down", 100) is None
+    assert repeats.due("down", 122) == 1
 
 
 def test_what_was_quiet_for_long_begins_at_the_shortest_wait_again() -> None:
     repeats = Repeats(first_s=60, longest_s=600)
     for now in range(0, 3000, 10):
-        repeats.say("down", float(now))
+        repeats.due("down", float(now))
     assert list(said_at(repeats, "down", range(10_000, 10_200, 10))) == [10_000, 10_060, 10_180]
 
 
 def test_memory_is_bounded_whatever_others_write() -> None:
     repeats = Repeats(keys_max=10)
     for number in range(1000):
-        assert repeats.say(f"edge {number}", 0) == 0
-    assert repeats.say("edge 999", 0) is None
-    assert repeats.say("edge 0", 0) == 0, "forgotten, so it is said once more"
+        assert repeats.due(f"edge {number}", 0) == 0
+    assert repeats.due("edge 999", 0) is None
+    assert repeats.due("edge 0", 0) == 0, "forgotten, so it is said once more"
 
 
 def test_what_was_left_out_is_counted_for_people() -> None:

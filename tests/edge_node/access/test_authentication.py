@@ -137,13 +137,13 @@ async def test_who_goes_away_is_taken_off_the_list(accounts: Accounts, counters:
 
 
 async def test_new_users_and_rules_hold_at_once_for_who_is_connected(accounts: Accounts) -> None:
-    told: list[int] = []
-    accounts.watch(lambda: told.append(1))
+    reports: list[int] = []
+    accounts.watch(lambda: reports.append(1))
     credentials = said("press-7", b"secret-of-press-7")
     identity = await accounts.identify(credentials, None, may_be_anonymous=False)
     accounts.replace(names={"press-7": users.HASHER.hash(b"another secret")})
     accounts.replace(acl=acl.parse("user press-7\ntopic read a\n", "acl"))
-    assert len(told) == 2
+    assert len(reports) == 2
     assert identity.may_read(b"a")
     assert not identity.may_publish(b"devices/press-7/C1")
     assert await refusal(accounts, credentials) is Denial.WRONG
@@ -167,7 +167,7 @@ async def test_a_failed_login_is_an_event_without_its_password(
                 said("press-7", b"secret-guess"), None, may_be_anonymous=False, address="203.0.113.7"
             )
     (line,) = [record.getMessage() for record in caplog.records if record.name == "weft.events"]
-    told = json.loads(line)
-    assert (told["event"], told["severity"], told["owner"]) == ("login_failed", "warning", "address 203.0.113.7")
-    assert "'press-7'" in told["reason"]
+    answer = json.loads(line)
+    assert (answer["event"], answer["severity"], answer["owner"]) == ("login_failed", "warning", "address 203.0.113.7")
+    assert "'press-7'" in answer["reason"]
     assert "secret" not in line

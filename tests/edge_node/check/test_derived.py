@@ -226,7 +226,7 @@ def test_a_route_leads_to_a_stream_that_takes_nothing_else(target: str, error: s
         ("{sample: {every: 2}}, {where: v > 1}", "json"), ("{window: {every: 1m, emit: {n: mean(v)}}}", "json"),
         ("{window: {every: 1m, by: zone, emit: {n: count()}}}", "json"), ("{select: [v, w]}", "json"),
         ("{alert: {when: v > 1, topic: x}}", "json"),
-        # These have results of bytes, or may have, so that what runs goes on as it was.
+        # These have results of bytes, or may have, so that what runs continues as it was.
         ("{where: value > 5}", "bytes"), ("{where: 'default(v, 0) < 1'}", "bytes"), ("{where: not exists(v)}", "bytes"),
         ("{where: machine == 'm' or v > 1}", "bytes"), ("{sample: {every: 2}}", "bytes"),
         ("{select: [v, value]}", "bytes"),

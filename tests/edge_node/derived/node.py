@@ -158,7 +158,7 @@ class Edge:
         self.released[function, stream] = max(end for _, end in ranges)
 
     def publish(self, stream: str, *values: Any, key: bytes = b"k", time: int | None = None) -> int:
-        """Append records, which are not durable yet. Time goes on with them."""
+        """Append records, which are not durable yet. Time continues with them."""
         self.now = max(self.now, time or 0)
         payloads = [json.dumps(value if isinstance(value, dict) else {"value": value}).encode() for value in values]
         return self.log.append(self.log.stream(stream), self.now, [key] * len(payloads), payloads)
@@ -181,7 +181,7 @@ class Edge:
                     derived._wake.set()  # what one stream knows of the time, the next one has to see
             for _ in range(5):
                 await asyncio.sleep(0)
-            # Rows of several inputs may have to wait for the time to go on.
+            # Rows of several inputs may have to wait for the time to continue.
             now = ([each.lag for each in figures], self.log.next_seq(self.log.stream("weft-functions")), until)
             quiet = 0 if self.commit() or now != before else quiet + 1
             before = now

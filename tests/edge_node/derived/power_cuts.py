@@ -82,7 +82,7 @@ class Life:
         self.cuts = 0
         self.disk = FakeFileSystem()
         self.now = START
-        self.told: dict[str, int] = {}
+        self.reported: dict[str, int] = {}
         """Derived stream -> the highest mark that the log gave."""
         self.checked: dict[str, int] = {}
         """Derived stream -> number of its first record that was not held against the marks."""
@@ -197,11 +197,11 @@ class Life:
         for name in self.derived:
             number = edge.log.stream(name)
             for seq, time, _, _ in self.taken[name][self.checked.get(name, 0) :]:
-                if time <= self.told.get(name, 0):
-                    raise Violation(f"{name} {seq} has time {time}; {self.told[name]} was told to be complete")
+                if time <= self.reported.get(name, 0):
+                    raise Violation(f"{name} {seq} has time {time}; {self.reported[name]} was told to be complete")
             time, seq = edge.log.mark(number, edge.now)
             if seq <= edge.log.durable_end(number):
-                self.told[name] = max(self.told.get(name, 0), time)
+                self.reported[name] = max(self.reported.get(name, 0), time)
                 self.checked[name] = seq
 
     def _take(self, edge: Edge) -> None:
@@ -268,14 +268,14 @@ def _run_named(seed: int) -> int:
         raise Violation(f"seed {seed}: {violation}") from None
 
 
-def run_cuts(cuts: int, seed: int = 1, told: Callable[[int, int], None] = lambda seed, cuts: None) -> int:
+def run_cuts(cuts: int, seed: int = 1, reported: Callable[[int, int], None] = lambda seed, cuts: None) -> int:
     """Live life after life until there were that many cuts; return how many lives."""
     done, lives = 0, 0
     with quiet():
         while done < cuts:
             done += _run_named(seed + lives)
             lives += 1
-            told(seed + lives, done)
+            reported(seed + lives, done)
     return lives
 
 

@@ -160,8 +160,8 @@ async def test_the_reason_code_says_that_something_took_the_message(tmp_path: Pa
         codes: list[ReasonCode] = []
         done = asyncio.Event()
 
-        def published(*told: Any) -> None:
-            codes.append(told[3])
+        def published(*reported: Any) -> None:
+            codes.append(reported[3])
             done.set()
 
         device._client.on_publish = published

@@ -69,7 +69,7 @@ async def test_a_version_that_fails_on_its_first_rows_is_taken_back_and_named_un
     figures = edge.functions.counters()["large"]
     assert figures.version == LARGE.digest.hex()[:8]
     assert figures.lag == 0
-    assert figures.trouble == "", "the stream goes on"
+    assert figures.trouble == "", "the stream continues"
     assert "new ones fail on their first rows (RuntimeError: a fault of the new version)" in figures.refused
     edge.functions.change([LARGE])
     await edge.pass_time(2)

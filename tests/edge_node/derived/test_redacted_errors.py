@@ -89,17 +89,17 @@ async def test_originals_stay_whole_where_nothing_is_redacted(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("functions", "told"),
+    ("functions", "message"),
     [("[{redact: [name]}, {where: parts > 0}]", b""), ("[{where: parts > 0}]", json(name="Kim"))],
     ids=["redacted", "not redacted"],
 )
-def test_a_row_that_functions_crash_on_is_named_and_not_quoted(functions: str, told: bytes) -> None:
+def test_a_row_that_functions_crash_on_is_named_and_not_quoted(functions: str, message: bytes) -> None:
     text = f"node: a\ndata_dir: d\nstreams: {{s: {{from: a, payload: json, functions: {functions}}}}}"
     (definition,) = definitions(parse(text, "edge.yaml", EdgeConfig, check).config)
     outputs = Outputs()
     row = Row(1, b"a", json(name="Kim"), {}, (("cookie", "Kim"),), 7, "raw", json(name="Kim"))
     definition.make_chain().entry(outputs).reject(row, "the functions failed: KeyError: 'Kim'")
     (run,) = runs_of(outputs, 1, 2, {}, after=0, last={})
-    assert run.payloads == [told]
-    assert ("Kim" in str(run.headers)) == bool(told)
+    assert run.payloads == [message]
+    assert ("Kim" in str(run.headers)) == bool(message)
     assert dict(run.headers[0])["weft.source"] == "raw 7"

@@ -68,7 +68,7 @@ async def test_a_mark_waits_for_the_held_row_and_goes_on_when_it_is_out() -> Non
 
 
 async def test_no_payload_stops_a_reducer() -> None:
-    """Neither strange values nor a payload that is not a mapping: what cannot be judged goes on or to the errors."""
+    """Neither strange values nor a payload that is not a mapping: what cannot be judged continues or to the errors."""
     edge = Edge(FakeFileSystem(), *definitions())
     strange: list[Any] = [
         None,

@@ -145,9 +145,9 @@ async def test_one_rejected_row_in_a_hundred_is_told_once(caplog: pytest.LogCapt
         edge.publish("telemetry", *([1] * 9), "none", time=START + at)
         await edge.settle()
     assert counters.warning.startswith("4 of 230 rows (1 %) went to minutes-errors")
-    told = [line for line in caplog.messages if "minutes-errors" in line]
-    assert len(told) == 1
-    assert "; most often: " in told[0]
+    lines = [line for line in caplog.messages if "minutes-errors" in line]
+    assert len(lines) == 1
+    assert "; most often: " in lines[0]
     for _ in range(51):
         edge.publish("telemetry", *([1] * 400), time=START + 9)
         await edge.settle()
@@ -222,7 +222,7 @@ async def test_derived_streams_come_and_go() -> None:
     assert sum(record[3]["sum"] for record in edge.read("minutes")) == 21
     edge.functions.change([MINUTES, LARGE])
     await edge.pass_time(2)
-    assert [record[3]["value"] for record in edge.read("large")] == [10, 11], "it goes on where it was"
+    assert [record[3]["value"] for record in edge.read("large")] == [10, 11], "it continues where it was"
     await edge.close()
 
 
@@ -260,15 +260,15 @@ async def run_with_a_clock_set_back(inputs: list[str], *, restarts: bool) -> lis
     disk = FakeFileSystem()
     minutes = definition("minutes", inputs, lambda: [("minutes", Minutes())])
     edge = Edge(disk, minutes)
-    told, found = 0, list[Any]()
+    reported, found = 0, list[Any]()
     for at in (START + 10**9 * SECOND, START):  # a clock far ahead, until it is set right
         edge.now = at
         for number in range(4):
             edge.publish("telemetry", number)
             await edge.pass_time(40)
             new = edge.read("minutes", len(found))
-            assert all(record[1] > told for record in new), "a mark had said that this time was complete"
-            found, told = [*found, *new], max(told, edge.mark("minutes"))
+            assert all(record[1] > reported for record in new), "a mark had said that this time was complete"
+            found, reported = [*found, *new], max(reported, edge.mark("minutes"))
             if restarts:
                 now = edge.now
                 await edge.close()
@@ -310,7 +310,7 @@ async def test_a_log_full_of_what_functions_have_not_read_gets_room_again() -> N
         assert edge.log.next_seq(states) > before, edge.functions.counters()["large"].trouble
         edge.log.release(telemetry, RangeSet([(0, edge.released["large", "telemetry"])]))
     assert edge.log.stats().bytes_on_disk <= small.budget_bytes
-    for number in range(20):  # devices can go on, too
+    for number in range(20):  # devices can continue, too
         edge.publish("telemetry", {"value": number, "pad": pad})
         await edge.settle()
         edge.log.release(telemetry, RangeSet([(0, edge.released["large", "telemetry"])]))

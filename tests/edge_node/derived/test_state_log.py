@@ -186,8 +186,8 @@ async def test_a_window_is_incomplete_when_the_disk_lost_rows_that_it_had_counte
     assert not first["complete"]
     assert first["missing"] == "telemetry 1-2: corruption"
     assert (second["sum"], second["complete"]) == (1000, True)
-    ((_, _, key, told),) = edge.read("out-errors")
-    assert (key, told) == (b"out", {"input": "telemetry", "first": 1, "end": 3, "reason": "corruption"})
+    ((_, _, key, reported),) = edge.read("out-errors")
+    assert (key, reported) == (b"out", {"input": "telemetry", "first": 1, "end": 3, "reason": "corruption"})
     await edge.close()
 
 

@@ -150,13 +150,13 @@ async def post(node: LiveNode, path: str, body: bytes, **headers: str) -> tuple[
 async def test_http_says_which_field_and_stores_nothing_of_such_a_request(tmp_path: Path) -> None:
     path, json_type = "/v1/streams/letter/dead_letter/a", {"Content_Type": "application/json"}
     async with running(tmp_path) as node:
-        status, told = await post(node, "/v1/topics/refuse/a", b"[%b,%b]" % (GOOD, BAD), **json_type)
-        assert (status, REASON in told["detail"]) == (400, True), told
+        status, reported = await post(node, "/v1/topics/refuse/a", b"[%b,%b]" % (GOOD, BAD), **json_type)
+        assert (status, REASON in reported["detail"]) == (400, True), reported
         assert await places(node, "refuse") == ([], [])
-        status, told = await post(
+        status, reported = await post(
             node, "/v1/streams/letter/dead_letter/a", b"[%b,%b,%b]" % (GOOD, BAD, GOOD), **json_type
         )
-        assert (status, told["count"], told["first_seq"]) == (200, 3, 0)
+        assert (status, reported["count"], reported["first_seq"]) == (200, 3, 0)
         assert await places(node, "dead_letter") == ([GOOD, GOOD], [BAD])
         for number in range(2):
             answer = await post(node, path, BAD, Idempotency_Key="k")
@@ -175,10 +175,10 @@ async def test_a_schema_decides_about_payloads_in_place_of_misfits(tmp_path: Pat
 async def test_points_of_influxdb_that_do_not_fit_are_dropped_and_named(tmp_path: Path) -> None:
     lines = b"a t=1.5,n=1i\na t=2.5\na n=2i\n"
     async with running(tmp_path) as node:
-        status, told = await post(node, "/write?db=refuse", lines)
+        status, reported = await post(node, "/write?db=refuse", lines)
         assert status == 400
-        assert "partial write" in str(told)
-        assert "n: required, and missing" in str(told)
+        assert "partial write" in str(reported)
+        assert "n: required, and missing" in str(reported)
         stored, letters = await places(node, "refuse")
         assert [json.loads(payload) for payload in stored] == [{"t": 1.5, "n": 1}, {"n": 2}]
         assert letters == []
@@ -201,10 +201,10 @@ async def test_no_request_and_no_read_of_misfits_is_a_long_step(body: bytes, tmp
         await post(node, "/v1/topics/other", b"1")  # modules are imported with the first of each
         await asyncio.to_thread(publish, 1)
         with Guard(found.append).on():
-            status, told = await post(
+            status, reported = await post(
                 node, "/v1/topics/dead_letter/a", b"\n".join([body] * count), Content_Type="application/x-ndjson"
             )
-            assert status == 200, told
+            assert status == 200, reported
             device.send(*(Publish(b"dead_letter/a", body, 1, number) for number in range(1, count + 1)))
             for _ in range(count):
                 await device.receive()
@@ -225,8 +225,10 @@ async def test_short_payloads_that_lack_many_fields_are_no_long_step(tmp_path: P
         with Guard(found.append).on():
             for count in (30, 200):
                 lines = b"\n".join([body] * count)
-                status, told = await post(node, "/v1/topics/dead_letter/a", lines, Content_Type="application/x-ndjson")
-                assert status == 200, told
+                status, reported = await post(
+                    node, "/v1/topics/dead_letter/a", lines, Content_Type="application/x-ndjson"
+                )
+                assert status == 200, reported
             device.send(*(Publish(b"dead_letter/a", body, 1, number) for number in range(1, 201)))
             for _ in range(200):
                 await device.receive()

@@ -16,13 +16,13 @@ class NotedSource:
 
     def __init__(self, publisher: str) -> None:
         self.publisher: str | None = publisher
-        self.told: list[bytes | str] = []
+        self.reported: list[bytes | str] = []
 
     def acknowledge(self, answers: bytes) -> None:
-        self.told.append(answers)
+        self.reported.append(answers)
 
     def refuse(self, error: BaseException) -> None:
-        self.told.append(str(error))
+        self.reported.append(str(error))
 
 
 class Store:
@@ -101,9 +101,9 @@ def test_reads_of_a_turn_are_one_append_and_each_client_gets_its_own_answers(
     assert store.stored == []
     loop.end_turn()
     assert store.stored == [[b"1", b"2", b"3"]]
-    assert one.told == two.told == [], "nothing is durable yet"
+    assert one.reported == two.reported == [], "nothing is durable yet"
     commit(batch, store)
-    assert (one.told, two.told) == ([b"a1a3"], [b"a2"])
+    assert (one.reported, two.reported) == ([b"a1a3"], [b"a2"])
 
 
 def test_turns_of_one_commit_are_answered_by_one_write_for_each_client(
@@ -116,8 +116,8 @@ def test_turns_of_one_commit_are_answered_by_one_write_for_each_client(
         loop.end_turn()
     assert len(store.stored) == 3
     commit(batch, store)
-    assert client.told == [b"a1a2a3"]
-    assert other.told == [], "nothing was asked of it"
+    assert client.reported == [b"a1a2a3"]
+    assert other.reported == [], "nothing was asked of it"
 
 
 def test_what_many_get_is_stored_before_the_turn_ends(loop: Loop, batch: TickBatch, store: Store) -> None:
@@ -136,7 +136,7 @@ def test_what_many_get_is_stored_before_the_turn_ends(loop: Loop, batch: TickBat
     assert store.stored == [[b"1"] * 5, [b"2"]]
     assert not batch.is_heavy
     commit(batch, store)
-    assert client.told == [b"aaaaaa"]
+    assert client.reported == [b"aaaaaa"]
 
 
 def test_answers_of_a_later_commit_wait_for_it(loop: Loop, batch: TickBatch, store: Store) -> None:
@@ -148,10 +148,10 @@ def test_answers_of_a_later_commit_wait_for_it(loop: Loop, batch: TickBatch, sto
     loop.end_turn()
     second, store.waiting = store.waiting, first
     commit(batch, store)
-    assert client.told == [b"a1"]
+    assert client.reported == [b"a1"]
     store.waiting = second
     commit(batch, store)
-    assert client.told == [b"a1", b"a2"]
+    assert client.reported == [b"a1", b"a2"]
 
 
 def test_a_failed_commit_refuses_whoever_it_would_have_answered_and_nobody_else(
@@ -166,8 +166,8 @@ def test_a_failed_commit_refuses_whoever_it_would_have_answered_and_nobody_else(
     publish(batch, two, b"3")
     loop.end_turn()
     commit(batch, store, LogFull("disk gone"))
-    assert (early.told, one.told) == ([b"a0"], ["disk gone"])
-    assert two.told == [], "it was promised nothing"
+    assert (early.reported, one.reported) == ([b"a0"], ["disk gone"])
+    assert two.reported == [], "it was promised nothing"
 
 
 def test_what_has_no_room_is_refused_and_not_acknowledged(loop: Loop, batch: TickBatch, store: Store) -> None:
@@ -176,9 +176,9 @@ def test_what_has_no_room_is_refused_and_not_acknowledged(loop: Loop, batch: Tic
     publish(batch, one, b"1", b"a1")
     publish(batch, two, b"2", b"a2")
     loop.end_turn()
-    assert one.told == ["full"]
+    assert one.reported == ["full"]
     commit(batch, store)
-    assert (one.told, two.told) == (["full"], [b"a2"])
+    assert (one.reported, two.reported) == (["full"], [b"a2"])
 
 
 def test_what_must_be_in_the_log_first_is_stored_before_the_end_of_the_turn(
@@ -202,7 +202,7 @@ def test_each_destination_gets_a_run_of_its_own(loop: Loop, batch: TickBatch, st
     loop.end_turn()
     assert store.stored == [[b"1", b"3"], [b"2"]]
     commit(batch, store)
-    assert client.told == [b"a1a2a3"]
+    assert client.reported == [b"a1a2a3"]
 
 
 def test_an_answer_needs_no_record(loop: Loop, batch: TickBatch, store: Store) -> None:
@@ -211,7 +211,7 @@ def test_an_answer_needs_no_record(loop: Loop, batch: TickBatch, store: Store) -
     batch.gathered()
     loop.end_turn()
     commit(batch, store)
-    assert client.told == [b"a"]
+    assert client.reported == [b"a"]
 
 
 def test_a_long_turn_is_stored_before_its_end(batch: TickBatch, store: Store) -> None:
@@ -280,7 +280,7 @@ def test_one_client_that_fails_takes_no_answer_from_the_others(loop: Loop, batch
     publish(batch, good, b"2", b"a2")
     loop.end_turn()
     commit(batch, store)
-    assert (faulty.told, good.told) == (["cannot be answered"], [b"a2"])
+    assert (faulty.reported, good.reported) == (["cannot be answered"], [b"a2"])
 
 
 def test_one_client_that_fails_keeps_no_refusal_from_the_others(loop: Loop, batch: TickBatch, store: Store) -> None:
@@ -289,7 +289,7 @@ def test_one_client_that_fails_keeps_no_refusal_from_the_others(loop: Loop, batc
     publish(batch, good, b"2", b"a2")
     loop.end_turn()
     commit(batch, store, OSError("the disk failed"))
-    assert good.told == ["the disk failed"]
+    assert good.reported == ["the disk failed"]
 
 
 def test_nobody_waits_for_what_a_mistake_left_half_stored(
@@ -304,4 +304,4 @@ def test_nobody_waits_for_what_a_mistake_left_half_stored(
     publish(batch, two, b"2")
     with pytest.raises(RuntimeError):
         loop.end_turn()
-    assert (one.told, two.told) == (["a mistake"], ["a mistake"])
+    assert (one.reported, two.reported) == (["a mistake"], ["a mistake"])

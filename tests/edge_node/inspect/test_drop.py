@@ -69,5 +69,5 @@ def test_a_full_log_stays_within_its_budget_while_a_backlog_is_given_up(tmp_path
         assert used <= BUDGET_BYTES
     log = open_log(OSFileSystem(), SETTINGS, directory=directory)
     assert log.shortage() is None
-    assert put(log, stream, b"goes on") == log.gaps(stream)[-1].end
+    assert put(log, stream, b"continues") == log.gaps(stream)[-1].end
     log.close()

@@ -92,19 +92,19 @@ def _nothing(_disk: FakeFileSystem, _paths: list[str]) -> None:
 def test_the_next_start_finds_what_was_foretold(disk: FakeFileSystem, harm: Harm, field: str | None) -> None:
     harm(disk, segment_paths(disk))
     before = {path: bytes(disk.content(path)) for path in disk.paths()}
-    told = forecast(DIRECTORY, disk)
+    reported = forecast(DIRECTORY, disk)
     assert {path: bytes(disk.content(path)) for path in disk.paths()} == before
-    assert told.finds_all_well is (field is None)
-    assert field is None or getattr(told, field)
+    assert reported.finds_all_well is (field is None)
+    assert field is None or getattr(reported, field)
 
     log = open_log(disk, SETTINGS)
     found = log.recovery
     names = {number: name for name, number in log.streams().items()}
-    assert [(name, gap.first, gap.end) for name, gap in told.lost] == [
+    assert [(name, gap.first, gap.end) for name, gap in reported.lost] == [
         (names[gap.stream], gap.first, gap.end) for gap in found.gaps
     ]
-    assert told.records_lost == sum(gap.end - gap.first for gap in found.gaps)
-    assert (told.torn_bytes, told.unreadable_bytes) == (found.torn_bytes, found.unreadable_bytes)
-    assert (*told.strange, *told.damaged) == found.damaged
+    assert reported.records_lost == sum(gap.end - gap.first for gap in found.gaps)
+    assert (reported.torn_bytes, reported.unreadable_bytes) == (found.torn_bytes, found.unreadable_bytes)
+    assert (*reported.strange, *reported.damaged) == found.damaged
     log.close()
     assert forecast(DIRECTORY, disk).finds_all_well, "it was dealt with"

@@ -61,7 +61,7 @@ def disk() -> FakeFileSystem:
     return FakeFileSystem()
 
 
-def told(clocks: BootClocks) -> list[tuple[int, int]]:
+def reported(clocks: BootClocks) -> list[tuple[int, int]]:
     return [(notice.boot, notice.offset) for notice in clocks.notices()]
 
 
@@ -69,21 +69,21 @@ def test_two_answers_of_hubs_tell_the_time_once_in_a_boot(disk: FakeFileSystem) 
     machine = Machine()
     machine.wall_error = -TRUE
     clocks = machine.clocks(disk)
-    assert (told(clocks), clocks.correction(), clocks.is_unknown) == ([], 0, True)
-    clocks.tell("a", machine.true + YEARS, error=10)
-    clocks.tell("a", machine.true + 5, error=10)
-    assert told(clocks) == [], "one of them is wrong, and nothing says which"
-    clocks.tell("b", machine.true + 3, error=10)
+    assert (reported(clocks), clocks.correction(), clocks.is_unknown) == ([], 0, True)
+    clocks.note_time("a", machine.true + YEARS, error=10)
+    clocks.note_time("a", machine.true + 5, error=10)
+    assert reported(clocks) == [], "one of them is wrong, and nothing says which"
+    clocks.note_time("b", machine.true + 3, error=10)
     assert not clocks.is_unknown
     machine.monotonic += SECOND
     for _ in range(3):
-        clocks.tell("a", machine.true + 60 * SECOND, error=1)  # a hub node that is off would step the clock
-    assert told(clocks) == [(1, TRUE + 3)]
+        clocks.note_time("a", machine.true + 60 * SECOND, error=1)  # a hub node that is off would step the clock
+    assert reported(clocks) == [(1, TRUE + 3)]
     assert machine.wall() + clocks.correction() == machine.true + 3
     machine.wall_error = 55 * SECOND  # whatever people set it to
     assert machine.wall() + clocks.correction() == machine.true + 3
     commit_all(machine.log)
-    assert told(machine.clocks(disk)) == [(1, TRUE + 3)]
+    assert reported(machine.clocks(disk)) == [(1, TRUE + 3)]
 
 
 def test_a_time_source_tells_it_too(disk: FakeFileSystem) -> None:
@@ -91,15 +91,15 @@ def test_a_time_source_tells_it_too(disk: FakeFileSystem) -> None:
     machine.wall_error = -TRUE
     clocks = machine.clocks(disk)
     clocks.look()
-    assert told(clocks) == []
+    assert reported(clocks) == []
     machine.wall_error, machine.state = 0, ClockState.SYNCED
     clocks.look()
-    assert told(clocks) == [(1, TRUE)]
+    assert reported(clocks) == [(1, TRUE)]
     assert clocks.notices()[0].error == 77
     assert clocks.correction() == 0
     machine.monotonic += SECOND
     clocks.look()
-    assert told(clocks) == [(1, TRUE)]
+    assert reported(clocks) == [(1, TRUE)]
 
 
 def test_a_clock_that_was_right_all_the_time_needs_no_notice(disk: FakeFileSystem) -> None:
@@ -108,8 +108,8 @@ def test_a_clock_that_was_right_all_the_time_needs_no_notice(disk: FakeFileSyste
     clocks = machine.clocks(disk)
     clocks.look()
     for _ in range(2):
-        clocks.tell("a", machine.true + 5, error=1)
-    assert (told(clocks), clocks.correction(), clocks.is_unknown) == ([], 0, False)
+        clocks.note_time("a", machine.true + 5, error=1)
+    assert (reported(clocks), clocks.correction(), clocks.is_unknown) == ([], 0, False)
     assert clocks.is_synchronised
 
 
@@ -118,26 +118,26 @@ def test_a_wrong_time_is_corrected_by_two_later_answers_that_agree(disk: FakeFil
     machine.wall_error = -TRUE
     clocks = machine.clocks(disk)
     for _ in range(2):
-        clocks.tell("a", machine.true + YEARS, error=10)
+        clocks.note_time("a", machine.true + YEARS, error=10)
     machine.monotonic += SECOND
-    clocks.tell("b", machine.true, error=10)
-    assert told(clocks) == [(1, TRUE + YEARS)]
-    clocks.tell("b", machine.true, error=10)
-    assert told(clocks) == [(1, TRUE + YEARS)], "the other node said otherwise a second ago"
+    clocks.note_time("b", machine.true, error=10)
+    assert reported(clocks) == [(1, TRUE + YEARS)]
+    clocks.note_time("b", machine.true, error=10)
+    assert reported(clocks) == [(1, TRUE + YEARS)], "the other node said otherwise a second ago"
     machine.monotonic += 601 * SECOND
-    clocks.tell("b", machine.true, error=10)
-    assert told(clocks) == [(1, TRUE)]
+    clocks.note_time("b", machine.true, error=10)
+    assert reported(clocks) == [(1, TRUE)]
     assert machine.wall() + clocks.correction() == machine.true
     commit_all(machine.log)
-    assert told(machine.clocks(disk)) == [(1, TRUE)]
+    assert reported(machine.clocks(disk)) == [(1, TRUE)]
 
 
 def test_a_node_that_was_set_right_corrects_what_it_told(disk: FakeFileSystem) -> None:
     machine = Machine()
     clocks = machine.clocks(disk)
     for ahead in (YEARS, YEARS, 0, 0):
-        clocks.tell("a", machine.true + ahead, error=10)
-    assert told(clocks) == [(1, TRUE)]
+        clocks.note_time("a", machine.true + ahead, error=10)
+    assert reported(clocks) == [(1, TRUE)]
 
 
 def test_two_hubs_that_differ_do_not_step_the_clock_back_and_forth(disk: FakeFileSystem) -> None:
@@ -146,8 +146,8 @@ def test_two_hubs_that_differ_do_not_step_the_clock_back_and_forth(disk: FakeFil
     for _ in range(20):
         for hub, ahead in (("a", 0), ("b", YEARS)):
             machine.monotonic += 30 * SECOND
-            clocks.tell(hub, machine.true + ahead, error=10)
-    assert told(clocks) == [(1, TRUE)]
+            clocks.note_time(hub, machine.true + ahead, error=10)
+    assert reported(clocks) == [(1, TRUE)]
 
 
 def test_earlier_boots_are_kept_within_bounds(disk: FakeFileSystem) -> None:
@@ -156,9 +156,9 @@ def test_earlier_boots_are_kept_within_bounds(disk: FakeFileSystem) -> None:
         machine.boot = boot
         clocks = machine.clocks(disk)
         for _ in range(2):
-            clocks.tell("a", machine.true, error=0)
+            clocks.note_time("a", machine.true, error=0)
         commit_all(machine.log)
-    assert [boot for boot, _ in told(machine.clocks(disk))] == list(range(3, BOOTS_MAX + 3))
+    assert [boot for boot, _ in reported(machine.clocks(disk))] == list(range(3, BOOTS_MAX + 3))
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -28,8 +28,8 @@ async def test_a_node_without_network_takes_messages_after_the_time_that_a_setti
     statuses = [LinkStatus("near", is_compared=True), LinkStatus("far"), LinkStatus("of no interest")]
     await compared(links, statuses, clock=lambda: next(clock))
     assert 10 <= next(clock) < 13
-    told, ended = [record.getMessage() for record in caplog.records]
-    assert "link far has reported what it holds of this log, at most 10 seconds (hold_at_start)" in told
+    reported, ended = [record.getMessage() for record in caplog.records]
+    assert "link far has reported what it holds of this log, at most 10 seconds (hold_at_start)" in reported
     assert "without the hub's report on this log: no answer on link far" in ended
 
 

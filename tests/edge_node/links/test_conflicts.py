@@ -1,4 +1,4 @@
-"""A node whose log another copy has taken over stops acknowledging, and goes on when the hub takes it again."""
+"""A node whose log another copy has taken over stops acknowledging, and continues when the hub takes it again."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ async def hub() -> AsyncIterator[Hub]:
 
 
 async def until_stopped(life: Life) -> None:
-    await until(lambda: not goes_on(life))
+    await until(lambda: not continues(life))
 
 
-def goes_on(life: Life) -> bool:
+def continues(life: Life) -> bool:
     life.links.conflicts.look(life.links.statuses)
     return not life.links.conflicts.reasons
 
@@ -65,12 +65,12 @@ async def test_a_conflict_holds_across_restarts_until_the_hub_takes_the_link(tmp
         await until_stopped(life)
     async with Life(tmp_path, cloud=NOBODY) as life:  # no hub to ask: still a copy that another one has replaced
         await until(lambda: life.links.statuses[0].attempts_failed > 0)
-        assert not goes_on(life)
+        assert not continues(life)
         with pytest.raises(LogFull):
             await life.append(1)
     hub.refusal = None
     async with Life(tmp_path, cloud=link_to(hub)) as life:
-        await until(lambda: goes_on(life))
+        await until(lambda: continues(life))
         await life.append(1)
     async with Life(tmp_path, cloud=NOBODY) as life:
         await life.append(1)
@@ -80,7 +80,7 @@ async def test_a_link_may_go_on_in_a_conflict(tmp_path: Path, hub: Hub) -> None:
     hub.refusal = COPY
     async with Life(tmp_path, cloud=continuing(link_to(hub))) as life:
         await until(lambda: life.links.statuses[0].conflict != "")
-        assert goes_on(life)
+        assert continues(life)
         await life.append(1)
 
 

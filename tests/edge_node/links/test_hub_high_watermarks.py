@@ -148,8 +148,8 @@ def test_a_damaged_file_is_told_and_begun_anew(
     disk.make_directory("/node/links")
     disk.create(PATH).write_at(0, content)
     assert opened(disk, telemetry=90).get(HUB, "telemetry") == 90
-    (told,) = warnings(caplog)
-    assert f"{PATH} cannot be used" in told
+    (reported,) = warnings(caplog)
+    assert f"{PATH} cannot be used" in reported
     assert opened(disk, telemetry=99).get(HUB, "telemetry") == 90
     assert len(warnings(caplog)) == 1
 
@@ -160,8 +160,8 @@ def test_a_file_that_cannot_be_read_is_told_and_begun_anew(
     opened(disk, telemetry=5)
     disk.fail = lambda call, path: injected(errno.EIO) if call == "read" else None
     assert opened(disk, telemetry=90).get(HUB, "telemetry") == 90
-    (told,) = warnings(caplog)
-    assert "cannot be used" in told
+    (reported,) = warnings(caplog)
+    assert "cannot be used" in reported
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
@@ -172,8 +172,8 @@ def test_a_disk_that_takes_nothing_keeps_no_node_from_starting_but_records_from_
     give(opened(disk, telemetry=0), HUB, telemetry=50)
     disk.fail = lambda call, path: injected(number) if call == failing else None
     watermarks = opened(disk, telemetry=50)
-    (told,) = warnings(caplog)
-    assert "cannot be written" in told
+    (reported,) = warnings(caplog)
+    assert "cannot be written" in reported
     for _ in range(2):
         with pytest.raises(OSError, match="injected"):
             give(watermarks, HUB, telemetry=51)

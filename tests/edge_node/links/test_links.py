@@ -104,15 +104,15 @@ async def log(tmp_path: Path) -> AsyncIterator[SegmentLog]:
 @pytest.fixture
 def released(log: SegmentLog, monkeypatch: pytest.MonkeyPatch) -> dict[int, RangeSet]:
     """What the log may forget, by its links."""
-    told: dict[int, RangeSet] = {}
+    reported: dict[int, RangeSet] = {}
     release = log.release
 
     def spy(stream: int, ranges: RangeSet) -> None:
-        told.setdefault(stream, RangeSet()).update(ranges)
+        reported.setdefault(stream, RangeSet()).update(ranges)
         release(stream, ranges)
 
     monkeypatch.setattr(log, "release", spy)
-    return told
+    return reported
 
 
 async def one_run(directory: Path, hub: Hub) -> None:
@@ -146,8 +146,8 @@ async def test_a_hub_is_told_what_the_payloads_are(tmp_path: Path, hub: Hub, log
     links.start()
     await until(lambda: len(hub.openings) == 2)
     await links.close()
-    told = {lane.stream: lane.payload for lane in hub.openings}
-    assert told == {"telemetry": PayloadKind.JSON, "alarms": PayloadKind.BYTES}
+    reported = {lane.stream: lane.payload for lane in hub.openings}
+    assert reported == {"telemetry": PayloadKind.JSON, "alarms": PayloadKind.BYTES}
 
 
 async def test_a_record_may_go_when_every_link_that_carries_it_has_it(
@@ -231,15 +231,15 @@ async def test_records_that_memory_no_longer_holds_are_read_from_the_disk(tmp_pa
 
 async def test_a_link_looks_only_at_the_streams_that_a_commit_touched(tmp_path: Path, log: SegmentLog) -> None:
     source = source_of(log, tmp_path)
-    told: list[Collection[int] | None] = []
-    end = source.listen(told.append)
+    reports: list[Collection[int] | None] = []
+    end = source.listen(reports.append)
     await append(log, "alarms", 3)
     await append(log, "telemetry", 1)
-    await until(lambda: len(told) == 2)
-    assert told == [{log.stream("alarms")}, {log.stream("telemetry")}]
+    await until(lambda: len(reports) == 2)
+    assert reports == [{log.stream("alarms")}, {log.stream("telemetry")}]
     end()
     await append(log, "alarms", 1)
-    assert len(told) == 2
+    assert len(reports) == 2
 
 
 async def test_a_mark_covers_no_record_that_comes_in_the_same_instant(tmp_path: Path, log: SegmentLog) -> None:

@@ -117,7 +117,7 @@ async def test_a_hub_names_every_loss_with_its_reason_and_then_the_log_forgets_i
 
 
 async def test_a_hub_takes_a_notice_that_says_up_to_how_many(tmp_path: Path) -> None:
-    """Where the newest records stood the disk cannot be read: the stream goes on far behind them."""
+    """Where the newest records stood the disk cannot be read: the stream continues far behind them."""
     disk = FakeFileSystem()
     log = open_log(disk)
     put(log, "telemetry", 3)

@@ -94,10 +94,10 @@ async def test_a_restored_old_copy_is_noticed_however_often_it_ran_since(
     async with Life(directory, cloud=link_to(hub)) as life:
         await life.append(80)
         await until(lambda: life.state() is LinkState.CONFLICT)
-        told = life.links.statuses[0].last_error
-        assert "stream telemetry up to seq 100, but this log gave it none beyond 50" in told
-        assert "restored from an old copy" in told
-        assert "start with an empty one, which gets a new log id" in told
+        reported = life.links.statuses[0].last_error
+        assert "stream telemetry up to seq 100, but this log gave it none beyond 50" in reported
+        assert "restored from an old copy" in reported
+        assert "start with an empty one, which gets a new log id" in reported
         # Counted at the next look: the conflict may be noticed before the log's news of the 80 is.
         await until(lambda: life.links.statuses[0].pending_records == 50 + 80 * (offline_lives + 1))
     assert hub.held[life.telemetry] == RangeSet([(0, 100)])

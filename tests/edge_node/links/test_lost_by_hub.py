@@ -58,10 +58,10 @@ async def test_an_alarm_stands_across_restarts_until_an_operator_acknowledges_it
     assert file.acknowledged.opened("hub", "telemetry", RangeSet([(0, 80)]), RangeSet(), []) == ""
     await file.save()
     file = file_of(tmp_path)
-    safe, told = RangeSet([(0, 50)]), RangeSet()
-    lost = file.acknowledged.opened("hub", "telemetry", safe, told, [(70, 75)])
+    safe, reported = RangeSet([(0, 50)]), RangeSet()
+    lost = file.acknowledged.opened("hub", "telemetry", safe, reported, [(70, 75)])
     assert "hub hub has lost 25 records that it had acknowledged, from seq 50 on, of stream telemetry" in lost
-    told.add(50, 60)
+    reported.add(50, 60)
     safe.add(50, 70)  # ten records again, and a notice of ten
     assert "has lost 15 records" in file.acknowledged.alarm("hub")
     assert file.acknowledged.alarm("another") == ""

@@ -42,7 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
 NAMES = tuple(KINDS)
 PAYLOAD_BYTES = 6
 STEP_S = 5
-"""Clocks go on by multiples of it; whatever the machine takes is less."""
+"""Clocks continue by multiples of it; whatever the machine takes is less."""
 
 Key = tuple[int, str, str]
 """Number of a message; of a dead letter also the queue that it left, and why."""
@@ -87,7 +87,7 @@ class Model:
 
 
 class ShiftedLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock goes on when a test says so, beside going on by itself."""
+    """A loop whose clock continues when a test says so, beside continuing by itself."""
 
     ahead = 0.0
 
@@ -700,7 +700,7 @@ class FeaturesMachine(RuleBasedStateMachine):
         return self.actual()
 
     def resume(self, found: dict[str, set[Key]]) -> None:
-        """Go on with what a power cut left."""
+        """Continue with what a power cut left."""
         self.crashed = True
         known = {name: {entry.key: entry for entry in model.entries()} for name, model in self.models.items()}
         bound = {name: model.bound for name, model in self.models.items()}

@@ -59,15 +59,15 @@ async def test_a_node_that_has_no_queues_pays_nothing_and_one_that_had_some_keep
     await second.close()
     third = node(tmp_path)
     await third.start()
-    assert third.queues is not None, "what was bound goes on taking messages"
+    assert third.queues is not None, "what was bound continues taking messages"
     route = third.queues.arrivals.of_topic(b"plant/a")
     assert route is not None
     facts = third.status.facts()["queues"]
     assert facts["longest"][0]["queue"] == "jobs"
-    told = {each.name: each.value for each in samples(third.status) if isinstance(each, Sample)}
+    reported = {each.name: each.value for each in samples(third.status) if isinstance(each, Sample)}
     catalogue = {metric.name for metric in QUEUE_METRICS}
-    assert catalogue <= told.keys(), "every metric of queues is exported"
-    assert told["weft_edge_queues"] == 1
+    assert catalogue <= reported.keys(), "every metric of queues is exported"
+    assert reported["weft_edge_queues"] == 1
     show_queues(facts)
     shown = capsys.readouterr().out
     assert "0 messages in 1 queue" in shown

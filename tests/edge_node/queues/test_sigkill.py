@@ -51,9 +51,9 @@ def test_nothing_confirmed_is_lost_and_what_comes_again_is_flagged(tmp_path: Pat
     config.write_text(CONFIG.format(folder=tmp_path))
     confirmed, got, acknowledged, done = set[str](), set[str](), set[str](), set[str]()
     for life in range(1, KILLS + 2):
-        told = run(config, life, chance.uniform(0.1, 0.5) if life <= KILLS else 0, chance)
+        reported = run(config, life, chance.uniform(0.1, 0.5) if life <= KILLS else 0, chance)
         newest: tuple[int, ...] = (0, 0)
-        for words in told:
+        for words in reported:
             if words[0] == "got":
                 name, flagged = words[1], words[2] == "1"
                 assert name not in done, "it was acknowledged, and the log knew it"

@@ -56,7 +56,7 @@ class Steps:
             self.longest[kind] = max(self.longest.get(kind, 0.0), time.thread_time() - began)
 
     async def until(self, is_over: Callable[[], bool]) -> None:
-        """Let the event loop go on, and time each of its calls."""
+        """Let the event loop continue, and time each of its calls."""
         run = asyncio.Handle._run
 
         def timed_run(handle: asyncio.Handle) -> None:

@@ -216,21 +216,21 @@ def test_the_last_words_wait_for_no_long_message() -> None:
 
 
 def test_those_who_send_much_wait_until_less_waits_for_turns() -> None:
-    room, told = Room(), list[str]()
+    room, reported = Room(), list[str]()
     made = [room.output()[0] for _ in range(3)]
     for output in made:
         output.write(b"x" * (BACKLOG_BYTES_MAX // 2))
     assert room.writes.is_full
-    room.writes.when_short(OWNER, lambda: told.append("short"))
+    room.writes.when_short(OWNER, lambda: reported.append("short"))
     made[0].block()  # what waits for a socket is not the node's to write
     assert not room.writes.is_full
     made[1].drop()
     assert room.writes.backlog == BACKLOG_BYTES_MAX // 2
     room.writes._look()
-    assert not told, "it is not their turn yet"
+    assert not reported, "it is not their turn yet"
     while room.turn():
         pass
-    assert told == ["short"]
+    assert reported == ["short"]
 
 
 def test_nothing_is_written_to_a_closed_transport() -> None:

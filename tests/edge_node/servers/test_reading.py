@@ -50,7 +50,7 @@ class AskedNode:
         self.counters = SimpleNamespace(write_timeouts=0)
         self.settings = SimpleNamespace(limits=EdgeLimits(write_timeout_s=WRITE_TIMEOUT_S))
         self.pacing = SimpleNamespace(reads_until=-1.0, admits=lambda _: self.admits)
-        self.round_robin = SimpleNamespace(wait=lambda _, go_on: self.turns_waited_for.append(go_on))
+        self.round_robin = SimpleNamespace(wait=lambda _, resume: self.turns_waited_for.append(resume))
         self.ingest = SimpleNamespace(
             batch=SimpleNamespace(store=lambda: None),
             on_durable=self.commits.append,
@@ -60,7 +60,7 @@ class AskedNode:
     @property
     def writes(self) -> Any:
         return SimpleNamespace(
-            is_full=self.writes_are_full, when_short=lambda _, go_on: self.writes_waited_for.append(go_on)
+            is_full=self.writes_are_full, when_short=lambda _, resume: self.writes_waited_for.append(resume)
         )
 
     def clock(self) -> float:
@@ -78,14 +78,14 @@ class Readings(RuleBasedStateMachine):
         self.turn_bytes = 8
         self.is_open = True
         self.is_held_by_disk = self.is_behind = False
-        self.told: list[bool] = []
+        self.reported: list[bool] = []
 
     @initialize(keeps=st.sampled_from([KEEPS, KEEPS | Pause.ACKS]), turn_bytes=st.integers(1, 9))
     def begin(self, keeps: int, turn_bytes: int) -> None:
         owner = Owner(OwnerKind.USER, "ann")
         self.keeps, self.turn_bytes = keeps, turn_bytes
         self.held = ReadBuffer(Bound(Quota("all", 1 << 30, 1 << 30, "bytes"), Refusals(lambda: 0.0)), owner)
-        self.reading = Reading(self.node, self.held, self._read_ahead, keeps, self.told.append)  # type: ignore[arg-type]
+        self.reading = Reading(self.node, self.held, self._read_ahead, keeps, self.reported.append)  # type: ignore[arg-type]
         self.reading.begin(self.transport)  # type: ignore[arg-type]
         self.reading.join()
         assert self.node.publishers == {self.reading}
@@ -141,7 +141,7 @@ class Readings(RuleBasedStateMachine):
     @rule(in_turn=st.booleans(), admits=st.booleans())
     def answer(self, in_turn: bool, admits: bool) -> None:
         self.node.admits = admits
-        (self.reading.go_on_in_turn if in_turn else self.reading.go_on)(Pause.RESULT)
+        (self.reading.resume_in_turn if in_turn else self.reading.resume)(Pause.RESULT)
         assert admits or not in_turn or self.reading.pause & Pause.FAIRNESS
         assert admits or not in_turn or not self.reading.pause & Pause.RESULT
 
@@ -207,7 +207,7 @@ class Readings(RuleBasedStateMachine):
         for _ in range(SERVED_MAX):
             node = self.node
             if self.reading.pause & Pause.RESULT:
-                self.reading.go_on()
+                self.reading.resume()
             elif node.commits:
                 self.commit()
             elif node.turns_waited_for:
@@ -221,7 +221,7 @@ class Readings(RuleBasedStateMachine):
             assert self.handled == self.arrived
             assert not self.reading.pause
             assert not self.transport.is_paused
-        assert not self.told or self.told[-1] is False or not self.is_open
+        assert not self.reported or self.reported[-1] is False or not self.is_open
 
 
 TestReadings = Readings.TestCase

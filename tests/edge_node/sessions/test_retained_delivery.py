@@ -111,7 +111,7 @@ async def test_what_is_retained_by_the_read_that_subscribes_comes_once(tmp_path:
 
 
 async def test_unsubscribing_ends_it(tmp_path: Path) -> None:
-    """[MQTT-3.10.4-2]: no message more for a filter that was taken out, though others go on"""
+    """[MQTT-3.10.4-2]: no message more for a filter that was taken out, though others continue"""
     async with running(tmp_path) as node:
         publisher = await RawClient.connect5(node.port, "publisher")
         await publish(publisher, b"old")

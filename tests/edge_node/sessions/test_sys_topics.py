@@ -7,9 +7,9 @@ from weft.edge_node.subscriptions.message import Message
 
 class Sys:
     def __init__(self) -> None:
-        self.counters, self.told, self.now = Counters(), list[Message](), 100.0
+        self.counters, self.reported, self.now = Counters(), list[Message](), 100.0
         self.topics = SysTopics(
-            self.counters, lambda: Facts(clients_known=5, retained=2), self.told.append, lambda: self.now, "weft 1"
+            self.counters, lambda: Facts(clients_known=5, retained=2), self.reported.append, lambda: self.now, "weft 1"
         )  # fmt: skip
 
     def value(self, name: str) -> str | None:
@@ -20,14 +20,14 @@ class Sys:
 
 def test_only_what_has_changed_is_told() -> None:
     node = Sys()
-    node.told.clear()
+    node.reported.clear()
     node.counters.connections = 3
     node.topics.update()
-    told = {message.topic.decode().removeprefix("$SYS/broker/"): message.payload for message in node.told}
-    assert told["clients/connected"] == b"3"
-    assert told["clients/disconnected"] == b"2"
-    assert "version" not in told
-    assert all(message.retain for message in node.told)
+    reported = {message.topic.decode().removeprefix("$SYS/broker/"): message.payload for message in node.reported}
+    assert reported["clients/connected"] == b"3"
+    assert reported["clients/disconnected"] == b"2"
+    assert "version" not in reported
+    assert all(message.retain for message in node.reported)
 
 
 def test_wildcards_do_not_reach_it() -> None:

@@ -42,7 +42,7 @@ async def test_nothing_is_taken_behind_a_message_that_the_log_has_refused() -> N
     ahead: Any = connection._ahead
     first, second, third = (Delivery(tag, False, b"", b"", b"", 1, b"x") for tag in (1, 2, 3))
     ahead.extend([first, second, third])
-    connection.go_on()
+    connection.resume()
     assert taken == [first, second]
     assert list(ahead) == [third]
 

@@ -85,8 +85,8 @@ def test_the_nodes_own_listener_is_found_behind_a_name_of_this_machine(tmp_path:
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     found = looked(tmp_path, mqtt("url: 'mqtts://b', topics: a, username: u, password_file: p, tls: {ca_file: ca}"))
-    told = [(each.path[-1], each.message) for each in found.unfit]
-    assert told == [
+    reports = [(each.path[-1], each.message) for each in found.unfit]
+    assert reports == [
         ("password_file", f"{tmp_path}/p: there is no such file"), ("ca_file", f"{tmp_path}/ca: there is no such file"),
     ]  # fmt: skip
 

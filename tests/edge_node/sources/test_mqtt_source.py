@@ -275,9 +275,9 @@ async def test_status_page_and_metrics_tell_of_a_source(
         broker.kill()
         await until(lambda: node.source().state is SourceState.WAITING)
         down = node.node.status.facts()
-    told = {metric.name for metric in SOURCE_METRICS if f'{metric.name}{{source="plant"}}' in metrics}
+    reported = {metric.name for metric in SOURCE_METRICS if f'{metric.name}{{source="plant"}}' in metrics}
     only_by_amqp = {"weft_edge_source_waiting_messages"}
-    assert told == {metric.name for metric in SOURCE_METRICS} - only_by_amqp, "all of the catalogue are exported"
+    assert reported == {metric.name for metric in SOURCE_METRICS} - only_by_amqp, "all of the catalogue are exported"
     assert 'weft_edge_source_connected{source="plant"} 1.0' in metrics
     assert 'weft_edge_source_acknowledged_total{source="plant"} 3.0' in metrics
     assert facts["sources"]["plant"]["messages"] == 3

@@ -30,7 +30,7 @@ def test_every_metric_of_functions_is_exported_with_what_was_counted() -> None:
     assert values["version_refused"] is True
     held = function_samples("calm", function_facts(msgspec.structs.replace(COUNTERS, trouble=""), NOW))
     shown = {sample.name: sample.value for sample in held}
-    assert shown["weft_edge_function_in_trouble"] is False, "they go on"
+    assert shown["weft_edge_function_in_trouble"] is False, "they continue"
     assert samples["weft_edge_function_info"].labels == ("calm", "8a1f03c4")
 
 

@@ -34,7 +34,7 @@ def test_the_rate_is_that_of_the_last_hour() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "text"),
     [
         (0, "0 seconds"),
         (1.2, "1 second"),
@@ -45,12 +45,12 @@ def test_the_rate_is_that_of_the_last_hour() -> None:
         (86_400 * 365 * 9, "9.0 years"),
     ],
 )
-def test_a_duration_for_people(seconds: float, told: str) -> None:
-    assert approximate_duration(seconds) == told
+def test_a_duration_for_people(seconds: float, text: str) -> None:
+    assert approximate_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("left", "rate", "full", "error", "told"),
+    ("left", "rate", "full", "error", "text"),
     [
         (None, None, None, None, "unknown yet"),
         (None, 0.0, None, None, "unlimited while no records come in"),
@@ -63,10 +63,10 @@ def test_a_duration_for_people(seconds: float, told: str) -> None:
     ],
 )
 def test_what_people_are_told(
-    left: float | None, rate: float | None, full: str | None, error: str | None, told: str
+    left: float | None, rate: float | None, full: str | None, error: str | None, text: str
 ) -> None:
     disk = {"outage_seconds_left": left, "bytes_per_second": rate}
-    assert outage_left({"disk": disk, "log_full": full, "log_error": error}) == told
+    assert outage_left({"disk": disk, "log_full": full, "log_error": error}) == text
 
 
 def test_the_files_of_a_node_that_does_not_run_promise_no_centuries(capsys: pytest.CaptureFixture[str]) -> None:

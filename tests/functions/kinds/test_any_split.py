@@ -105,7 +105,7 @@ class Run:
         self._saved: dict[tuple[str, bytes], bytes] = {}
         self.chain: Chain = definition.make_chain()
         self._tick = self._saved_tick = 0
-        self.told: list[tuple[str, tuple[object, ...]]] = []
+        self.reported: list[tuple[str, tuple[object, ...]]] = []
 
     async def feed(self, given: Iterable[Row | Gap], *, at_once: bool) -> None:
         """Read rows and gaps: those between two ticks at once, or each by itself."""
@@ -145,10 +145,10 @@ class Run:
 
     def _tell(self, out: Outputs) -> None:
         """Remember outputs: each way out has an order of its own, as each stream has."""
-        self.told += [("out", _seen(row)) for row in out.rows]
-        self.told += [("error", (*_seen(row), reason)) for row, reason, _ in out.rejected]
-        self.told += [("alert", tuple(alert)) for alert in out.alerts]
-        self.told += [(stream, _seen(row)) for stream, rows in out.routed.items() for row in rows]
+        self.reported += [("out", _seen(row)) for row in out.rows]
+        self.reported += [("error", (*_seen(row), reason)) for row, reason, _ in out.rejected]
+        self.reported += [("alert", tuple(alert)) for alert in out.alerts]
+        self.reported += [(stream, _seen(row)) for stream, rows in out.routed.items() for row in rows]
 
     def save(self) -> None:
         """End a step: write what changed."""
@@ -161,7 +161,7 @@ class Run:
                     self._saved[label, key] = msgspec.msgpack.encode(value)
 
     def restart(self) -> None:
-        """Go on with new functions, from what was saved."""
+        """Continue with new functions, from what was saved."""
         self.chain = self._definition.make_chain()
         self._tick = self._saved_tick
         states = dict(self.chain.states())
@@ -170,7 +170,7 @@ class Run:
 
     def of(self, way: str) -> list[tuple[object, ...]]:
         """Return what left by one way, in order."""
-        return [each for name, each in self.told if name == way]
+        return [each for name, each in self.reported if name == way]
 
 
 def each_time(each: Row | Gap, last: Row) -> int:
@@ -196,9 +196,9 @@ async def _in_pieces(definition: Definition, given: Sequence[Row | Gap], until: 
         at = max(at, cut.at)
         run.save()
         if cut.crash:
-            told = len(run.told)
+            reported = len(run.reported)
             await run.feed(given[at : at + 3], at_once=True)
-            del run.told[told:]
+            del run.reported[reported:]
         if cut.crash or cut.restart:
             run.restart()
     await run.feed(given[at:], at_once=False)

@@ -58,7 +58,7 @@ async def test_a_version_that_fails_is_taken_back(
     assert it.out.rejected() == []
     assert it.function.version() == first
     assert reason in it.function.trouble()
-    assert f"version {first} goes on" in it.function.trouble()
+    assert f"version {first} continues" in it.function.trouble()
     assert it.function.trouble() in caplog.text
     # The former version runs on from its own copy, also in a new process.
     it.function._current._child.kill()  # type: ignore[union-attr]

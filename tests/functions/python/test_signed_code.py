@@ -50,7 +50,7 @@ async def test_code_waits_for_a_signature_and_goes_on_as_it_was_signed(
     it.write(CODE % "two")
     assert await it.feed({"n": 1}) == [{"by": "one", "other": "fine"}], "changed code must not run"
     assert "score.py was changed after it was signed" in it.function.trouble()
-    assert it.function.trouble().endswith("goes on")
+    assert it.function.trouble().endswith("continues")
     sign(code, key="thief")
     assert await it.feed({"n": 1}) == [{"by": "one", "other": "fine"}]
     assert "none of the keys of functions_signed_by" in it.function.trouble()

@@ -184,7 +184,7 @@ async def test_a_lane_that_ended_without_a_last_word_is_named(store: ObjectStore
 
 
 async def test_a_log_that_was_renamed_rightly_is_good(store: ObjectStore, log: LogWriter) -> None:
-    """The new name goes on where the old one ended, and says whose the numbers before are."""
+    """The new name continues where the old one ended, and says whose the numbers before are."""
     gaps = [GapRange(0, 20, GapReason.RENAMED)]
     await log.append(1, Run(LANE._replace(edge="press-9"), 20, 10, gaps=gaps))
     # The same numbers of another stream, or of another log, are other records.

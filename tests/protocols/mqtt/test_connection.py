@@ -92,9 +92,9 @@ def test_a_second_connect_is_a_violation_even_where_it_is_faulty() -> None:
     connection = connected(version=5)
     with pytest.raises(ConnectRefused) as caught:
         decode(bytes.fromhex("10 0d 0004 4d515454 06 02 003c 0001 61"), 0, LIMIT, 5)
-    told = read(connection.last_words(caught.value))
-    assert isinstance(told, Disconnect)
-    assert told.code == ReasonCode.PROTOCOL_ERROR
+    reported = read(connection.last_words(caught.value))
+    assert isinstance(reported, Disconnect)
+    assert reported.code == ReasonCode.PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])
@@ -155,13 +155,13 @@ def test_silence_is_allowed_for_one_and_a_half_keep_alives(version: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "told", "silence_s_max"), [(0, 30, 45), (60, 30, 45), (30, None, 45), (10, None, 15)]
+    ("asked", "reported", "silence_s_max"), [(0, 30, 45), (60, 30, 45), (30, None, 45), (10, None, 15)]
 )
-def test_the_server_may_shorten_the_keep_alive(asked: int, told: int | None, silence_s_max: float) -> None:
+def test_the_server_may_shorten_the_keep_alive(asked: int, reported: int | None, silence_s_max: float) -> None:
     """v5 [MQTT-3.1.2-21], [MQTT-3.2.2-21]."""
     limits = ServerLimits(keep_alive_s_max=30)
     connection = connected(limits, version=5, keep_alive_s=asked)
-    assert connection.server_keep_alive == connection.announcement().server_keep_alive == told
+    assert connection.server_keep_alive == connection.announcement().server_keep_alive == reported
     assert connection.silence_s_max == silence_s_max
     assert connected(limits, keep_alive_s=60).silence_s_max == 90  # a server cannot tell a client of 3.1.1
 
@@ -321,8 +321,8 @@ def test_an_error_is_told_in_the_packet_that_its_time_and_version_have() -> None
     malformed = MalformedPacket("bad bytes")
     assert Connection().last_words(malformed) == b""
     assert connected().last_words(malformed) == b""
-    told = read(connected(version=5).last_words(malformed))
-    assert told == Disconnect(0x81, Properties(reason_string="bad bytes"))
+    reported = read(connected(version=5).last_words(malformed))
+    assert reported == Disconnect(0x81, Properties(reason_string="bad bytes"))
     faulty = Connection().last_words(ConnectRefused(ReasonCode.PROTOCOL_ERROR, "x", version=5))
     assert read(faulty) == ConnAck(False, 0x82, Properties(reason_string="x"))
     assert Connection().last_words(ConnectRefused(ReasonCode.SERVER_BUSY, "x")) == bytes.fromhex("20 02 00 03")
@@ -330,8 +330,8 @@ def test_an_error_is_told_in_the_packet_that_its_time_and_version_have() -> None
 
 def test_a_server_says_why_it_leaves_to_clients_of_5_only() -> None:
     """v5 [MQTT-3.14.0-1], [MQTT-3.14.2-1], [MQTT-3.14.2-2]."""
-    told = read(connected(version=5).farewell(ReasonCode.SESSION_TAKEN_OVER))
-    assert told == Disconnect(0x8E)
+    reported = read(connected(version=5).farewell(ReasonCode.SESSION_TAKEN_OVER))
+    assert reported == Disconnect(0x8E)
     assert connected().farewell(ReasonCode.SESSION_TAKEN_OVER) == b""
     assert Connection().farewell(ReasonCode.SERVER_SHUTTING_DOWN) == b""
     left = connected(version=5)

@@ -37,6 +37,6 @@ def test_a_transfer_begins_at_the_earliest_so_long_after_the_one_before_began() 
     assert transfers.opens_at == 0  # nothing was sent
     transfers.sent(2 * SECOND)
     transfers.sent(5 * SECOND)
-    assert transfers.opens_at == 0  # it goes on
+    assert transfers.opens_at == 0  # it continues
     transfers.is_drained()
     assert transfers.opens_at == 12 * SECOND

@@ -61,7 +61,7 @@ def test_data_waits_for_the_time_that_the_hub_names() -> None:
     pair = Pair(SendPolicy(PolicyRules()))
     pair.append()
     assert pair.go() == 1
-    pair.receiver.say(Throttled(2 * SECOND, 65_536, WHY))
+    pair.receiver.send_frame(Throttled(2 * SECOND, 65_536, WHY))
     pair.go()
     pair.append()
     assert pair.go() == 0
@@ -79,14 +79,14 @@ def test_data_waits_for_the_time_that_the_hub_names() -> None:
 
 def test_the_hub_can_end_a_wait_and_a_new_connection_has_none() -> None:
     pair = Pair(SendPolicy(PolicyRules()))
-    pair.receiver.say(Throttled(600 * SECOND, 0, WHY))
+    pair.receiver.send_frame(Throttled(600 * SECOND, 0, WHY))
     pair.go()
     pair.append()
     assert pair.go() == 0
-    pair.receiver.say(Throttled(0, 0, ""))
+    pair.receiver.send_frame(Throttled(0, 0, ""))
     assert pair.go() == 1
     assert not pair.policy.why_held()
-    pair.receiver.say(Throttled(600 * SECOND, 0, WHY))
+    pair.receiver.send_frame(Throttled(600 * SECOND, 0, WHY))
     pair.go()
     pair.append()
     assert pair.go() == 0

@@ -58,10 +58,10 @@ def job(cluster: SparkCluster, name: str, place: Place, **arguments: object) -> 
 
     The job runs in the cluster's folder, so that nothing is found because the repository is the working directory.
     """
-    told = {"conf": cluster.conf, "master": cluster.master, **arguments}
+    reported = {"conf": cluster.conf, "master": cluster.master, **arguments}
     with temporary_of_spark() as temporary:
         done = subprocess.run(
-            [sys.executable, "-m", f"tests.spark_sinks.cluster.jobs.{name}", json.dumps(told)],
+            [sys.executable, "-m", f"tests.spark_sinks.cluster.jobs.{name}", json.dumps(reported)],
             env={**os.environ, **place.options, **temporary, "PYTHONPATH": str(Path(__file__).parents[3])},
             cwd=cluster.folder, capture_output=True, text=True, timeout=JOB_S_MAX, check=False,
         )  # fmt: skip

@@ -127,7 +127,7 @@ class Storm:
             kill: the commit at which it kills itself; empty for none.
             at_batch: called with the number of micro-batches that this run began before; True kills the driver.
         """
-        told: dict[str, Any] = {
+        reported: dict[str, Any] = {
             "conf": self._cluster.conf, "master": self._cluster.master, "store": self._hub.root, "stream": STREAM,
             "place": str(self._folder / place), "checkpoint": str(self._folder / checkpoint),
         }  # fmt: skip
@@ -136,7 +136,7 @@ class Storm:
             errors = self._folder / "driver.log"
             with errors.open("wb") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", f"tests.spark_sinks.cluster.jobs.{self.script}", json.dumps(told)],
+                    [sys.executable, "-m", f"tests.spark_sinks.cluster.jobs.{self.script}", json.dumps(reported)],
                     env={**os.environ, **temporary, KILL: kill}, cwd=ROOT, start_new_session=True,
                     stdout=subprocess.PIPE, stderr=log, text=True,
                 )  # fmt: skip

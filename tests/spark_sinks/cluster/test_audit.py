@@ -16,5 +16,5 @@ def test_executors_audit_a_stream_and_trace_its_windows(cluster: SparkCluster, p
     hub.write(6)
     hub.tier()
     hub.write(2)
-    told = job(cluster, "audit_and_trace", place, store=hub.root, stream=STREAM)
-    assert told == {"agrees": True, "records": 320, "waiting": 80, "traced": 320, "distinct": 320}
+    reported = job(cluster, "audit_and_trace", place, store=hub.root, stream=STREAM)
+    assert reported == {"agrees": True, "records": 320, "waiting": 80, "traced": 320, "distinct": 320}

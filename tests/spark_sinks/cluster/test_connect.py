@@ -48,7 +48,7 @@ def test_a_pipeline_runs_through_a_server_on_the_cluster(
         "sink.delta.path": str(tmp_path / "clean"),
         "checkpoint": str(tmp_path / "checkpoint"),
     }
-    for _ in range(2):  # The second goes on where the first was.
+    for _ in range(2):  # The second continues where the first was.
         done = run("clean", master=server, **settings)
         assert done.returncode == 0, done.stderr + cluster.log()[-4000:]
         assert rows(tmp_path / "clean", "_edge", "_seq") == [(edge, seq) for edge, seq, _ in plant.expected()]
@@ -69,9 +69,9 @@ def test_reads_and_sinks_of_a_client_on_a_server(
     cluster: SparkCluster, server: str, plant: Hub, hub: StreamHub, tmp_path: Path
 ) -> None:
     given = {"store": plant.root, "stream": STREAM, "hub": hub.url, "into": str(tmp_path)}
-    told = job(cluster, "connect", Place(str(tmp_path)), master=server, conf={}, **given)
+    reported = job(cluster, "connect", Place(str(tmp_path)), master=server, conf={}, **given)
     records = [(edge, seq) for edge, seq, _ in plant.expected()]
-    assert told == {"read": len(records), "source": len(records), "lanes": len(EDGES), "complete": True}
+    assert reported == {"read": len(records), "source": len(records), "lanes": len(EDGES), "complete": True}
     assert rows(tmp_path / "copied", "_edge", "_seq") == records
     # A second run without the checkpoint of the first found every row in the stream.
     payloads = sorted(each["payload"] for each in hub.stream_records("back", SHARDS))

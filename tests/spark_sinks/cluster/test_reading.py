@@ -23,9 +23,9 @@ def test_every_way_of_reading_gives_every_record_once(cluster: SparkCluster, pla
     hub.tier()
     hub.write(20)
     expected = hub.expected()
-    told = job(cluster, "read_everything", place, store=hub.root, stream=STREAM, checkpoint=str(tmp_path / "c"))
-    assert told["source"]["rows"] == told["source"]["records"] == len(expected)
-    assert told["source"] == told["read"] == told["streaming"]
-    assert told["bytes"] == len(expected) * PADDING
+    reported = job(cluster, "read_everything", place, store=hub.root, stream=STREAM, checkpoint=str(tmp_path / "c"))
+    assert reported["source"]["rows"] == reported["source"]["records"] == len(expected)
+    assert reported["source"] == reported["read"] == reported["streaming"]
+    assert reported["bytes"] == len(expected) * PADDING
     # Read four times, and not once by the driver: that reads indexes, plans and answers.
-    assert told["driver_bytes"] < told["bytes"] / 4
+    assert reported["driver_bytes"] < reported["bytes"] / 4

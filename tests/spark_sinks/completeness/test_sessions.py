@@ -1,4 +1,5 @@
-"""Sessions of a stream: equal to a batch over all rows, written while they go on, complete when nothing joins them."""
+"""Sessions of a stream: equal to a batch over all rows, written while they continue, complete when nothing joins
+them."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ def test_sessions_equal_a_batch_and_none_that_is_complete_changes(spark: SparkSe
         fleet.until(hour)
         look(spark, fleet, tmp_path)
         found = written(tmp_path)
-        assert found.keys() == batch_of(spark, fleet), "also of the window that goes on"
+        assert found.keys() == batch_of(spark, fleet), "also of the window that continues"
         whole = {each for each, complete in found.items() if complete}
         assert claimed <= whole, "what was complete stays as it was"
         claimed = whole
@@ -141,7 +142,7 @@ def test_a_session_that_changes_behind_the_bound_says_so_and_others_stay_complet
     fleet.until(4)
     look(spark, fleet, tmp_path)
     assert {each[4]: complete for each, complete in written(tmp_path).items()} == {2: True, 1: True}
-    add(12, 5)  # the bound is two hours, and the window goes on for three hours more
+    add(12, 5)  # the bound is two hours, and the window continues for three hours more
     fleet.until(6)
     look(spark, fleet, tmp_path)
     assert {each[4]: complete for each, complete in written(tmp_path).items()} == {3: None, 1: True}

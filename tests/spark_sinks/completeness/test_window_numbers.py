@@ -23,7 +23,7 @@ def limits(complete: int, given_out: int) -> Limits:
 STEP = st.tuples(
     st.lists(st.integers(-3, 12), max_size=4),  # windows that get a row
     st.one_of(st.none(), st.integers(-2, 14)),  # the moment, which may go back when an edge returns
-    st.integers(-9, 2),  # hours by which the clock goes on, or back when an operator lowers it
+    st.integers(-9, 2),  # hours by which the clock continues, or back when an operator lowers it
     st.booleans(),  # a round of healing
     st.booleans(),  # the query is killed and started again
     st.one_of(st.none(), st.tuples(st.integers(-3, 10), st.integers(1, 4))),  # an open gap: first hour and length
@@ -178,7 +178,7 @@ def test_a_state_that_is_not_the_querys_is_refused(text: str, problem: str) -> N
 
 
 def test_a_schema_means_what_it_meant_to_the_release_before() -> None:
-    """A query of 0.1.0 goes on: its state has this digest."""
+    """A query of 0.1.0 continues: its state has this digest."""
     schema = declared("temperature float, n bigint", None)
     assert definition_of({"schema": schema}) == {"schema": "493f532de550fb0b"}
     assert schema is not None

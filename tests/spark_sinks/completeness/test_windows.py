@@ -131,7 +131,7 @@ def test_sparks_own_watermark_loses_what_comes_after_the_outage(
     own = spark_own(spark, fleet, tmp_path / "own").where(F.col("window.end") <= F.timestamp_seconds(F.lit(OUTAGE_END)))
     expected = OUTAGE.stop * PER_HOUR * len(EDGES)
     assert sum(row.records for row in table.rows.values() if row.window_start < in_local(OUTAGE_END)) == expected
-    # Spark had gone on without paint-1 and drops what comes behind. Only the last hour of the outage was still open.
+    # Spark had continued without paint-1 and drops what comes behind. Only the last hour of the outage was still open.
     assert expected - own.agg(F.sum("count")).first()[0] == (len(OUTAGE) - 1) * PER_HOUR
 
 
@@ -354,8 +354,8 @@ def test_windows_of_another_definition_are_refused_kept_or_computed_again(
 
     fleet.hours(0, 2)
     look()
-    with pytest.raises(ReadError, match="if_changed: expected refuse, recompute, keep; got 'go on'"):
-        look("go on")
+    with pytest.raises(ReadError, match="if_changed: expected refuse, recompute, keep; got 'continue'"):
+        look("continue")
     by_edge: dict[str, Any] = {"edges": ["press-1"], "prepare": odd_hours}
     with pytest.raises(ReadError, match=r"edges and prepare changed .* if_changed='recompute'"):
         look(**by_edge)

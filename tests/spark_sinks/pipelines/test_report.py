@@ -1,4 +1,4 @@
-"""A query tells a hub of itself, and goes on whatever the hub does."""
+"""A query tells a hub of itself, and continues whatever the hub does."""
 
 from __future__ import annotations
 
@@ -63,12 +63,17 @@ async def test_rate_lag_batch_and_end_of_a_query_are_at_the_hub(tmp_path: Path) 
         now += EVERY_S
         reporter(query)
         await until(lambda: seen_state(seen, "batch", 4))
-        told = await seen()
-        assert (told["rate"], told["lag"], told["records"], told["seconds"]) == (90 / EVERY_S, 10, 90, 0.5)
+        reported = await seen()
+        assert (reported["rate"], reported["lag"], reported["records"], reported["seconds"]) == (
+            90 / EVERY_S,
+            10,
+            90,
+            0.5,
+        )
         query.isActive, query.error = False, RuntimeError("no such column")
         await asyncio.to_thread(reporter, query)
-        told = await seen()
-        assert (told["state"], "no such column" in told["error"]) == ("failed", True)
+        reported = await seen()
+        assert (reported["state"], "no such column" in reported["error"]) == ("failed", True)
 
 
 async def seen_state(seen: Any, field: str, value: Any) -> bool:
@@ -76,17 +81,19 @@ async def seen_state(seen: Any, field: str, value: Any) -> bool:
 
 
 def test_a_hub_that_is_away_or_refuses_costs_a_warning_and_nothing_else() -> None:
-    told: list[str] = []
+    reports: list[str] = []
     now = 0.0
-    reporter = Reporter(HubAccess(("http://127.0.0.1:1",)), "hours", "telemetry", told=told.append, clock=lambda: now)
+    reporter = Reporter(
+        HubAccess(("http://127.0.0.1:1",)), "hours", "telemetry", on_failure=reports.append, clock=lambda: now
+    )
     query = Query()
     for _ in range(5):
         reporter(query)
         now += EVERY_S
     query.isActive = False
     reporter(query)  # waits for the last one
-    assert len(told) == 1
-    assert "http://127.0.0.1:1 does not take reports of this pipeline" in told[0]
+    assert len(reports) == 1
+    assert "http://127.0.0.1:1 does not take reports of this pipeline" in reports[0]
 
 
 @pytest.mark.spark
@@ -102,6 +109,6 @@ async def test_a_pipeline_that_a_command_runs_is_seen_with_its_batch_and_its_end
         done = await asyncio.to_thread(partial(weft, *words, *report, cwd=tmp_path))
         assert done.returncode == 0, done.stderr
         _, answer = await get(hub, "/v1/pipelines", (tmp_path / "job.token").read_text())
-        (told,) = answer["pipelines"]
-        assert (told["pipeline"], told["state"], told["batch"], told["lag"]) == ("clean", "ended", 0, 0)
-        assert told["records"] == 30 * len(EDGES)
+        (reported,) = answer["pipelines"]
+        assert (reported["pipeline"], reported["state"], reported["batch"], reported["lag"]) == ("clean", "ended", 0, 0)
+        assert reported["records"] == 30 * len(EDGES)

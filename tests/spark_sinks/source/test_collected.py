@@ -1,4 +1,4 @@
-"""Readers that the collector has passed: they go on from the table, or say what is gone."""
+"""Readers that the collector has passed: they continue from the table, or say what is gone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_task_whose_chunk_was_deleted_says_how_to_go_on(hub: Hub) -> None:
     tasks = query.reader.partitions(start, hub.heads())
     hub.tier()
     assert collect(hub) > 0
-    with pytest.raises(ReadError, match=r"chunk/.* was deleted .*; start the query again: it goes on from the table"):
+    with pytest.raises(ReadError, match=r"chunk/.* was deleted .*; start the query again: it continues from the table"):
         [list(query.reader.read(task)) for task in tasks]
     query.sleep()
     assert query.rows(start, hub.heads()) == hub.expected()

@@ -26,7 +26,7 @@ def move(checkpoint: Path, there: Region, here: Region) -> tuple[int, str]:
 
 
 def test_rows_and_state_go_on_in_the_other_region(spark: SparkSession, tmp_path: Path) -> None:
-    """A table gets each record once, and a count goes on, although the other log has another order and lacks some."""
+    """A table gets each record once, and a count continues, although the other log has another order and lacks some."""
     west, east = regions(tmp_path)
     a, b = EDGES[:2]
     counts: dict[str, int] = {}
@@ -55,8 +55,8 @@ def test_rows_and_state_go_on_in_the_other_region(spark: SparkSession, tmp_path:
     commits = tmp_path / "rows" / "commits"
     last = max((file for file in commits.iterdir() if file.name.isdecimal()), key=lambda file: int(file.name))
     shutil.move(last, tmp_path / "kept")
-    status, told = move(tmp_path / "rows", west, east)
-    assert (status, "is not complete" in told) == (1, True)
+    status, reported = move(tmp_path / "rows", west, east)
+    assert (status, "is not complete" in reported) == (1, True)
     shutil.move(tmp_path / "kept", last)
     for name in ("rows", "counts"):
         assert move(tmp_path / name, west, east)[0] == 0

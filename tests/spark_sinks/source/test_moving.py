@@ -1,4 +1,4 @@
-"""A query that goes on in another region's store, whose log has the same records in another order."""
+"""A query that continues in another region's store, whose log has the same records in another order."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_a_stream_that_is_named_later_begins_at_its_first_record(hub: Hub, ovens
     at, third = Reader(hub, "ovens").batch(at)
     assert third == []
     _, fourth = Reader(hub, "ovens", "telemetry").batch(at)
-    assert sorted(first + fourth, key=str) == expected(hub), "it goes on where it was"
+    assert sorted(first + fourth, key=str) == expected(hub), "it continues where it was"
 
 
 def test_a_batch_read_has_the_rows_of_all(hub: Hub, ovens: Hub) -> None:

@@ -55,9 +55,9 @@ def test_the_last_position_is_replaced_and_all_else_stays(
     at = read_up(west)
     folder = checkpoint(tmp_path / "query", {"streams": {STREAM: at}} if of_several else at)
     before = (folder / "offsets" / "9").read_text()
-    status, told = move(folder, west, east, *([] if of_several else ["--stream", STREAM]))
-    assert status == 0, told
-    assert "10 records read" in told
+    status, reported = move(folder, west, east, *([] if of_several else ["--stream", STREAM]))
+    assert status == 0, reported
+    assert "10 records read" in reported
     version, batch, position = (folder / "offsets" / "10").read_text().splitlines()
     assert (version, batch) == ("v1", BATCH)
     assert (folder / "offsets" / "9").read_text() == before
@@ -70,7 +70,7 @@ def test_what_cannot_be_moved_is_refused_and_stays(pair: tuple[Region, Region], 
     west, east = pair
     at = read_up(west)
     stream = ("--stream", STREAM)
-    for name, folder, options, told in (
+    for name, folder, options, reported in (
         ("one", checkpoint(tmp_path / "a", at, done=9), stream, "batch 10 of the query"),
         ("two", checkpoint(tmp_path / "b", at, at), stream, "several sources"),
         ("unnamed", checkpoint(tmp_path / "c", at), (), "name the stream"),
@@ -81,5 +81,5 @@ def test_what_cannot_be_moved_is_refused_and_stays(pair: tuple[Region, Region], 
         before = file.read_text() if file.exists() else None
         status, answer = move(folder, west, east, *options)
         assert status != 0, name
-        assert told in " ".join(answer.split()), name
+        assert reported in " ".join(answer.split()), name
         assert (file.read_text() if file.exists() else None) == before, name

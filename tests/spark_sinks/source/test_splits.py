@@ -1,4 +1,4 @@
-"""A shard of a running hub splits: a query, its table, completeness, the audit, traces and the API go on."""
+"""A shard of a running hub splits: a query, its table, completeness, the audit, traces and the API continue."""
 
 from __future__ import annotations
 

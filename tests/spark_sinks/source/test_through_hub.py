@@ -338,7 +338,7 @@ def test_answers_of_other_programs_and_a_hub_that_stands_still_are_errors(answer
     pa.ipc.new_stream(sink, pa.schema([])).close()
     empty = sink.getvalue().to_pybytes()
     still = 200, {"Weft-Next-Offset": "3", "Weft-End-Offset": "9"}, empty
-    with pytest.raises(ReadError, match="did not go on at offset 3"):
+    with pytest.raises(ReadError, match="did not continue at offset 3"):
         list(answering(still, still).rows(0, 3, 9))
     behind = 200, {"Weft-Next-Offset": "3", "Weft-End-Offset": "3"}, empty
     with pytest.raises(ReadError, match="restored to an earlier state"):
@@ -402,9 +402,9 @@ def test_what_a_hub_cannot_be_asked_is_refused(more: dict[str, Any], served: Ser
 def test_mistakes_of_read_and_complete_until_are_one_sentence(served: Serving) -> None:
     """As an error of Python, before Spark has wrapped it into traces of its own."""
     for ask in (read_stream, complete_until):
-        with pytest.raises(ReadError, match=r"127\.0\.0\.1:1 has no scheme") as told:
+        with pytest.raises(ReadError, match=r"127\.0\.0\.1:1 has no scheme") as raised:
             ask(NO_SPARK, STREAM, hub="127.0.0.1:1")
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(raised.value)
         with pytest.raises(ReadError, match="answered 401: no valid token"):
             ask(NO_SPARK, STREAM, hub=served.url)
         with pytest.raises(ReadError, match="store: with the option hub, the store is not read"):
@@ -453,7 +453,7 @@ def test_spark_reads_through_a_hub(spark: SparkSession, hub: Hub, tmp_path: Path
     hub.read_on()
     hub.write(3)
     with Serving(hub.root, tokens=tokens) as serving:
-        assert drain(serving.url) == hub.expected(), "a query goes on from its checkpoint"
+        assert drain(serving.url) == hub.expected(), "a query continues from its checkpoint"
 
 
 @pytest.mark.slow

@@ -99,12 +99,12 @@ def test_a_table_by_spark_is_that_of_the_hub(spark: SparkSession, hub: Hub) -> N
     hub.write(3)
     restore = hub.backup()
     make(hub.root, spark)
-    made, told = rows(hub.root), facts(hub.root)
+    made, reported = rows(hub.root), facts(hub.root)
     restore()
     by_the_hub(hub.root)
     assert made.equals(rows(hub.root))
     assert made.num_rows == len(hub.expected())
-    assert told == facts(hub.root)
+    assert reported == facts(hub.root)
 
 
 def test_rows_by_spark_are_sorted_as_an_operator_declared(spark: SparkSession, hub: Hub) -> None:
@@ -156,16 +156,16 @@ def test_rows_that_spark_makes_count_for_quality_rules_as_the_hubs_do(spark: Spa
     hub.write(2)
     restore = hub.backup()
     make(hub.root, spark)
-    told = facts(hub.root)["transactions"]
+    reported = facts(hub.root)["transactions"]
     made = rows(hub.root)
     assert table(spark, STREAM, store=hub.root).where("_failed IS NOT NULL").count() > 0, "Spark reads the marks"
     assert read(spark, STREAM, store=hub.root).count() == made.num_rows
     restore()
     by_the_hub(hub.root)
-    assert told == facts(hub.root)["transactions"]
+    assert reported == facts(hub.root)["transactions"]
     assert made.equals(rows(hub.root)), "with the marks"
-    (prefix,) = {name.partition("quality/")[0] for name in told if "quality/" in name}
-    counts, found = QualityCounts(told, prefix), rows(hub.root).filter(pc.field("_schema") == 1)
+    (prefix,) = {name.partition("quality/")[0] for name in reported if "quality/" in name}
+    counts, found = QualityCounts(reported, prefix), rows(hub.root).filter(pc.field("_schema") == 1)
     assert counts.rows == found.num_rows == len(hub.expected()) - before
     values = found["t"].to_pylist()
     assert [counts.of(number_of(rule)) for rule in rules.rules.values()] == [

@@ -23,11 +23,11 @@ from weft.storage.object_store.directory import MemoryStore
 
 @contextlib.asynccontextmanager
 async def following(store: ObjectStore) -> AsyncIterator[tuple[ClusterLogFollower, list[set[str]]]]:
-    told: list[set[str]] = []
-    follower = ClusterLogFollower(log_of(store), lambda: told.append(set(follower.state.facts("token"))))
+    reports: list[set[str]] = []
+    follower = ClusterLogFollower(log_of(store), lambda: reports.append(set(follower.state.facts("token"))))
     await follower.start()
     try:
-        yield follower, told
+        yield follower, reports
     finally:
         await follower.close()
 
@@ -36,7 +36,7 @@ def test_a_fact_is_known_two_seconds_after_it_was_declared() -> None:
     async def main() -> None:
         store = MemoryStore()
         await declare(store, "a")
-        async with following(store) as (follower, told):
+        async with following(store) as (follower, reported):
             assert set(follower.state.facts("token")) == {"a"}
             for name in "bcd":
                 await asyncio.sleep(random.Random(name).random() * 10)
@@ -44,7 +44,7 @@ def test_a_fact_is_known_two_seconds_after_it_was_declared() -> None:
                 await asyncio.sleep(INTERVAL_S)
                 assert name in follower.state.facts("token")
                 assert follower.age_s <= INTERVAL_S
-            assert told == [set("ab"), set("abc"), set("abcd")], "told once for each"
+            assert reported == [set("ab"), set("abc"), set("abcd")], "told once for each"
 
     run(main())
 
@@ -69,11 +69,11 @@ def test_a_look_costs_one_request() -> None:
 
 def test_many_entries_are_read_at_once_and_a_failed_call_is_made_again() -> None:
     async def main() -> None:
-        store, told = MemoryStore(), list[int]()
+        store, reported = MemoryStore(), list[int]()
 
         def changed() -> None:
-            told.append(follower.state.n)
-            if len(told) == 3:
+            reported.append(follower.state.n)
+            if len(reported) == 3:
                 raise ValueError("a fault of the one who is told")
 
         follower = ClusterLogFollower(log_of(store), changed)
@@ -83,9 +83,9 @@ def test_many_entries_are_read_at_once_and_a_failed_call_is_made_again() -> None
             for n in range(600):
                 state = await log.append(declares(str(n)), MARA, state)
             await asyncio.sleep(INTERVAL_S + 1)
-            assert told == [256, 512, 600]
+            assert reported == [256, 512, 600]
             await asyncio.sleep(3 * INTERVAL_S)
-            assert told == [256, 512, 600, 600]
+            assert reported == [256, 512, 600, 600]
             assert follower.trouble is None
         finally:
             await follower.close()
@@ -98,7 +98,7 @@ def test_a_silent_store_leaves_the_last_word_in_force_and_it_goes_on_afterwards(
         shared = MemoryStore()
         await declare(shared, "a")
         store = FaultyStore(shared, random.Random(1), CALM)
-        async with following(store) as (follower, told):
+        async with following(store) as (follower, reported):
             store.faults = DEAD
             await declare(shared, "b")
             await asyncio.sleep(3600)
@@ -107,7 +107,7 @@ def test_a_silent_store_leaves_the_last_word_in_force_and_it_goes_on_afterwards(
             assert follower.age_s > 3590
             store.faults = CALM
             await asyncio.sleep(5 * INTERVAL_S)
-            assert told == [{"a", "b"}]
+            assert reported == [{"a", "b"}]
             assert follower.trouble is None
             assert follower.age_s <= INTERVAL_S + 1
 
@@ -126,7 +126,7 @@ def test_an_entry_of_a_later_release_stops_it_and_harms_nothing_before(caplog: p
     async def main() -> None:
         store = MemoryStore()
         await declare(store, "a")
-        async with following(store) as (follower, told):
+        async with following(store) as (follower, reported):
             first = entries.decode_entry((await store.get(hub_keys.entry_key(1))).data)
             later = msgspec.structs.replace(first, n=2, must_understand=4)
             await store.create(hub_keys.entry_key(2), entries.encode_entry(later))
@@ -134,7 +134,7 @@ def test_an_entry_of_a_later_release_stops_it_and_harms_nothing_before(caplog: p
             assert set(follower.state.facts("token")) == {"a"}
             assert follower.trouble is not None
             assert "install that release" in follower.trouble
-            assert told == []
+            assert reported == []
         with pytest.raises(UnsupportedVersion):
             await ClusterLogFollower(log_of(store), lambda: None).start()
 

@@ -265,7 +265,7 @@ async def test_an_entry_that_is_not_usable_is_named_and_those_behind_it_count(
     assert hub_keys.entry_key(2) in skipped.why
     assert "from a backup of the store" in skipped.why
     after = await log.append(declares("c"), MARA)
-    assert after.n == 5, "operators can go on"
+    assert after.n == 5, "operators can continue"
     assert set((await log_of(store).load()).facts("token")) == {"b", "c"}
 
 

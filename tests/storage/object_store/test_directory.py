@@ -127,7 +127,7 @@ async def test_a_living_neighbours_temporary_files_are_left_alone() -> None:
 
 @pytest.mark.parametrize("look", ["get", "get_range", "create"])
 async def test_what_a_reader_has_seen_survives_a_power_cut(look: str) -> None:
-    """Its writer died between making the name and syncing it; the reader goes on to acknowledge what it read."""
+    """Its writer died between making the name and syncing it; the reader continues to acknowledge what it read."""
     filesystem = FakeFileSystem()
     writer = DirectoryStore(ROOT, filesystem)
     await writer.create("chunk/0", b"0")
@@ -239,9 +239,9 @@ async def test_processes_of_one_machine_race_fairly(tmp_path: Path) -> None:
 async def test_a_folder_that_cannot_be_used_says_which_it_is_and_what_to_do(number: int, advice: str) -> None:
     filesystem = FakeFileSystem()
     filesystem.fail = lambda name, path: OSError(number, os.strerror(number), path)
-    with pytest.raises(StoreError) as told:
+    with pytest.raises(StoreError) as raised:
         await probe(DirectoryStore(ROOT, filesystem))
-    sentence = str(told.value)
+    sentence = str(raised.value)
     assert sentence.startswith(f"the store's folder {ROOT} cannot be used")
     assert os.strerror(number) in sentence
     assert advice in sentence

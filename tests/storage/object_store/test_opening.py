@@ -36,15 +36,15 @@ def test_other_kinds_are_refused_by_name(uri: str) -> None:
 
 @pytest.mark.parametrize("uri", ["ftp://u:pass@host/x", "s3://u:pass@bucket/x", "file://u:pass@localhost/x"])
 def test_credentials_in_a_uri_are_refused_and_not_shown(uri: str) -> None:
-    with pytest.raises(ValueError, match=r"no user name or password: a key comes from the environment") as told:
+    with pytest.raises(ValueError, match=r"no user name or password: a key comes from the environment") as raised:
         open_store(uri)
-    assert "pass@" not in str(told.value)
+    assert "pass@" not in str(raised.value)
 
 
 def test_options_in_a_uri_are_refused_and_not_shown() -> None:
-    with pytest.raises(ValueError, match="no options behind") as told:
+    with pytest.raises(ValueError, match="no options behind") as raised:
         open_store("s3://bucket/x?secret_access_key=hunter2")
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_a_bucket_without_obstore_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +85,10 @@ async def test_an_endpoint_that_does_not_answer_is_an_unknown_outcome_with_its_c
         "AWS_SECRET_ACCESS_KEY": "x",
     }
     async with server:
-        with pytest.raises(StoreError) as told:
+        with pytest.raises(StoreError) as raised:
             await open_store("s3://bucket/root", options).create("a", b"1")
     asked = f"a: PUT {scheme}://127.0.0.1:{port}/bucket/root/a failed"
-    assert str(told.value) == f"{asked}: {cause} (the address is from AWS_ENDPOINT_URL)"
+    assert str(raised.value) == f"{asked}: {cause} (the address is from AWS_ENDPOINT_URL)"
 
 
 def test_the_location_in_a_bucket_is_what_deltalake_takes() -> None:
@@ -149,9 +149,9 @@ async def test_a_check_names_the_kind_of_the_store(
     ],
 )
 def test_an_endpoint_that_cannot_be_used_is_named_with_the_way_out(options: dict[str, str], sentence: str) -> None:
-    with pytest.raises(StoreUnfit) as told:
+    with pytest.raises(StoreUnfit) as raised:
         open_store("s3://bucket", options)
-    assert str(told.value) == sentence
+    assert str(raised.value) == sentence
 
 
 @pytest.mark.parametrize("where", ["options", "environment"])

@@ -13,7 +13,7 @@ DOCUMENT = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "text"),
     [
         (
             f"{ASKED} in 1.2ms - Server returned non-2xx status code: 403 Forbidden: {DOCUMENT}{DEBUG}",
@@ -60,5 +60,5 @@ DOCUMENT = """<?xml version="1.0" encoding="UTF-8"?>
         ("Generic URL error: unable to parse" + DEBUG, "Generic URL error: unable to parse"),
     ],
 )
-def test_the_cause_is_what_the_store_says(given: str, told: str) -> None:
-    assert sentence(OSError(given)) == told
+def test_the_cause_is_what_the_store_says(given: str, text: str) -> None:
+    assert sentence(OSError(given)) == text

@@ -1,4 +1,5 @@
-"""Clients of a log whose writer runs on a clock of the test: each sync takes a given time, in which clients go on."""
+"""Clients of a log whose writer runs on a clock of the test: each sync takes a given time, in which clients
+continue."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ class Ack:
     """One message: when it was appended, and when its client got the answer."""
 
     sent: float
-    told: float
+    reported: float
     error: BaseException | None
 
     @property
     def waited(self) -> float:
-        return self.told - self.sent
+        return self.reported - self.sent
 
 
 @dataclass
@@ -91,12 +92,12 @@ class Load:
         sent = self.now
         self.log.append(self.stream, round(sent * 1e9), [b"k"], [bytes(bytes_)])
 
-        def told(error: BaseException | None) -> None:
+        def reported(error: BaseException | None) -> None:
             self.acks.append(Ack(sent, self.now, error))
             if then is not None:
                 then()
 
-        self.log.on_durable(told)
+        self.log.on_durable(reported)
 
     def loop(self, delay_s: float) -> None:
         """Have a client send, wait for the acknowledgement, and send again ``delay_s`` after it, without end."""

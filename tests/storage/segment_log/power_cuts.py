@@ -118,16 +118,16 @@ def main() -> int:
         print(failure or f"seed {arguments.replay}: every promise was kept")
         return 1 if failure else 0
     started = time.monotonic()
-    told = 0
+    reported = 0
     for outcome in run_cuts(arguments.cuts, processes=arguments.processes, seed=arguments.seed):
         rate = outcome.cuts / (time.monotonic() - started)
         line = f"{outcome.cuts:,} power cuts, {outcome.seeds:,} workloads, {rate:,.0f} cuts/s, "
         print(f"\r{line}{len(outcome.failures)} failures", end="", flush=True)
-        for failure in outcome.failures[told:]:
+        for failure in outcome.failures[reported:]:
             print(f"\n{failure}", flush=True)
-        told = len(outcome.failures)
+        reported = len(outcome.failures)
     print()
-    return 1 if told else 0
+    return 1 if reported else 0
 
 
 if __name__ == "__main__":

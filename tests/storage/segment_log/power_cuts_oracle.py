@@ -50,7 +50,7 @@ class Lane:
     policy: StreamPolicy = DEFAULT_POLICY
     may_rot: bool = False
     may_be_unreadable: bool = False
-    """How many of its records there were the disk cannot say, so it goes on behind all that there may have been."""
+    """How many of its records there were the disk cannot say, so it continues after all that there may have been."""
 
     def fork(self) -> Lane:
         copies = (self.released.copy(), self.noticed.copy(), self.dropped.copy())
@@ -174,14 +174,14 @@ class Oracle:
                 gaps.add(gap.first, gap.end)
             for first, stop in gaps:
                 demand(not _overlaps(held, first, stop), "records are held that a notice gives up", name, first, stop)
-            told = gaps.copy()
-            told.update(lane.released)
+            reported = gaps.copy()
+            reported.update(lane.released)
             for first, stop in lane.noticed:
-                demand(told.covers(first, stop), "a gap notice is gone", name, first, stop)
-            told.update(held)
+                demand(reported.covers(first, stop), "a gap notice is gone", name, first, stop)
+            reported.update(held)
             if lane.forgets:
-                told.add(0, end)
-            demand(told.covers(0, end), "records are missing without a notice", name, told.missing(0, end))
+                reported.add(0, end)
+            demand(reported.covers(0, end), "records are missing without a notice", name, reported.missing(0, end))
             lane.noticed.update(gaps)
             gone = log.snapshot(number).gone
             for first, stop in gone:

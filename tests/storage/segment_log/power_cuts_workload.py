@@ -96,7 +96,7 @@ class PowerCuts:
             self._clock.state = ClockState.UNSYNCED
         self._constants = small_constants if chance.random() < 0.3 and not plain else contextlib.nullcontext
         self._is_interrupted = chance.random() < 0.5 and not plain
-        """Whether the owner's thread goes on while a commit is being written."""
+        """Whether the owner's thread continues while a commit is being written."""
         self._leading = None if plain else chance.choice((None, *STREAMS[:2]))
         self._calls = 0
         self._step = 0
@@ -116,9 +116,9 @@ class PowerCuts:
                 self._run()
         except (Exception, Violation) as error:
             kept = ",".join(str(step.number) for step in self.steps)
-            told = error if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+            text = error if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
             raise Violation(
-                f"{told}\n  at {' > '.join(self.trace)}\n"
+                f"{text}\n  at {' > '.join(self.trace)}\n"
                 f"  again: python -m tests.storage.segment_log.power_cuts --replay {self.seed} --keep {kept}"
             ) from error
         return self.cuts
@@ -191,7 +191,7 @@ class PowerCuts:
         """Between two calls of a commit that do not hold the log's lock, whatever its other threads do."""
         busy = False
 
-        def go_on(call: str, path: str) -> None:
+        def resume(call: str, path: str) -> None:
             nonlocal busy
             is_locked = machine.log._state.lock._is_owned()  # type: ignore[attr-defined]
             if call not in MUTATING_CALLS or busy or is_locked or chance.random() > 0.15:
@@ -201,7 +201,7 @@ class PowerCuts:
                 act(machine, chance.choice(MEANWHILE), chance)
             busy = False
 
-        return go_on
+        return resume
 
     def _fail(self, machine: Machine, chance: random.Random) -> None:
         """From some call on, one kind of call fails some times; then the process is killed."""
@@ -282,7 +282,7 @@ class PowerCuts:
         after = disk.power_cut(chance)
         log = self._recover(after, oracle, chance, depth + 1)
         if chance.random() < 0.1 and depth < DEPTH_MAX:
-            # Life goes on, and the power is cut once more.
+            # Life continues, and the power is cut once more.
             machine = Machine(after, oracle, log, self._clock.wall)
             machine.set_policies()
             machine.release_again()

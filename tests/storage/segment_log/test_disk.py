@@ -161,11 +161,11 @@ def test_nothing_is_acknowledged_into_a_folder_that_is_gone(tmp_path: Path) -> N
     stream = log.stream("one")
     put(log, stream, b"first")
     shutil.rmtree(tmp_path / "log")
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
     log.append(stream, 5, [b"k"], [b"into nowhere"])
-    log.on_durable(told.append)
+    log.on_durable(outcomes.append)
     commit_all(log)
-    assert [type(error) for error in told] == [LogFailed]
+    assert [type(error) for error in outcomes] == [LogFailed]
     assert "was removed while it was being written" in str(log.failed)
     log._lock.close()
     again = open_in(tmp_path)
@@ -203,7 +203,7 @@ def test_a_log_whose_folder_was_moved_away_touches_nothing_of_the_one_in_its_pla
     assert {path.name: path.read_bytes() for path in (tmp_path / "log").iterdir()} == files
     moved._lock.close()
     for _ in range(5):
-        put(second, second.stream("one"), b"goes on")
+        put(second, second.stream("one"), b"continues")
     assert set(read_all(second, second.stream("one"))) >= set(range(held.end))
     assert second.failed is None
     # What the first acknowledged is where its folder went.

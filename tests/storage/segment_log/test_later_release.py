@@ -123,7 +123,7 @@ def test_a_segment_of_a_higher_version_is_begun_before_what_needs_it_is_written(
         ]
         put(log, stream, b"c")
         disk.kill_process()
-        # The later release goes on with it, and keeps to the version.
+        # The later release continues with it, and keeps to the version.
         log = open_log(disk)
         put(log, stream, b"d")
         assert versions(disk) == [1, 3]

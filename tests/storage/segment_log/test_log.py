@@ -58,17 +58,17 @@ def test_a_listener_that_fails_keeps_nothing_from_the_others(
 ) -> None:
     log = open_log(disk)
     stream = log.stream("one")
-    told: list[str] = []
+    reports: list[str] = []
 
     def fail() -> None:
         raise ValueError("a mistake of a follower")
 
     log.listen(fail)
-    log.listen(lambda: told.append("listener"))
+    log.listen(lambda: reports.append("listener"))
     for count in (1, 2):
         log.append(stream, 5, [b"k"], [b"a"])
         log.committer.run_once()
-        assert told == ["listener"] * count
+        assert reports == ["listener"] * count
     assert "a mistake of a follower" in caplog.text
     assert log.durable_end(stream) == 2
 
@@ -76,19 +76,19 @@ def test_a_listener_that_fails_keeps_nothing_from_the_others(
 def test_nothing_is_acknowledged_or_read_before_the_sync(disk: FakeFileSystem) -> None:
     log = open_log(disk)
     stream = log.stream("one")
-    told: list[str] = []
+    reports: list[str] = []
     log.append(stream, 5, [b"k"], [b"a"])
-    log.on_durable(lambda error: told.append(f"first {error}"))
+    log.on_durable(lambda error: reports.append(f"first {error}"))
     log.append(stream, 5, [b"k"], [b"b"])
-    log.on_durable(lambda error: told.append(f"second {error}"))
-    log.listen(lambda: told.append("listener"))
-    assert told == []
+    log.on_durable(lambda error: reports.append(f"second {error}"))
+    log.listen(lambda: reports.append("listener"))
+    assert reports == []
     assert log.pending_bytes > 0
     assert log.read(stream, 0, 1000) == []
     assert not log.ranges(stream)
     assert log.next_seq(stream) == 2
     log.committer.run_once()
-    assert told == ["first None", "second None", "listener"]
+    assert reports == ["first None", "second None", "listener"]
     assert log.pending_bytes == 0
     assert log.durable_end(stream) == 2
 
@@ -96,9 +96,9 @@ def test_nothing_is_acknowledged_or_read_before_the_sync(disk: FakeFileSystem) -
 def test_a_callback_with_nothing_pending_comes_at_once(disk: FakeFileSystem) -> None:
     log = open_log(disk)
     before = syncs(disk)
-    told: list[BaseException | None] = []
-    log.on_durable(told.append)
-    assert told == [None]
+    outcomes: list[BaseException | None] = []
+    log.on_durable(outcomes.append)
+    assert outcomes == [None]
     assert syncs(disk) == before
 
 
@@ -110,13 +110,13 @@ def _mistaken(error: BaseException | None) -> None:
 def test_a_callback_registered_by_a_callback_comes_after_the_others(disk: FakeFileSystem) -> None:
     log = open_log(disk)
     stream = log.stream("one")
-    told: list[int] = []
+    reports: list[int] = []
     log.append(stream, 5, [b"k"], [b"a"])
-    log.on_durable(lambda error: log.on_durable(lambda error: told.append(3)))
+    log.on_durable(lambda error: log.on_durable(lambda error: reports.append(3)))
     log.on_durable(_mistaken)
-    log.on_durable(lambda error: told.append(2))
+    log.on_durable(lambda error: reports.append(2))
     commit_all(log)
-    assert told == [2, 3]
+    assert reports == [2, 3]
 
 
 def test_everything_of_a_record_comes_back(disk: FakeFileSystem) -> None:
@@ -239,20 +239,20 @@ def test_a_failed_sync_poisons_the_log_until_it_is_opened_anew(disk: FakeFileSys
     log = open_log(disk)
     stream = log.stream("one")
     put(log, stream, b"safe")
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
     log.append(stream, 5, [b"k"], [b"lost"])
-    log.on_durable(told.append)
+    log.on_durable(outcomes.append)
     disk.fail = lambda call, path: eio() if call == "sync" else None
     before = syncs(disk)
     commit_all(log)
     assert syncs(disk) == before + 1
-    assert isinstance(told[0], LogFailed)
+    assert isinstance(outcomes[0], LogFailed)
     disk.fail = lambda call, path: None
     with pytest.raises(LogFailed):
         log.append(stream, 5, [b"k"], [b"more"])
-    log.on_durable(told.append)
-    assert isinstance(told[1], LogFailed)
-    assert log.stats().failed is told[0]
+    log.on_durable(outcomes.append)
+    assert isinstance(outcomes[1], LogFailed)
+    assert log.stats().failed is outcomes[0]
     assert syncs(disk) == before + 1
     assert read_all(log, stream) == {0: b"safe"}
     log.close()
@@ -265,11 +265,11 @@ def test_a_failed_sync_poisons_the_log_until_it_is_opened_anew(disk: FakeFileSys
 
 def test_a_mistake_while_encoding_poisons_instead_of_ending_the_writer_in_silence(disk: FakeFileSystem) -> None:
     log = open_log(disk)
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
     log.append(log.stream("one"), 5, [b"k"], [b"x"], flags={0: 999})
-    log.on_durable(told.append)
+    log.on_durable(outcomes.append)
     commit_all(log)
-    assert isinstance(told[0], LogFailed)
+    assert isinstance(outcomes[0], LogFailed)
 
 
 def test_pending_bytes_have_a_last_bound(disk: FakeFileSystem) -> None:
@@ -340,13 +340,13 @@ def test_commit_interval_gathers_appends(tmp_path: Path) -> None:
 
 def test_closing_commits_what_is_pending_and_then_refuses(disk: FakeFileSystem) -> None:
     log = open_log(disk)
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
     stream = log.stream("one")
     log.append(stream, 5, [b"k"], [b"x"])
-    log.on_durable(told.append)
+    log.on_durable(outcomes.append)
     log.close()
     log.close()
-    assert told == [None]
+    assert outcomes == [None]
     with pytest.raises(LogFailed, match="is closed"):
         log.append(stream, 5, [b"k"], [b"x"])
     assert read_all(open_log(disk), stream) == {0: b"x"}

@@ -185,13 +185,13 @@ def test_an_operator_gives_up_a_backlog(disk: FakeFileSystem) -> None:
     stream = log.stream("one")
     taken = add(log, stream, 1000)
     log.release(stream, RangeSet([(0, 10)]))
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
     assert list(log.drop_backlog(stream)) == [(10, taken)]
-    log.on_durable(told.append)
+    log.on_durable(outcomes.append)
     assert len(read_all(log, stream)) > 0
     assert not log.gaps(stream)
     commit_all(log)
-    assert told == [None]
+    assert outcomes == [None]
     assert lost(log, stream) == {"OPERATOR": taken - 10}
     assert read_all(log, stream) == {}
     log.release(stream, RangeSet([(10, taken)]))

@@ -139,21 +139,21 @@ def test_what_is_worthwhile_by_its_size_begins_before_the_interval_is_over(load:
 
 
 def test_a_callback_without_records_waits_for_no_interval(load: Load) -> None:
-    told: list[float] = []
-    load.send(lambda: load.log.on_durable(lambda _: told.append(load.now)))
+    reports: list[float] = []
+    load.send(lambda: load.log.on_durable(lambda _: reports.append(load.now)))
     load.send()
     load.run(0.004)
-    assert told == [load.acks[0].told]
+    assert reports == [load.acks[0].reported]
 
 
 def test_a_callback_hears_of_the_commit_that_its_records_are_in(load: Load) -> None:
     """Not of the next one: the pacer would hold that back."""
-    told: list[float] = []
+    reports: list[float] = []
     load.at(load.now, load.send)
     load.at(load.now, load.send)
-    load.at(load.now + SYNC_S / 2, lambda: load.log.on_durable(lambda _: told.append(load.now)))
+    load.at(load.now + SYNC_S / 2, lambda: load.log.on_durable(lambda _: reports.append(load.now)))
     load.run(0.004)
-    assert told == [load.acks[-1].told]
+    assert reports == [load.acks[-1].reported]
 
 
 @pytest.mark.parametrize("interval_s", [0.002, 0.05])
@@ -220,13 +220,13 @@ def test_the_thread_does_not_sleep_over_a_close(tmp_path: Path) -> None:
     log.append(stream, 5, [b"k"], [b"first"])
     log.on_durable(lambda _: durable.set())
     assert durable.wait(PATIENCE_S)
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
     log.append(stream, 5, [b"k"], [b"held back"])
-    log.on_durable(told.append)
+    log.on_durable(outcomes.append)
     closing = threading.Thread(target=log.close)
     closing.start()
     closing.join(PATIENCE_S)
-    assert told == [None]
+    assert outcomes == [None]
 
 
 def test_a_turn_whose_commit_has_begun_before_its_end_does_not_silence_the_next(tmp_path: Path) -> None:

@@ -124,11 +124,11 @@ async def test_a_stream_of_which_nothing_is_left_ends_with_what_is_gone(disk: Fa
 
 
 class SlowDisk:
-    """Holds up reads from segment files until the test lets it go on."""
+    """Holds up reads from segment files until the test lets it continue."""
 
     def __init__(self, disk: FakeFileSystem) -> None:
         self.begun = threading.Semaphore(0)
-        self.go_on = threading.Event()
+        self.resume = threading.Event()
         self.at_once = self.most = 0
         self._lock = threading.Lock()
         disk.fail = self._hold
@@ -139,7 +139,7 @@ class SlowDisk:
                 self.at_once += 1
                 self.most = max(self.most, self.at_once)
             self.begun.release()
-            assert self.go_on.wait(PATIENCE_S)
+            assert self.resume.wait(PATIENCE_S)
             with self._lock:
                 self.at_once -= 1
         return None
@@ -161,7 +161,7 @@ async def test_readers_that_are_cancelled_leave_no_more_threads_than_may_read(di
     last = asyncio.ensure_future(reader.read(stream, 0, 1))
     await asyncio.to_thread(slow.begun.acquire)
     await asyncio.to_thread(slow.begun.acquire)
-    slow.go_on.set()
+    slow.resume.set()
     assert seqs([await last]) == [0]
     assert slow.most <= 2
 

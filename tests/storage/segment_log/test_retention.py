@@ -470,7 +470,7 @@ def test_a_long_backlog_that_expires_at_once_becomes_a_notice_for_each_stream_an
     clock.ahead += 101 * SECOND
     log.committer.housekeep()
     assert log.pending_bytes <= 4 * BATCH_OVERHEAD_BYTES
-    log.append(streams[0], clock.wall(), [b"k"], [b"goes on"])
+    log.append(streams[0], clock.wall(), [b"k"], [b"continues"])
     commit_all(log)
     for stream in streams:
         assert [(gap.first, gap.end) for gap in log.gaps(stream)] == [(0, 2000)]

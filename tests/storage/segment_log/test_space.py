@@ -34,11 +34,11 @@ def almost_full_segment(log: SegmentLog) -> int:
 
 def append_ten(log: SegmentLog, stream: int) -> list[BaseException | None]:
     """Append what does not fit the segment. Return what the log reports of it."""
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
     for seq in range(log.next_seq(stream), log.next_seq(stream) + 10):
         log.append(stream, 5, [b"k"], [random.Random(seq).randbytes(100)])
-    log.on_durable(told.append)
-    return told
+    log.on_durable(outcomes.append)
+    return outcomes
 
 
 def take_space(disk: FakeFileSystem, leave: int = 0) -> None:
@@ -54,10 +54,10 @@ def waiting(disk: FakeFileSystem, leave: int) -> tuple[SegmentLog, int, list[Bas
     """A log of which a commit waits for space, its stream, and what the log reported of the commit."""
     log = open_log(disk, SETTINGS)
     stream = almost_full_segment(log)
-    told = append_ten(log, stream)
+    reported = append_ten(log, stream)
     take_space(disk, leave)
     commit_all(log)
-    return log, stream, told
+    return log, stream, reported
 
 
 def assert_as_appended(log: SegmentLog, stream: int, count: int) -> None:
@@ -70,21 +70,21 @@ LEFT = pytest.mark.parametrize("leave", [0, 100, 500, 1000])
 
 @LEFT
 def test_a_commit_waits_for_space_and_goes_on_by_itself(disk: FakeFileSystem, leave: int) -> None:
-    log, stream, told = waiting(disk, leave)
+    log, stream, reported = waiting(disk, leave)
     acked = log.durable_end(stream)
     for _ in range(3):
         assert not log.committer.run_once()
         log.committer.housekeep()
         assert log.committer.waits_for_space
         assert log.failed is None
-        assert told == []
+        assert reported == []
         assert log.durable_end(stream) == acked
         assert_as_appended(log, stream, acked)
     over = over_budget(disk, SETTINGS)
     return_space(disk)
     commit_all(log)
     assert not log.committer.waits_for_space
-    assert told == [None]
+    assert reported == [None]
     assert_as_appended(log, stream, acked + 10)
     assert add(log, stream, 50) == 50
     log.close()
@@ -95,11 +95,11 @@ def test_a_commit_waits_for_space_and_goes_on_by_itself(disk: FakeFileSystem, le
 @LEFT
 @pytest.mark.parametrize("end", ["close", "kill", "power cut"])
 def test_a_restart_finds_what_was_acknowledged(disk: FakeFileSystem, leave: int, end: str) -> None:
-    log, stream, told = waiting(disk, leave)
+    log, stream, reported = waiting(disk, leave)
     acked = log.durable_end(stream)
     if end == "close":
         log.close()
-        (error,) = told
+        (error,) = reported
         assert isinstance(error, LogFailed)
         assert "No space left" in str(error)
     elif end == "kill":
@@ -121,7 +121,7 @@ def test_space_that_a_deleted_file_left_may_be_taken_too(disk: FakeFileSystem) -
     assert add(log, stream, 20) == 20
     almost_full_segment(log)
     log.release(stream, RangeSet([(0, 20)]))
-    told = append_ten(log, stream)
+    reported = append_ten(log, stream)
     take_space(disk, 500)
 
     def steal(call: str, path: str) -> None:
@@ -131,10 +131,10 @@ def test_space_that_a_deleted_file_left_may_be_taken_too(disk: FakeFileSystem) -
     disk.fail = steal
     commit_all(log)
     assert log.committer.waits_for_space
-    assert told == []
+    assert reported == []
     return_space(disk)
     commit_all(log)
-    assert told == [None]
+    assert reported == [None]
     end = log.durable_end(stream)
     assert {seq: read_all(log, stream)[seq] for seq in range(20, end)} == {
         seq: random.Random(seq).randbytes(100) for seq in range(20, end)
@@ -151,7 +151,7 @@ def test_a_file_that_was_found_without_room_for_its_seal_waits_for_it(disk: Fake
     take_space(disk)
     log = open_log(disk, SETTINGS)
     return_space(disk)
-    told = append_ten(log, stream)
+    reported = append_ten(log, stream)
     take_space(disk)
     for _ in range(3):
         commit_all(log)
@@ -159,7 +159,7 @@ def test_a_file_that_was_found_without_room_for_its_seal_waits_for_it(disk: Fake
         assert log.committer.waits_for_space
     return_space(disk)
     commit_all(log)
-    assert told == [None]
+    assert reported == [None]
     assert_as_appended(log, stream, acked + 10)
 
 
@@ -171,17 +171,17 @@ def test_housekeeping_that_finds_no_space_hinders_no_commit(disk: FakeFileSystem
     stream = log.stream("one")
     assert add(log, stream, 1) == 1
     log.set_policy(stream, StreamPolicy(retain_s=1e-9))
-    told = append_ten(log, stream)
+    reported = append_ten(log, stream)
     disk.capacity = 0  # also what the sealed file does not need any more
     log.committer.housekeep()
     for _ in range(2):
         commit_all(log)
         log.committer.housekeep()
         assert log.failed is None
-        assert bool(told) is (log.durable_end(stream) == 11), "told before it is durable"
+        assert bool(reported) is (log.durable_end(stream) == 11), "told before it is durable"
     return_space(disk)
     commit_all(log)
-    assert told == [None]
+    assert reported == [None]
     assert log.durable_end(stream) == 11
 
 
@@ -191,14 +191,14 @@ def test_the_writer_thread_goes_on_when_space_returns(disk: FakeFileSystem, monk
     stream = log.stream("one")
     segment = log._state.segments[-1]
     looks, durable = threading.Semaphore(0), threading.Event()
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
 
     def look(call: str, path: str) -> None:
         if call == "free_bytes":
             looks.release()
 
     def tell(error: BaseException | None) -> None:
-        told.append(error)
+        outcomes.append(error)
         durable.set()
 
     with log.together(100 * 150):
@@ -209,11 +209,11 @@ def test_the_writer_thread_goes_on_when_space_returns(disk: FakeFileSystem, monk
     log.on_durable(tell)
     for _ in range(3):
         assert looks.acquire(timeout=PATIENCE_S), "it looks again and again"
-    assert told == []
+    assert outcomes == []
     assert log.durable_end(stream) == 0
     return_space(disk)
     assert durable.wait(PATIENCE_S)
-    assert told == [None]
+    assert outcomes == [None]
     assert log._state.segments[-1] is not segment
     assert_as_appended(log, stream, 100)
     log.close()
@@ -227,7 +227,7 @@ def test_a_writer_thread_that_waits_for_space_can_be_closed(
     log = open_log(disk, SETTINGS, start_writer=True)
     stream = log.stream("one")
     looked = threading.Event()
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
 
     def look(call: str, path: str) -> None:
         if call == "free_bytes":
@@ -237,10 +237,10 @@ def test_a_writer_thread_that_waits_for_space_can_be_closed(
         log.append(stream, 5, [b"k"], [bytes(4000)])
         take_space(disk)
         disk.fail = look
-    log.on_durable(told.append)
+    log.on_durable(outcomes.append)
     assert looked.wait(PATIENCE_S)
     log.close()
-    assert [type(error) for error in told] == [LogFailed]
+    assert [type(error) for error in outcomes] == [LogFailed]
     return_space(disk)
     again = open_log(disk, SETTINGS)
     assert again.next_seq(again.stream("one")) == 0
@@ -254,9 +254,9 @@ def test_what_hubs_have_makes_room_although_others_took_the_disk(disk: FakeFileS
     stream = log.stream("one")
     for seq in range(8):
         put(log, stream, random.Random(seq).randbytes(50_000))
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
     log.append(stream, 5, [b"k"], [random.Random(20).randbytes(20_000)])
-    log.on_durable(told.append)
+    log.on_durable(outcomes.append)
     cut: list[str] = []
 
     def steal(call: str, path: str) -> None:
@@ -273,4 +273,4 @@ def test_what_hubs_have_makes_room_although_others_took_the_disk(disk: FakeFileS
     commit_all(log)
     log.committer.housekeep()
     commit_all(log)
-    assert told == [None]
+    assert outcomes == [None]

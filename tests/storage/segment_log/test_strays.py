@@ -99,7 +99,7 @@ def with_unreadable_newest_blocks(disk: FakeFileSystem) -> int:
     return 20
 
 
-def told(log: SegmentLog) -> dict[str, object]:
+def reported(log: SegmentLog) -> dict[str, object]:
     """What the log says of its streams."""
     return {
         name: (
@@ -125,7 +125,7 @@ def test_a_stray_file_with_a_later_name_is_not_taken_for_the_newest_segment(
     expected, log = open_log(alone, SETTINGS), open_log(disk, SETTINGS)
     assert stray in log.recovery.damaged
     assert f"{stray}.damaged" in disk.paths()
-    assert told(log) == told(expected), "as if the stray had not been there"
+    assert reported(log) == reported(expected), "as if the stray had not been there"
     assert log.recovery.torn_bytes == expected.recovery.torn_bytes
     for stream in log.streams().values():
         before = log.next_seq(stream)
@@ -134,7 +134,7 @@ def test_a_stray_file_with_a_later_name_is_not_taken_for_the_newest_segment(
     disk.kill_process()
     again = open_log(disk, SETTINGS)
     assert not again.recovery.damaged
-    assert told(again) == told(log)
+    assert reported(again) == reported(log)
     assert all(read_all(again, stream)[again.next_seq(stream) - 1] == b"next" for stream in again.streams().values())
 
 
@@ -146,7 +146,7 @@ def test_a_stray_segment_of_another_log_with_a_later_name_changes_nothing_about_
     expected, log = open_log(alone, SETTINGS), open_log(disk, SETTINGS)
     assert log.recovery.damaged == (stray,)
     assert log.recovery.torn_bytes == expected.recovery.torn_bytes > 0
-    assert told(log) == told(expected)
+    assert reported(log) == reported(expected)
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def assert_opens(folder: Path) -> tuple[str, ...]:
-    """The log goes on, twice. Returns what the first start reports."""
+    """The log continues, twice. Returns what the first start reports."""
     reports = []
     for count in (1, 2):
         log = open_log(OSFileSystem(), directory=str(folder))

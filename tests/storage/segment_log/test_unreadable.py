@@ -41,11 +41,11 @@ def assert_none_lost_in_silence(log: SegmentLog, stream: int, acked: int) -> Ran
     """What is held reads as it was given in, the rest is under notices. Returns what is held."""
     found = read_all(log, stream)
     assert found == {seq: PAYLOADS[seq] for seq in found}
-    told = RangeSet(log.ranges(stream))
+    reported = RangeSet(log.ranges(stream))
     for gap in log.gaps(stream):
         assert gap.reason == GapReason.CORRUPTION
-        told.add(gap.first, gap.end)
-    assert list(told) == [(0, log.next_seq(stream))]
+        reported.add(gap.first, gap.end)
+    assert list(reported) == [(0, log.next_seq(stream))]
     assert log.next_seq(stream) >= acked
     return log.ranges(stream)
 
@@ -190,7 +190,7 @@ def test_a_full_log_stays_within_its_budget(disk: FakeFileSystem) -> None:
     assert disk.used_bytes() <= 1 << 16
     assert log.next_seq(stream) > end
     log.release(stream, RangeSet([(0, log.durable_end(stream))]))
-    assert put(log, stream, b"goes on") == log.gaps(stream)[-1].end
+    assert put(log, stream, b"continues") == log.gaps(stream)[-1].end
     assert disk.used_bytes() <= 1 << 16
 
 
@@ -199,7 +199,7 @@ def test_who_looks_into_the_file_is_told(disk: FakeFileSystem, first: int, end: 
     _, path = twenty_records(disk)
     disk.lose_blocks(path, first, end)
     found = list(inspect_log(DIRECTORY, disk))
-    assert [item.problem for item in found if item.is_unreadable] == ["the disk cannot read what stands here"]
+    assert [item.problem for item in found if item.is_unreadable] == ["the disk cannot read what is here"]
     assert any(item.kind is EntryKind.BATCH for item in found)
 
 

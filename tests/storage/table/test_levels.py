@@ -22,8 +22,8 @@ def test_the_same_key_has_the_levels_of_each_lanes_own_patterns() -> None:
 
 
 def test_patterns_that_a_lane_gets_later_count() -> None:
-    for told, level in (((), None), (PLANT, "m7"), (SITE, None)):
-        levels = Levels(["machine"], lambda lane, told=told: told)  # type: ignore[misc]
+    for reported, level in (((), None), (PLANT, "m7"), (SITE, None)):
+        levels = Levels(["machine"], lambda lane, reported=reported: reported)  # type: ignore[misc]
         assert levels.of(LANES[0], [b"plant/a/m7"]) == [(level,)]
 
 

@@ -249,9 +249,9 @@ def test_levels_never_collide_with_other_columns() -> None:
 
 
 def test_levels_of_one_stream_are_bounded() -> None:
-    told = [f"level{i}" for i in range(LEVELS_MAX + 10)]
-    assert usable_fields(told) == told[:LEVELS_MAX]
-    assert usable_fields(told, ["_offset", "somebodys_own", *told[:500]]) == told[500 : LEVELS_MAX - 1]
+    reports = [f"level{i}" for i in range(LEVELS_MAX + 10)]
+    assert usable_fields(reports) == reports[:LEVELS_MAX]
+    assert usable_fields(reports, ["_offset", "somebodys_own", *reports[:500]]) == reports[500 : LEVELS_MAX - 1]
 
 
 def test_spellings_that_differ_in_case_share_a_column() -> None:

@@ -17,8 +17,8 @@ def wrong(did: str, setting: str, message: str, **files: str | bytes) -> Mistake
 
 def wrong_file(did: str, file: str, content: str | bytes, message: str) -> Mistake:
     """A file of a schema."""
-    told = f"6: streams.telemetry.schema.file: {message}"
-    return wrong(did, f"schema: {file}", told, **{file: content})
+    text = f"6: streams.telemetry.schema.file: {message}"
+    return wrong(did, f"schema: {file}", text, **{file: content})
 
 
 FILE, AT = "<dir>/schema.yaml", "streams.telemetry"

@@ -73,6 +73,6 @@ def test_a_client_that_is_refused_is_named(place: Place) -> None:
         client.settimeout(PATIENCE_S)
         assert client.recv(100)
     wait_until(lambda: "wrong password or no such user" in log.read_text())
-    told = [line for line in log.read_text().splitlines() if "wrong password" in line]
-    (line,) = [line for line in told if "weft.events" not in line]
+    lines = [line for line in log.read_text().splitlines() if "wrong password" in line]
+    (line,) = [line for line in lines if "weft.events" not in line]
     assert re.search(r"closed MQTT client 'press-7' at 127\.0\.0\.1:\d+: wrong password or no such user: 'anna'", line)

@@ -166,7 +166,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
                 tokens |= {f"{link.name}@0600": link.token} if link.token is not None else {}
             folder = place.folder({"edge.yaml": text, **tokens})
             with place.serving("hub", open_hub), place.serving("edge", folder):
-                wait_until(lambda: all(map(is_told, links_of(http).values())))
+                wait_until(lambda: all(map(is_reported, links_of(http).values())))
                 place.name("<edge>", folder)
                 yield Edge(folder, place, links_of(http), Path(f"{folder}.stderr").read_text())
 
@@ -177,7 +177,7 @@ def links_of(port: int) -> dict[str, Any]:
         return links
 
 
-def is_told(link: dict[str, Any]) -> bool:
+def is_reported(link: dict[str, Any]) -> bool:
     return bool(link["last_error"]) or link["state"] == "connected"
 
 

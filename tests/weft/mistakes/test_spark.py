@@ -77,6 +77,6 @@ OPTIONS: list[tuple[str, dict[str, str], str]] = [
 @pytest.mark.parametrize(("did", "options", "message"), OPTIONS, ids=lambda each: each if isinstance(each, str) else "")
 def test_a_mistake_in_the_options(did: str, options: dict[str, str], message: str, tmp_path: Path) -> None:
     asyncio.run(open_cluster(open_store(str(tmp_path)), 4))
-    with pytest.raises(ReadError) as told:
+    with pytest.raises(ReadError) as raised:
         WeftSource({name: value.replace("<store>", str(tmp_path)) for name, value in options.items()}).schema()
-    assert str(told.value).replace(str(tmp_path), "<store>") == message
+    assert str(raised.value).replace(str(tmp_path), "<store>") == message

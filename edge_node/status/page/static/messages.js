@@ -111,7 +111,7 @@ export function live(root, { signal, refused }) {
         said.textContent = `${count(seen)} messages${skipped ? `, and ${count(skipped)} that came too fast to be shown` : ""}.`;
         draw();
       }
-      said.textContent = "The node has ended this. Follow again to go on.";
+      said.textContent = "The node has ended this. Follow again to continue.";
     } catch (error) {
       if (!until.aborted) {
         said.textContent = "";

@@ -40,10 +40,15 @@ async def test_requests_say_what_a_token_opens_and_why_it_does_not(caplog: pytes
         running_hub(MemoryStore(), jwt=settings(server.url, roles=roles, tenant="acme")) as hub,
     ):
         ends = time.time() + 600
-        status, told = await get(hub, "/v1/whoami", token(exp=int(ends)))
-        assert (status, told["token"], told["tenant"], told["scope"]) == (200, "jwt:press-1", "acme", "granted")
-        assert told["rights"] == ["read:*", "edges"]
-        assert told["until"] == time.strftime("%Y-%m-%dT%H:%M:%S.000000000Z", time.gmtime(int(ends)))
+        status, reported = await get(hub, "/v1/whoami", token(exp=int(ends)))
+        assert (status, reported["token"], reported["tenant"], reported["scope"]) == (
+            200,
+            "jwt:press-1",
+            "acme",
+            "granted",
+        )
+        assert reported["rights"] == ["read:*", "edges"]
+        assert reported["until"] == time.strftime("%Y-%m-%dT%H:%M:%S.000000000Z", time.gmtime(int(ends)))
         assert (await get(hub, "/v1/whoami"))[0] == 401, "with an issuer, every request needs a token"
         assert (await get(hub, "/v1/streams?tenant=other", token()))[0] == 403
         expired = token(seconds=-600)
@@ -52,8 +57,8 @@ async def test_requests_say_what_a_token_opens_and_why_it_does_not(caplog: pytes
             assert answer.status == 401
             assert "the JWT of 'press-1' expired at 20" in (await answer.json())["detail"]
             assert "expired at" in answer.headers["WWW-Authenticate"]
-        status, told = await get(hub, "/v1/streams", "eyJ" + "x" * 8000 + ".e30.")
-        assert (status, "more than 8,000" in told["detail"]) == (401, True)
+        status, reported = await get(hub, "/v1/streams", "eyJ" + "x" * 8000 + ".e30.")
+        assert (status, "more than 8,000" in reported["detail"]) == (401, True)
         status, _ = await get(hub, "/v1/status", token())
         assert status == 403
         _, facts = await get(hub, "/v1/status", token(scope="operator"))
@@ -167,9 +172,9 @@ async def test_a_hub_starts_without_its_issuer() -> None:
     server = KeySetServer(key_set(KEY))
     server.status = 500
     async with server.running(), running_hub(MemoryStore(), jwt=settings(server.url, unknown_key_s=0.1)) as hub:
-        status, told = await get(hub, "/v1/whoami", token())
-        assert (status, told["detail"]) == (503, "the hub has no keys of the issuer")
-        assert "HTTP status 500" in told["advice"]
+        status, reported = await get(hub, "/v1/whoami", token())
+        assert (status, reported["detail"]) == (503, "the hub has no keys of the issuer")
+        assert "HTTP status 500" in reported["advice"]
         async with running_link(hub, EdgeLog(), LinkIdentity("default", "press-1", 7, "test"), token()) as link:
             await until(lambda: "(503): the hub has no keys of the issuer" in (link.last_error or ""))
         server.status = 200

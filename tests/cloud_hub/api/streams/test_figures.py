@@ -70,8 +70,8 @@ async def test_a_stream_is_complete_as_far_as_its_slowest_edge_over_all_shards()
     world.rows = {("default", "t"): 10}
     figures = world.figures()
     await figures.refresh()
-    silent, told = figures.figures
-    assert (told.records, told.lag_records, told.complete_up_to) == (12, 2, 90 * NS)
+    silent, reported = figures.figures
+    assert (reported.records, reported.lag_records, reported.complete_up_to) == (12, 2, 90 * NS)
     assert (silent.stream, silent.records, silent.complete_up_to) == ("silent", 0, None)
 
 
@@ -100,8 +100,8 @@ async def test_a_node_without_tables_says_nothing_of_their_lag() -> None:
     world.lane(0, "a", "t", 100.0, 5)
     figures = world.figures(keeps_tables=False)
     await figures.refresh()
-    (told,) = figures.figures
-    assert (told.lag_records, told.lag_seconds) == (None, None)
+    (reported,) = figures.figures
+    assert (reported.lag_records, reported.lag_seconds) == (None, None)
 
 
 async def test_figures_are_gathered_again_only_when_they_are_old() -> None:

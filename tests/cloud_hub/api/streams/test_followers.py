@@ -114,20 +114,20 @@ def test_readers_at_one_moment_share_a_look() -> None:
 
 
 def test_a_store_that_fails_is_told_and_what_was_read_stays(caplog: pytest.LogCaptureFixture) -> None:
-    told = "the hub cannot use its store at the moment; the hub's operator sees why"
+    text = "the hub cannot use its store at the moment; the hub's operator sees why"
 
     async def test(writer: Writer) -> None:
         await writer.write(WANTED, 0, 3)
         writer.read_store.is_cut = True
         found = await writer.read()
-        assert (found.state, found.trouble) == (None, told)
+        assert (found.state, found.trouble) == (None, text)
         assert "shard 0 cannot be read for a reader: the network is down" in caplog.text
         writer.read_store.is_cut = False
         assert count(await writer.read()) == 3
         writer.read_store.is_cut = True
         await asyncio.sleep(1)
         found = await writer.read()
-        assert (count(found), found.trouble) == (3, told)
+        assert (count(found), found.trouble) == (3, text)
         writer.read_store.is_cut = False
         await writer.write(WANTED, 3, 4, 2)
         assert count(await writer.read()) == 4
@@ -164,7 +164,7 @@ def test_names_that_no_shard_knows_push_out_no_stream(monkeypatch: pytest.Monkey
         assert len(writer.followers) == 4
         writer.read_store.requests = 0
         assert count(await writer.read()) == 3
-        assert writer.read_store.requests <= 2, "it goes on, and is not loaded again"
+        assert writer.read_store.requests <= 2, "it continues, and is not loaded again"
 
     run(test)
 
@@ -185,8 +185,8 @@ async def test_a_process_answers_about_a_stream_and_loads_no_shard_of_another() 
                     _, answer = await get(hub, "/v1/streams/telemetry/records")
                     found = [each["seq"] for each in answer.get("records", ())]
             for below in ("", "/completeness", "/lanes"):
-                status, told = await get(hub, f"/v1/streams/telemetry{below}")
-                assert status == 200, told
+                status, reported = await get(hub, f"/v1/streams/telemetry{below}")
+                assert status == 200, reported
         shards = hub._shards
         assert shards is not None
         assert set(shards.loaded) == {each.log.shard for each in shards.own}

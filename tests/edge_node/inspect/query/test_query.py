@@ -207,7 +207,7 @@ def test_nothing_but_reading_is_possible(
 
 
 @pytest.mark.parametrize(
-    ("sql", "told"),
+    ("sql", "text"),
     [
         ("SELECT * FROM telemetri", 'no such table: telemetri; tables: telemetry, "press-shop", weft_streams, weft_'),
         ("SELECT temperature FROM telemetry", "For a field of a JSON payload, write payload ->> '$.temperature'"),
@@ -223,11 +223,11 @@ def test_nothing_but_reading_is_possible(
         ("SELECT now('-10 minutes')", "now(): expected a duration"),
     ],
 )
-def test_who_errs_is_told_what_to_write(log: SegmentLog, tmp_path: Path, sql: str, told: str) -> None:
+def test_who_errs_is_told_what_to_write(log: SegmentLog, tmp_path: Path, sql: str, text: str) -> None:
     append(log, b"x")
     with pytest.raises(QueryRefused) as refused:
         run(tmp_path, sql)
-    assert told in str(refused.value)
+    assert text in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

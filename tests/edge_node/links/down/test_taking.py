@@ -48,7 +48,7 @@ def taker_of(node: EdgeNode) -> MessageTaker:
     return taker
 
 
-async def told(node: EdgeNode, *messages: DownMessage) -> list[MessageOutcome]:
+async def reported(node: EdgeNode, *messages: DownMessage) -> list[MessageOutcome]:
     """Give messages to the node; return the first answer."""
     answered: asyncio.Future[Outcomes] = asyncio.get_running_loop().create_future()
     taker = taker_of(node)
@@ -65,12 +65,12 @@ def stored(node: EdgeNode) -> list[tuple[bytes, bytes]]:
 
 async def test_each_message_is_stored_once_across_a_restart(tmp_path: Path) -> None:
     node = await running(tmp_path)
-    first = await told(node, message(3), message(4, "cmd/x"), message(9, left=0))
+    first = await reported(node, message(3), message(4, "cmd/x"), message(9, left=0))
     await node.close()
     assert [each.outcome for each in first] == [OutcomeKind.PUBLISHED, OutcomeKind.REFUSED, OutcomeKind.EXPIRED]
     node = await running(tmp_path)
     assert taker_of(node).opening(HUB).next == 10
-    assert await told(node, message(3), message(4, "cmd/x"), message(9)) == first
+    assert await reported(node, message(3), message(4, "cmd/x"), message(9)) == first
     # The same messages of another hub are others.
     assert taker_of(node).opening("other").next == 0
     assert stored(node) == [(b"down/x", b"go")]
@@ -78,25 +78,25 @@ async def test_each_message_is_stored_once_across_a_restart(tmp_path: Path) -> N
 
 
 async def test_a_number_that_a_restored_hub_gives_again_is_another_message(node: EdgeNode) -> None:
-    await told(node, message(3), message(7))
-    again = await told(node, message(3, payload=b"new", accepted=1000))
+    await reported(node, message(3), message(7))
+    again = await reported(node, message(3, payload=b"new", accepted=1000))
     assert [each.outcome for each in again] == [OutcomeKind.PUBLISHED]
     assert [payload for _, payload in stored(node)] == [b"go", b"go", b"new"]
 
 
 async def test_what_is_not_known_is_said(node: EdgeNode) -> None:
-    await told(node, message(7))
-    assert [each.outcome for each in await told(node, message(2))] == [OutcomeKind.UNKNOWN]
+    await reported(node, message(7))
+    assert [each.outcome for each in await reported(node, message(2))] == [OutcomeKind.UNKNOWN]
 
 
 async def test_a_message_twice_in_one_frame_is_stored_once(node: EdgeNode) -> None:
-    await told(node, message(1), message(1))
+    await reported(node, message(1), message(1))
     assert len(stored(node)) == 1
 
 
 @pytest.mark.parametrize("topic", ["plant/x", "down/#", "", "$SYS/x", "down/" + "/" * 200, "down\0/x"])
 async def test_topics_that_the_edge_refuses(node: EdgeNode, topic: str) -> None:
-    (outcome,) = await told(node, message(1, topic))
+    (outcome,) = await reported(node, message(1, topic))
     assert (outcome.outcome, bool(outcome.reason)) == (OutcomeKind.REFUSED, True)
     assert stored(node) == []
 
@@ -122,6 +122,6 @@ async def test_a_full_log_keeps_messages_waiting(node: EdgeNode, monkeypatch: py
 
 async def test_outcomes_beyond_those_that_a_hub_asks_for_are_forgotten(node: EdgeNode) -> None:
     for first in range(0, KEPT_MAX + 512, 64):
-        await told(node, *(message(number, payload=b"") for number in range(first, first + 64)))
-    assert [each.outcome for each in await told(node, message(0))] == [OutcomeKind.UNKNOWN]
-    assert [each.outcome for each in await told(node, message(KEPT_MAX))] == [OutcomeKind.PUBLISHED]
+        await reported(node, *(message(number, payload=b"") for number in range(first, first + 64)))
+    assert [each.outcome for each in await reported(node, message(0))] == [OutcomeKind.UNKNOWN]
+    assert [each.outcome for each in await reported(node, message(KEPT_MAX))] == [OutcomeKind.PUBLISHED]

@@ -54,7 +54,7 @@ async def test_a_frame_that_never_comes_whole_is_charged(tmp_path: Path, monkeyp
 async def test_a_channel_has_so_many_gets_that_wait_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """406 precondition-failed; the other channels go on, and nothing stays charged."""
+    """406 precondition-failed; the other channels continue, and nothing stays charged."""
     monkeypatch.setattr("weft.edge_node.servers.amqp.consuming.GETS_MAX", 20)
     gate = SyncGate()
     async with serving(tmp_path, filesystem=gate) as node:

@@ -25,7 +25,7 @@ async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 @pytest.mark.parametrize("name", ["a\x1b]0;x", "a\nlog line", "a\x7f"])
 async def test_names_with_control_characters_are_refused(client: RawClient, name: str) -> None:
-    """406 precondition-failed at queue.declare and exchange.declare; the connection goes on."""
+    """406 precondition-failed at queue.declare and exchange.declare; the connection continues."""
     for method in (Queue.Declare(queue=name), Exchange.Declare(exchange=name, exchange_type="fanout")):
         client.send(method, channel=1)
         assert (await client.channel_error()).reply_code == ReplyCode.PRECONDITION_FAILED

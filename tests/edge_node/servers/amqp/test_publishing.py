@@ -182,7 +182,7 @@ async def test_content_out_of_order(tmp_path: Path) -> None:
 
 async def test_channel_exceptions_of_a_publish(tmp_path: Path) -> None:
     """404 not-found for an exchange that there is not, 311 content-too-large, 403 access-refused, 406
-    precondition-failed for an expiration or a user-id that cannot be. The channel ends, the connection goes on."""
+    precondition-failed for an expiration or a user-id that cannot be. The channel ends, the connection continues."""
 
     def may(what: str, topic: str) -> bool:
         return not topic.startswith("plant/secret")
@@ -256,7 +256,7 @@ async def test_a_stream_takes_mandatory_messages_of_the_topic_exchange(tmp_path:
 
 
 async def test_what_a_full_log_refuses_is_nacked(tmp_path: Path) -> None:
-    """basic.nack from the node: delivery-tag; the connection goes on, and nothing that was acked is missing."""
+    """basic.nack from the node: delivery-tag; the connection continues, and nothing that was acked is missing."""
     settings = LogSettings(segment_bytes=1 << 20, budget_bytes=4 << 20)
     async with serving(tmp_path, log_settings=settings) as node:
         client = await confirming(node)

@@ -46,7 +46,7 @@ class SettlesSecond(LinkOption):  # type: ignore[misc]
 
 
 async def in_thread(work: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
-    """Do what a blocking client does, while the node goes on."""
+    """Do what a blocking client does, while the node continues."""
     return await asyncio.wait_for(asyncio.to_thread(work, *arguments, **named), PATIENCE_S)
 
 

@@ -96,11 +96,11 @@ async def test_a_client_without_sasl_is_served_where_nobody_has_to_log_in(tmp_pa
 
 async def test_passwords_are_checked_while_others_are_served(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
-        go_on, authenticate = asyncio.Event(), node.node.authenticator.authenticate
+        resume, authenticate = asyncio.Event(), node.node.authenticator.authenticate
 
         async def slow(credentials, transport, address):  # type: ignore[no-untyped-def]
             if credentials.username == "ada":
-                await go_on.wait()
+                await resume.wait()
             return await authenticate(credentials, transport, address)
 
         node.node.authenticator.authenticate = slow  # type: ignore[method-assign]
@@ -108,7 +108,7 @@ async def test_passwords_are_checked_while_others_are_served(tmp_path: Path) -> 
         raw.writer.write(SASL + sasl_init("PLAIN", b"\0ada\0secret"))
         client = await node.client()
         await in_thread(client.send, "plant/1/x", Message(body=b"1"))
-        go_on.set()
+        resume.set()
         async with asyncio.timeout(PATIENCE_S):
             answer = await raw.reader.readuntil(b"\0\x53\x44")
         assert answer.startswith(SASL)

@@ -145,7 +145,7 @@ async def test_a_link_that_cannot_be_is_refused_with_a_reason(tmp_path: Path, ad
         with pytest.raises(LinkDetached) as refused:
             await in_thread(client.send, address, Message(body=b"x"))
         assert refused.value.condition == condition
-        await in_thread(client.send, "plant/1/x", Message(body=b"x"))  # the connection goes on
+        await in_thread(client.send, "plant/1/x", Message(body=b"x"))  # the connection continues
         await client.close()
 
 

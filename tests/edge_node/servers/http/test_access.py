@@ -43,8 +43,8 @@ async def test_passwords_and_rules_hold(guarded: tuple[Path, str]) -> None:
         status, answer, fields = await http.post(PATH, b"1")
         assert (status, "Basic" in fields["WWW-Authenticate"]) == (401, True)
         assert fields["Content-Type"] == "application/problem+json"
-        told = {"type": "about:blank", "title": "Unauthorized", "status": 401, "detail": answer["detail"]}
-        assert (answer, bool(answer["detail"])) == (told, True)
+        reported = {"type": "about:blank", "title": "Unauthorized", "status": 401, "detail": answer["detail"]}
+        assert (answer, bool(answer["detail"])) == (reported, True)
         status, _, _ = await http.post(PATH, b"1", Authorization=basic("alice", "wrong"))
         assert status == 401
         for claim in (basic("alice"), "Bearer alice:alice", "Token alice:alice"):

@@ -1,4 +1,5 @@
-"""The ``fetch`` that browsers have, by Node.js: bodies of every kind, streams, events that go on after the last one."""
+"""The ``fetch`` that browsers have, by Node.js: bodies of every kind, streams, events that continue after the last
+one."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ async def test_a_piece_that_is_refused_is_the_last_one(
 async def test_a_request_whose_client_is_gone_is_left(
     http: HttpNode, readers: list[RawClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of it is held, nor goes on with routes that do not learn of new subscribers."""
+    """Nothing of it is held, nor continues with routes that do not learn of new subscribers."""
     opened: list[asyncio.Transport] = []
     ended: list[Exception | None] = []
     made, lost = HttpConnection.connection_made, HttpConnection.connection_lost

@@ -46,10 +46,10 @@ class Owner:
 
     def outcome(self, start: Callable[[Callable[[BaseException | None], None]], None]) -> BaseException | None:
         """Start something that calls back, and wait for what it says."""
-        told: list[BaseException | None] = []
-        start(told.append)
-        self.wait_for(lambda: bool(told))
-        return told[0]
+        outcomes: list[BaseException | None] = []
+        start(outcomes.append)
+        self.wait_for(lambda: bool(outcomes))
+        return outcomes[0]
 
 
 @dataclass

@@ -39,28 +39,28 @@ def database(tmp_path: Path, owner: Owner) -> Database:
 def test_what_waits_shares_a_transaction(tmp_path: Path, owner: Owner, database: Database) -> None:
     gate = threading.Event()
     database.submit(lambda _: gate.wait() and None, lambda _: None)  # type: ignore[arg-type]
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
     for number in range(100):
-        database.submit(insert(number), told.append)  # type: ignore[arg-type]
+        database.submit(insert(number), outcomes.append)  # type: ignore[arg-type]
     seen: list[int] = []
     database.submit(lambda db: seen.append(db.total_changes), lambda _: None)
     gate.set()
-    owner.wait_for(lambda: len(told) == 100)
-    assert told == [None] * 100
+    owner.wait_for(lambda: len(outcomes) == 100)
+    assert outcomes == [None] * 100
     assert things(tmp_path) == list(range(100))
 
 
 def test_one_bad_job_does_not_take_the_others_along(tmp_path: Path, owner: Owner, database: Database) -> None:
     gate = threading.Event()
     database.submit(lambda _: gate.wait() and None, lambda _: None)  # type: ignore[arg-type]
-    told: dict[int, BaseException | None] = {}
+    reported: dict[int, BaseException | None] = {}
     for number, numbers in enumerate([(1, 2), (3, 1), (4,)]):
-        database.submit(insert(*numbers), lambda error, number=number: told.update({number: error}))  # type: ignore[arg-type,misc]
+        database.submit(insert(*numbers), lambda error, number=number: reported.update({number: error}))  # type: ignore[arg-type,misc]
     gate.set()
-    owner.wait_for(lambda: len(told) == 3)
+    owner.wait_for(lambda: len(reported) == 3)
     assert things(tmp_path) == [1, 2, 4]
-    assert told[0] is told[2] is None
-    assert isinstance(told[1], sqlite3.IntegrityError)
+    assert reported[0] is reported[2] is None
+    assert isinstance(reported[1], sqlite3.IntegrityError)
     assert database.failed is None
 
 

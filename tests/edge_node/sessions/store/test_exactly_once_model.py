@@ -134,7 +134,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             self.node.log.on_durable(durable)
 
     def run(self, coroutine: Coroutine[Any, Any, bool]) -> bool:
-        """Run it while the log's writer and the owner's callbacks go on."""
+        """Run it while the log's writer and the owner's callbacks continue."""
 
         async def pumped() -> bool:
             task = asyncio.ensure_future(coroutine)

@@ -252,11 +252,11 @@ def test_what_a_power_cut_took_stays_taken_back_while_the_database_is_full(node:
 def test_a_session_that_begins_while_others_are_saved_loses_nothing(node: StoredNode) -> None:
     topics = node.state.topics_stream
     put(node.log, topics, b"before")
-    told: list[BaseException | None] = []
-    node.state._compaction.start(told.append)
+    outcomes: list[BaseException | None] = []
+    node.state._compaction.start(outcomes.append)
     node.state.journal.opened(record("new", positions={topics: 1}))
     put(node.log, topics, b"for the new session")
-    node.owner.wait_for(lambda: bool(told))
+    node.owner.wait_for(lambda: bool(outcomes))
     assert node.log._state.lanes[topics].released == RangeSet([(0, 1)])
     node.save()
     assert node.log._state.lanes[topics].released == RangeSet([(0, 1)])

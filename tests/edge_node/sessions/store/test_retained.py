@@ -90,7 +90,7 @@ def test_a_search_outlives_changes_of_the_tree(
 
 
 def test_a_step_of_a_search_looks_at_one_node() -> None:
-    """However many topics there are: who searches decides after each step whether to go on."""
+    """However many topics there are: who searches decides after each step whether to continue."""
     tree, nodes = TopicTree(), 3009
     for number in range(3000):
         tree.add(b"r/%d/%d" % (number % 7, number))
@@ -131,14 +131,14 @@ def test_the_last_message_of_a_topic_survives_a_restart(tmp_path: Path) -> None:
 
 def test_durable_says_so_at_once_when_nothing_waits(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
-    told: list[object] = []
-    shelf.messages.on_durable(told.append)
-    assert told == [None]
+    reports: list[object] = []
+    shelf.messages.on_durable(reports.append)
+    assert reports == [None]
     shelf.put("a")
-    shelf.messages.on_durable(told.append)
-    assert told == [None]
-    shelf.owner.wait_for(lambda: len(told) == 2)
-    assert told == [None, None]
+    shelf.messages.on_durable(reports.append)
+    assert reports == [None]
+    shelf.owner.wait_for(lambda: len(reports) == 2)
+    assert reports == [None, None]
 
 
 def test_topics_of_the_server_are_not_found_by_a_wildcard(tmp_path: Path) -> None:

@@ -41,11 +41,11 @@ def test_nothing_that_was_said_is_lost_and_nothing_is_said_that_is_not(tmp_path:
     newest: dict[str, tuple[int, int]] = {}
     acknowledged: set[str] = set()
     for life in range(1, KILLS + 1):
-        told = run_and_kill(tmp_path, life, chance.uniform(0.05, 0.4))
-        received = {words[1]: words[2] for words in told if words[0] == "received"}
-        released = {words[1] for words in told if words[0] == "released"}
+        reported = run_and_kill(tmp_path, life, chance.uniform(0.05, 0.4))
+        received = {words[1]: words[2] for words in reported if words[0] == "received"}
+        released = {words[1] for words in reported if words[0] == "released"}
         acknowledged |= set(received.values())
-        for words in told:
+        for words in reported:
             if words[0] == "retained":
                 newest[words[1]] = (int(words[2]), int(words[3]))
         assert len(received) > 10

@@ -13,8 +13,8 @@ from spark_sinks.lineage import merged, of_record, trace
 from tests.spark_sinks.cluster.jobs.start import run
 
 
-def main(spark: SparkSession, told: Any) -> Any:
-    store, stream = told["store"], told["stream"]
+def main(spark: SparkSession, reported: Any) -> Any:
+    store, stream = reported["store"], reported["stream"]
     report = audit(spark, stream, store=store)
     rows = (
         read(spark, stream, store=store)

@@ -13,12 +13,12 @@ from tests.spark_sinks.cluster.jobs.start import run
 RECORDS_PER_BATCH = 100
 
 
-def main(spark: SparkSession, told: Any) -> Any:
-    store, stream, place = told["store"], told["stream"], told["into"]
+def main(spark: SparkSession, reported: Any) -> Any:
+    store, stream, place = reported["store"], reported["stream"], reported["into"]
     whole = read(spark, stream, store=store)
     source = spark.read.format("weft").option("store", store).option("stream", stream).load()
     table = DeltaSink(f"{place}/copied", store=store, stream=stream, name="copied")
-    back = StreamSink(TargetStream(told["hub"], "back", store), "back", source=SourceStream(stream))
+    back = StreamSink(TargetStream(reported["hub"], "back", store), "back", source=SourceStream(stream))
     for sink, checkpoint in ((table, "of-table"), (back, "of-stream"), (back, "of-stream-lost")):
         _copy(spark, store, stream, sink, f"{place}/checkpoint-{checkpoint}")
     return {

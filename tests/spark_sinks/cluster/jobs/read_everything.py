@@ -12,14 +12,14 @@ from spark_sinks import read
 from tests.spark_sinks.cluster.jobs.start import run
 
 
-def main(spark: SparkSession, told: Any) -> Any:
-    store, stream = told["store"], told["stream"]
+def main(spark: SparkSession, reported: Any) -> Any:
+    store, stream = reported["store"], reported["stream"]
     batch = spark.read.format("weft").option("store", store).option("stream", stream).load()
     before = psutil.Process().io_counters().read_chars
     results: dict[str, Any] = {
         "source": summary(batch),
         "read": summary(read(spark, stream, store=store)),
-        "streaming": streamed(spark, store, stream, told["checkpoint"]),
+        "streaming": streamed(spark, store, stream, reported["checkpoint"]),
         "bytes": batch.selectExpr("sum(length(payload))").first()[0],
     }
     results["driver_bytes"] = psutil.Process().io_counters().read_chars - before

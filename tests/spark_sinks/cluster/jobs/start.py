@@ -14,9 +14,9 @@ from spark_sinks import session
 
 def run(work: Callable[[SparkSession, Any], Any]) -> None:
     """Start a session on the cluster, do the work with the arguments of the command line, print what it returns."""
-    told = json.loads(sys.argv[1])
-    spark = session(told["master"], **told["conf"])
+    answer = json.loads(sys.argv[1])
+    spark = session(answer["master"], **answer["conf"])
     try:
-        print(json.dumps(work(spark, told)))
+        print(json.dumps(work(spark, answer)))
     finally:
         spark.stop()

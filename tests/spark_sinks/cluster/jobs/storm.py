@@ -17,8 +17,8 @@ from tests.spark_sinks.sinks.killed_jobs import arm
 RECORDS_PER_BATCH = 50
 
 
-def main(spark: SparkSession, told: Any) -> Any:
-    store, stream, place = told["store"], told["stream"], told["place"]
+def main(spark: SparkSession, reported: Any) -> Any:
+    store, stream, place = reported["store"], reported["stream"], reported["place"]
     append = DeltaSink(f"{place}/rows", store=store, stream=stream)
     newest = DeltaSink(f"{place}/newest", store=store, stream=stream, keys="_edge, _key", order_by="_seq")
 
@@ -30,7 +30,7 @@ def main(spark: SparkSession, told: Any) -> Any:
     source = spark.readStream.format("weft").option("store", store).option("stream", stream)
     source = source.option("max_records_per_trigger", RECORDS_PER_BATCH)
     writer = source.load().writeStream.foreachBatch(write).trigger(availableNow=True)
-    writer.option("checkpointLocation", told["checkpoint"]).start().awaitTermination()
+    writer.option("checkpointLocation", reported["checkpoint"]).start().awaitTermination()
     return "done"
 
 

@@ -21,7 +21,7 @@ from weft.storage.table_writer.settings import TableSettings
 SETTINGS = TableSettings(compact_files_min=2, checkpoint_versions=3, vacuum_interval_s=0.0, file_bytes_max=256)
 
 
-def main(spark: SparkSession, told: Any) -> Any:
+def main(spark: SparkSession, reported: Any) -> Any:
     numbers, collect = itertools.count(), SparkWriter._collect
 
     def told_of(self: SparkWriter, *given: Any) -> Any:
@@ -30,7 +30,7 @@ def main(spark: SparkSession, told: Any) -> Any:
 
     SparkWriter._collect = told_of  # type: ignore[method-assign, assignment]
     TablesJob.settings = lambda _: SETTINGS  # type: ignore[method-assign, assignment]
-    query = start(located("tables", [f"source.store={told['store']}"]).config, spark, once=True)
+    query = start(located("tables", [f"source.store={reported['store']}"]).config, spark, once=True)
     query.awaitTermination()
     return "done"
 

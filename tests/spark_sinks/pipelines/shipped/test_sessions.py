@@ -25,7 +25,7 @@ def state(value: float) -> str:
 
 
 def readings(seed: int, days: float, *, begin_s: float = 0) -> list[Reading]:
-    """A machine that goes on and off, is silent for minutes, and for days at last."""
+    """A machine that continues and off, is silent for minutes, and for days at last."""
     chance, at, value, made = random.Random(seed), begin_s, 80.0, []
     while at < begin_s + days * 86_400:
         if chance.random() < 0.1:
@@ -66,7 +66,7 @@ def utc(moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
 
-def told(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+def reported(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted(
         (
             row["state"],
@@ -96,7 +96,7 @@ def test_any_cut_a_lost_checkpoint_and_late_records_give_the_same_table(machines
     machines.run("sessions", "whole")
     whole = machines.rows("whole", "session_id")
     assert machines.rows("cut", "session_id") == whole
-    assert told(whole) == by_a_loop(everything)
+    assert reported(whole) == by_a_loop(everything)
     assert len(whole) > 20
     assert any(row["is_void"] for row in whole)
     for row in whole:

@@ -104,9 +104,9 @@ def test_a_disk_that_fails_is_told_with_its_reason(tmp_path: Path) -> None:
     """deltalake tells the reason, such as a full disk, in a tree of causes behind the first line."""
     (tmp_path / "hours").write_text("a file where the table is to be")
     place = place_of(tmp_path / "hours", {})
-    with pytest.raises(SinkError, match=r"Not a directory \(os error 20\)\. See to its disk or object") as told:
+    with pytest.raises(SinkError, match=r"Not a directory \(os error 20\)\. See to its disk or object") as raised:
         guarded(lambda: DeltaTable.is_deltatable(place.uri), place)
-    assert "\x1b" not in str(told.value)
+    assert "\x1b" not in str(raised.value)
 
 
 @pytest.mark.slow

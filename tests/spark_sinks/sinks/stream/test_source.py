@@ -109,10 +109,10 @@ def test_each_batch_ends_with_the_chunk_so_that_a_kill_between_two_leaves_it_kno
     settings = hub.settings("batches", source_log=log, source=STREAM)
     shard, end = max(((int(shard), end) for shard, end in source.heads().items()), key=lambda each: each[1])
     send(settings, rows(shard, range(end)))
-    told = {
+    reported = {
         int(headers["weft.position"].split(":")[1]): int(headers["weft.position-chunk"].split(":")[0])
         for headers in (dict(record["headers"]) for record in hub.stream_records("batches"))
         if "weft.position-chunk" in headers
     }
-    assert set(told) == {*range(6, end, 7), end - 1}
-    assert told == {offset: offset // (end // 6) for offset in told}
+    assert set(reported) == {*range(6, end, 7), end - 1}
+    assert reported == {offset: offset // (end // 6) for offset in reported}

@@ -16,7 +16,7 @@ from spark_sinks.errors import SinkError
 from spark_sinks.sinks.stream.lane import SEALED_EPOCH, LaneFact, Position, ProducerLane, Superseded
 from spark_sinks.sinks.stream.link import Link
 from spark_sinks.sinks.stream.recovery import held_epoch
-from spark_sinks.sinks.stream.sink import SendTask, tell_marks
+from spark_sinks.sinks.stream.sink import SendTask, send_marks
 from tests.spark_sinks.sinks.stream.conftest import TIME_US, StreamHub, rows, send
 from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import get_json
@@ -73,13 +73,13 @@ def test_facts_spare_the_look_up_until_another_spread_has_sent(hub: StreamHub, t
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (4, 2)])
 def test_a_task_of_the_former_spread_adds_nothing_behind_the_look(hub: StreamHub, before: int, after: int) -> None:
     stream = f"late-{before}-{after}"
-    go_on, reached = threading.Event(), threading.Event()
+    resume, reached = threading.Event(), threading.Event()
     ended: list[BaseException] = []
 
     def paused() -> Iterator[pa.RecordBatch]:
         yield rows(3, range(5000))
         reached.set()
-        go_on.wait(PATIENCE_S)
+        resume.wait(PATIENCE_S)
         yield rows(3, range(5000, 20_000))
 
     def zombie() -> None:
@@ -92,7 +92,7 @@ def test_a_task_of_the_former_spread_adds_nothing_behind_the_look(hub: StreamHub
     thread.start()
     assert reached.wait(PATIENCE_S)
     send(hub.settings(stream, spread=after), rows(3, range(12_000)))
-    go_on.set()
+    resume.set()
     thread.join(PATIENCE_S)
     assert isinstance(ended[0], Superseded)
     assert sorted(hub.offsets(stream)) == [(3, offset, 0) for offset in range(12_000)]
@@ -106,13 +106,13 @@ def test_marks_reach_the_lanes_of_all_spreads_and_claim_none(hub: StreamHub) -> 
         settings = hub.settings("complete", spread=spread, counts=True)
         for shard in SHARDS:
             send(settings, rows(shard, range(end)))
-    edges = tell_marks(settings, moment)
+    edges = send_marks(settings, moment)
     assert len(edges) == 4
     answer = get_json(f"{hub.url}/v1/streams/complete/completeness")
     assert answer["complete_up_to"] == "2023-11-14T22:13:21.000000000Z"
     assert len(answer["covers"]) == 2 * len(SHARDS)
     assert sent(hub, "complete", 4, 30, facts) == 10 * len(SHARDS)
-    assert tell_marks(settings, moment + 10**9, edges=edges) == edges
+    assert send_marks(settings, moment + 10**9, edges=edges) == edges
     before = {shard: fact.epoch for shard, fact in facts.items()}
     sent(hub, "complete", 4, 40, facts)
     assert {shard: fact.epoch - 1 for shard, fact in facts.items()} == before
@@ -142,7 +142,7 @@ def test_releases_without_spreads_cannot_claim_the_lane_that_they_know_again(hub
     assert hub.problems("former") == []
 
 
-def told(*arguments: str) -> str:
+def reported(*arguments: str) -> str:
     command = [sys.executable, "-m", "weft", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
 
@@ -156,11 +156,11 @@ def test_status_and_trace_name_the_edges_of_a_query(hub: StreamHub) -> None:
     row = rows(3, [8])
     lineage = row.to_pylist()[0] | {"_lineage": json.dumps([origin])}
     send(second, pa.RecordBatch.from_pylist([lineage], schema=row.schema))
-    shown = told("hub", "status", str(hub.config_path), "--edges", "0")
+    shown = reported("hub", "status", str(hub.config_path), "--edges", "0")
     assert cause.edge in shown
     assert effect.edge in shown
     streams = ("--stream", "effect", "--stream", "cause")
     record = f"{effect.edge}/{format_log_id(effect.log_id)}/0"
-    traced = told("trace", "--store", hub.store, *streams, "--record", record, "--json")
+    traced = reported("trace", "--store", hub.store, *streams, "--record", record, "--json")
     assert effect.edge in traced
     assert traced.count(cause.edge) >= 2

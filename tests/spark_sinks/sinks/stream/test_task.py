@@ -72,13 +72,13 @@ def test_a_known_fact_spares_the_look_up_and_a_wrong_store_is_told(hub: StreamHu
 
 def test_a_task_that_was_overtaken_stops_and_leaves_completeness_alone(hub: StreamHub) -> None:
     settings = hub.settings("zombie", counts=True)
-    go_on, reached = threading.Event(), threading.Event()
+    resume, reached = threading.Event(), threading.Event()
     ended: list[BaseException] = []
 
     def paused() -> Iterator[pa.RecordBatch]:
         yield rows(0, range(5000))
         reached.set()  # its lane is open, and a batch is on its way
-        go_on.wait(PATIENCE_S)
+        resume.wait(PATIENCE_S)
         yield rows(0, range(5000, 20_000))
 
     def zombie() -> None:
@@ -91,7 +91,7 @@ def test_a_task_that_was_overtaken_stops_and_leaves_completeness_alone(hub: Stre
     thread.start()
     assert reached.wait(PATIENCE_S)
     answer = send(settings, rows(0, range(12_000)))[0]
-    go_on.set()
+    resume.set()
     thread.join(PATIENCE_S)
     assert answer["end"] == 12_000
     assert isinstance(ended[0], Superseded)

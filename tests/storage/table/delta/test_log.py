@@ -166,26 +166,26 @@ class TestBesideOthers:
 
 
 class TestWhatOthersDemand:
-    @pytest.mark.parametrize(("properties", "told"), [
+    @pytest.mark.parametrize(("properties", "text"), [
         ({"delta.constraints.positive": "_offset >= 0"}, "delta.constraints.positive"),
         ({"delta.columnMapping.mode": "name"}, "delta.columnMapping.mode"),
     ])  # fmt: skip
     async def test_what_a_writer_must_check_or_rename(
-        self, store: ObjectStore, log: TableLog, properties: dict[str, str], told: str
+        self, store: ObjectStore, log: TableLog, properties: dict[str, str], text: str
     ) -> None:
         state = await reading(log)
         state = await log.alter(state, "SET TBLPROPERTIES", state.with_properties(properties), 1)
-        with pytest.raises(TableError, match=rf"{told}.*move the table away"):
+        with pytest.raises(TableError, match=rf"{text}.*move the table away"):
             await log.append(state, [], {APP: 3}, 1)
 
-    @pytest.mark.parametrize(("actions", "told"), [
+    @pytest.mark.parametrize(("actions", "text"), [
         ({"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["v2Checkpoint"],
                        "writerFeatures": ["v2Checkpoint", "rowTracking"]}}, "rowTracking, v2Checkpoint"),
         ({"protocol": {"minReaderVersion": 1, "minWriterVersion": 8}}, "minWriterVersion 8"),
     ])  # fmt: skip
-    async def test_unknown_features(self, store: ObjectStore, log: TableLog, actions: Any, told: str) -> None:
+    async def test_unknown_features(self, store: ObjectStore, log: TableLog, actions: Any, text: str) -> None:
         await store.create(f"{KEY}/_delta_log/{1:020d}.json", json.dumps(actions).encode())
-        with pytest.raises(TableError, match=told):
+        with pytest.raises(TableError, match=text):
             await log.append(await reading(log), [], {APP: 3}, 1)
 
     async def test_a_partitioned_table(self, tmp_path: Path, store: ObjectStore) -> None:
