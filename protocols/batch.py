@@ -461,10 +461,17 @@ class ClockState(IntEnum):
     SYNCED = 1
 
 
+_MAGIC, _PLAIN = MAGIC + bytes([VERSION]), Codec.NONE
 # Enums are slow to make and to combine; a hub reads tens of thousands of headers a second.
-_CODECS = tuple(Codec)
-_CLOCK_STATES = tuple(ClockState)
-_COLUMNS = tuple(Column(bits) for bits in range(int(Column.HEADERS | Column.FLAGS) + 1))
+_HEADER_READ = struct.Struct("<4sI4sIIIIIQqqQq")
+"""``HEADER`` with codec, columns, clock state and the reserved byte in one."""
+_KINDS = {
+    bytes([codec, bits, clock, 0]): (clock, codec, Column(bits))
+    for codec in Codec
+    for bits in range(int(Column.HEADERS | Column.FLAGS) + 1)
+    for clock in ClockState
+}
+"""Values that this release knows, by these four bytes."""
 
 
 class ClockReading(NamedTuple):
@@ -524,24 +531,25 @@ def decode_header(data: Buffer, offset: int = 0) -> BatchHeader:
     """
     if len(data) - offset < HEADER_BYTES:
         raise Truncated(f"a batch header has {HEADER_BYTES} bytes, {len(data) - offset} are left")
-    (magic, crc, codec, columns, clock, zero, stream, count, raw_length, body_length, origin,
-     base_seq, first_time, last_time, boot_id, monotonic) = HEADER.unpack_from(data, offset)  # fmt: skip
-    if magic[:3] != MAGIC:
-        raise Corrupt(f"expected a batch ({MAGIC!r}), found {magic!r}")
-    if magic[3] != VERSION:
+    (magic, crc, kind, stream, count, raw_length, body_length, origin,
+     base_seq, first_time, last_time, boot_id, monotonic) = _HEADER_READ.unpack_from(data, offset)  # fmt: skip
+    if magic != _MAGIC:
+        if magic[:3] != MAGIC:
+            raise Corrupt(f"expected a batch ({MAGIC!r}), found {magic!r}")
         raise UnsupportedVersion(f"batch version {magic[3]}; this release reads version {VERSION}")
-    if zero or codec >= len(_CODECS) or columns & _UNKNOWN_COLUMNS or clock >= len(_CLOCK_STATES):
+    if (known := _KINDS.get(kind)) is None:
         _refuse_unknown(data, offset, offset + HEADER_BYTES + body_length, crc)
+    clock, codec, columns = known
     if not 0 < count <= COUNT_MAX or not RAW_BYTES_MIN_PER_RECORD * count < raw_length <= RAW_BYTES_MAX:
         raise Corrupt(f"a batch header is out of bounds: {count} records in {raw_length} bytes")
-    if body_length > raw_length or (not codec and body_length != raw_length):
+    if body_length > raw_length or (codec is _PLAIN and body_length != raw_length):
         raise Corrupt(f"a batch body of {body_length} bytes cannot stand for {raw_length}")
     if base_seq + count > SEQ_END:
         raise Corrupt(f"a batch runs past the last sequence number: {base_seq} + {count}")
     # Not with the class's own constructor, which takes twice as long.
     return tuple.__new__(BatchHeader, (
         stream, base_seq, count, first_time, last_time, boot_id, monotonic,
-        _CLOCK_STATES[clock], _CODECS[codec], _COLUMNS[columns], raw_length, body_length, crc, origin,
+        clock, codec, columns, raw_length, body_length, crc, origin,
     ))  # fmt: skip
 
 
@@ -764,8 +772,10 @@ def check(data: Buffer, header: BatchHeader) -> None:
     end = HEADER_BYTES + header.body_length
     if end > len(data):  # the checksum alone does not show that bytes are missing
         raise Corrupt(f"a batch of {end} bytes has only {len(data)} of them")
-    check_crc(data, 0, end, header.crc)
-    body = memoryview(data)[HEADER_BYTES:end] if header.codec is Codec.NONE else body_of(data, header)
+    view = memoryview(data)
+    if crc32c(view[CRC_END:end]) != header.crc:
+        check_crc(data, 0, end, header.crc)  # names both
+    body = view[HEADER_BYTES:end] if header.codec is _PLAIN else body_of(data, header)
     if header.columns or not is_plainly_sound(body, header.count, header.first_time, header.last_time):
         _columns_in(body, header)
 

@@ -143,9 +143,8 @@ def decode_header(data: Buffer) -> ChunkHeader:
     return ChunkHeader(cluster_id, n, created, shard, previous, nonce)
 
 
-def encode_entry_header(lane: int, skip: int, take: int, batch_length: int, received: int) -> bytes:
-    """Return the 24 bytes that precede a batch in a section."""
-    return _ENTRY.pack(lane, skip, take, batch_length, received)
+encode_entry_header = _ENTRY.pack
+"""Encoder of the 24 bytes that precede a batch in a section: lane, skip, take, bytes of the batch, time of receipt."""
 
 
 def section_entries(section: StreamSection, data: Buffer, lanes: Sequence[LaneUpdate]) -> Iterator[SectionEntry]:

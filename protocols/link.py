@@ -16,7 +16,7 @@ import msgspec
 import zstandard
 from msgspec import Meta
 
-from weft.protocols.batch import HEADER_BYTES, BatchHeader, Buffer, check, decode_header
+from weft.protocols.batch import HEADER_BYTES, BatchHeader, Buffer, decode_header
 from weft.protocols.batch import HEADER_BYTES as BATCH_HEADER_BYTES
 from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
@@ -737,15 +737,18 @@ def _refuse_later_version(body: Buffer, cause: Corrupt) -> None:
 
 def split_batches(batches: Buffer) -> list[tuple[BatchHeader, memoryview]]:
     """Return the batches of a DATA frame by only their headers, so that their claims can be checked against limits
-    before ``check_batch`` spends time and memory on them.
+    before ``batch.check`` spends time and memory on them.
 
     Raises:
         UnsupportedVersion: a batch of a later format.
         Corrupt: a header is out of bounds, or the frame ends inside a batch.
     """
     view = memoryview(batches)
-    found: list[tuple[BatchHeader, memoryview]] = []
     at, whole = 0, len(view)
+    # Small batches come one in a frame, each of another lane.
+    if whole >= HEADER_BYTES and (header := decode_header(view)).body_length == whole - HEADER_BYTES:
+        return [(header, view)]
+    found: list[tuple[BatchHeader, memoryview]] = []
     may_be_many = whole > BATCHES_MAX * HEADER_BYTES
     while at < whole:
         try:
@@ -760,20 +763,6 @@ def split_batches(batches: Buffer) -> list[tuple[BatchHeader, memoryview]]:
         if may_be_many and len(found) > BATCHES_MAX:
             raise Corrupt(f"a DATA frame of more than {BATCHES_MAX} batches")
     return found
-
-
-def check_batch(batch: memoryview, header: BatchHeader) -> None:
-    """Check a batch of a DATA frame to the last column.
-
-    Args:
-        header: the batch's header, as ``split_batches`` decoded it.
-
-    Raises:
-        Corrupt: it is damaged or malformed.
-    """
-    # The checksum alone is not enough: a receiver can never revert a commit, and the table step would fail at every
-    # attempt on a body that does not decode.
-    check(batch, header)
 
 
 # The compressed stream of a link: frames to messages and back (docs/reference/formats/link.md, "Stream").
@@ -801,6 +790,19 @@ _BLOCK_BYTES = 128 << 10
 """Maximum output of one block, which may all come with its last byte (RFC 8878, section 3.1.1.2.4)."""
 _UNPACKED_BYTES = 2 << 20
 """Bytes that are decompressed in a turn, in 3 ms; one call may produce more."""
+_BLOCKS_AT_ONCE = _UNPACKED_BYTES // _BLOCK_BYTES
+_BLOCKS_BYTES_MIN = 4 << 10
+"""Least bytes of so many blocks: a loop over millions of empty ones would hold up the process's other links."""
+_BLOCK_TYPE, _RLE = 0b110, 0b010
+
+
+def _frame_header_bytes(data: bytes) -> int:
+    """Return the bytes of the header of a zstd frame (RFC 8878, section 3.1.1.1); more than are there if it is none."""
+    if data[:4] != zstandard.FRAME_HEADER or len(data) < 5:
+        return len(data) + 1
+    described = data[4]
+    is_single = bool(described & 0b100000)
+    return 6 - is_single + (0, 1, 2, 4)[described & 3] + (int(is_single), 2, 4, 8)[described >> 6]
 
 
 class FrameEncoder:
@@ -850,6 +852,10 @@ class FrameDecoder:
         self.frame_bytes = 0
         """Bytes of the last frame that was not DATA."""
         self._pending = bytearray()
+        self._whole = b""
+        """The last message, decompressed, if nothing was pending before it."""
+        self._is_in_step: bool | None = None
+        """True if the stream so far ends with a whole block; None before its first byte."""
         self._needed = FRAME_HEADER_BYTES
         """Number of pending bytes below which nothing is copied or decoded, so that a slow frame costs linear time."""
 
@@ -860,6 +866,7 @@ class FrameDecoder:
     def clear(self) -> None:
         """Drop the held bytes: no more will be decoded."""
         self._pending.clear()
+        self._whole = b""
 
     @property
     def holds_part(self) -> bool:
@@ -888,15 +895,17 @@ class FrameDecoder:
 
     def unpacked(self) -> Iterator[Frame]:
         """Yield the frames of a message after ``unpack``. Raises as ``frames``."""
-        if len(self._pending) < self._needed or self._lacks_data():
-            return
-        ready = bytes(self._pending)
-        self._pending.clear()
+        ready, self._whole = self._whole, b""
+        if not ready:
+            if len(self._pending) < self._needed or self._lacks_data():
+                return
+            ready = bytes(self._pending)
+            self._pending.clear()
         view, whole = memoryview(ready), len(ready)
         at = count = control_bytes = 0
         data_bytes_max = self._data_bytes_max
         try:
-            while True:
+            while at < whole:
                 if whole - at > DATA_HEAD.size and count < FRAMES_MAX:
                     number, length, lane = DATA_HEAD.unpack_from(ready, at)
                     end = at + FRAME_HEADER_BYTES + length
@@ -917,6 +926,7 @@ class FrameDecoder:
                 count += 1
                 yield frame
                 at = end
+            self._needed = FRAME_HEADER_BYTES
         except Truncated:
             self._keep(view[at:])
 
@@ -929,20 +939,41 @@ class FrameDecoder:
         try:
             at, feed, stop = 0, _FEED_BYTES, len(self._pending) + _UNPACKED_BYTES
             while at < len(data):
-                part = self._context.decompress(data[at : at + feed])
-                self._pending += part
-                at += feed
-                if len(part) > _RATIO_MAX * feed + _BLOCK_BYTES:
-                    feed = _FEED_BYTES_MIN
-                if len(self._pending) > self._pending_bytes_max:
-                    raise Corrupt(f"the link's stream expands past {self._pending_bytes_max} bytes in one message")
+                size = self._next_blocks(data, at) or feed
+                part = self._context.decompress(data[at : at + size] if at or size < len(data) else data)
+                at += size
                 if self._context.eof:
                     raise Corrupt("the link's compressed stream ended before its connection")
+                if len(part) + len(self._pending) > self._pending_bytes_max:
+                    raise Corrupt(f"the link's stream expands past {self._pending_bytes_max} bytes in one message")
+                if at >= len(data) and not self._pending:
+                    self._whole = part  # as nearly always, and without a copy
+                    return
+                self._pending += part
+                if len(part) > _RATIO_MAX * feed + _BLOCK_BYTES:
+                    feed = _FEED_BYTES_MIN
                 if in_turns and len(self._pending) > stop:
                     stop = len(self._pending) + _UNPACKED_BYTES
                     yield
         except zstandard.ZstdError as error:
             raise Corrupt(f"the link's compressed stream is damaged: {error}") from error
+
+    def _next_blocks(self, data: bytes, at: int) -> int:
+        """Return the bytes of the blocks from ``at`` on that may be decompressed at once: whole ones, of which
+        ``_BLOCKS_AT_ONCE`` expand to ``_UNPACKED_BYTES`` at most. 0 if that is not known."""
+        if self._is_in_step is False:
+            return 0
+        # Edges end each message with a block (RFC 8878, section 3.1.1.2). A stream that once did not, or has blocks of
+        # a few bytes only, is given to the decompressor byte by byte, and not looked at again.
+        end = at if self._is_in_step else at + _frame_header_bytes(data)
+        self._is_in_step = False
+        for _ in range(_BLOCKS_AT_ONCE):
+            head = int.from_bytes(data[end : end + 3], "little")
+            end += 3 + (1 if head & _BLOCK_TYPE == _RLE else head >> 3)
+            if end >= len(data):
+                break
+        self._is_in_step = end == len(data) or (end < len(data) and end - at >= _BLOCKS_BYTES_MIN)
+        return end - at if self._is_in_step else 0
 
     def _lacks_data(self) -> bool:
         """Return whether only the start of a DATA frame is held. It may have 16 MiB, and is not copied."""

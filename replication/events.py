@@ -172,13 +172,15 @@ ReceiverEvent = (
 
 def with_newest_marks(events: list[ReceiverEvent]) -> list[ReceiverEvent]:
     """Leave out marks that a later one of their lane follows. What came between them is below the later one, too."""
+    if sum([isinstance(event, MarksReceived) for event in events]) < 2:
+        return events
     kept: list[ReceiverEvent] = []
     marked: set[int] = set()
     for event in reversed(events):
         if not isinstance(event, MarksReceived):
             kept.append(event)
         elif lanes := [pair for pair in event.lanes if pair[0] not in marked] if marked else event.lanes:
-            marked.update(number for number, _ in lanes)
+            marked.update([number for number, _ in lanes])
             kept.append(event._replace(lanes=lanes))
     kept.reverse()
     return kept

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.protocols.batch import HEADER_BYTES, BatchHeader, Buffer
+from weft.protocols.batch import HEADER_BYTES, BatchHeader, Buffer, check
 from weft.protocols.errors import Corrupt
-from weft.protocols.link import REPORT, Ack, Data, Frame, FunctionReport, LaneOrigins, NodeReport, Welcome, check_batch
+from weft.protocols.link import REPORT, Ack, Data, Frame, FunctionReport, LaneOrigins, NodeReport, Welcome
 from weft.protocols.ranges import Range, RangeSet
 from weft.replication.liveness import SECOND
 
@@ -312,6 +312,18 @@ class SentBatch(NamedTuple):
     """Wall clock time of its first record, ns."""
 
 
+class _Flight:
+    """The batches of one lane on the way."""
+
+    __slots__ = ("bytes", "entries", "firsts")
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+        """First numbers of the entries, ascending."""
+        self.entries: list[SentBatch] = []
+        self.bytes = 0
+
+
 class SentBatches:
     """Batches in flight, sent and not acknowledged: the sender fills its window by them, and the receiver checks it.
 
@@ -321,17 +333,17 @@ class SentBatches:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._lanes: dict[int, tuple[list[int], list[SentBatch]]] = {}
+        self._lanes: dict[int, _Flight] = {}
 
     def __len__(self) -> int:
-        return sum(len(entries) for _, entries in self._lanes.values())
+        return sum(len(flight.entries) for flight in self._lanes.values())
 
     def room(self, size: int, window_bytes: int) -> bool:
         """Return whether a batch of ``size`` bytes may be sent now."""
         return self.bytes == 0 or self.bytes + size <= window_bytes
 
     def admit(  # the hot path: positional arguments cost least
-        self, lane: int, batches: Batches, cost: int, settings: ReceiverSettings, check: bool
+        self, lane: int, batches: Batches, cost: int, settings: ReceiverSettings, is_checked: bool
     ) -> None:
         """Count batches that arrived together. Check their bodies, if at all, only after they are found to be within
         the bounds.
@@ -345,60 +357,68 @@ class SentBatches:
         # One batch longer than the window is possible when nothing else is in flight; otherwise it could never be sent.
         if self.bytes + cost > settings.window_bytes and (self.bytes or len(batches) > 1):
             raise Corrupt(f"more than the window of {settings.window_bytes} bytes without an ACK")
-        longest = settings.batch_bytes_max
+        longest, add = settings.batch_bytes_max, self.add
         for header, batch in batches:
             if len(batch) > longest:
                 raise Corrupt(f"a batch of {len(batch)} bytes; WELCOME allows {longest}")
-            if check:
-                check_batch(batch, header)
+            if is_checked:
+                # The checksum alone is not enough: a receiver can never revert a commit, and the table step would fail
+                # at every attempt on a body that does not decode.
+                check(batch, header)
             first = header.base_seq
-            self.add(lane, first, first + header.count, HEADER_BYTES + header.raw_length, header.first_time)
+            add(lane, first, first + header.count, HEADER_BYTES + header.raw_length, header.first_time)
 
     def add(self, lane: int, first: int, end: int, size: int, time: int) -> None:
         """Count a batch that is being sent; the arguments are those of ``SentBatch``."""
-        known = self._lanes.get(lane)
-        if known is None:
-            known = self._lanes[lane] = ([], [])
-        firsts, entries = known
-        sent = tuple.__new__(SentBatch, (first, end, size, time))
+        flight = self._lanes.get(lane)
+        if flight is None:
+            flight = self._lanes[lane] = _Flight()
+        firsts, sent = flight.firsts, tuple.__new__(SentBatch, (first, end, size, time))
         # Numbers rise in nearly every lane, so the search is only for relays that fill gaps.
         if not firsts or first >= firsts[-1]:
             firsts.append(first)
-            entries.append(sent)
+            flight.entries.append(sent)
         else:
             at = bisect_right(firsts, first)
             firsts.insert(at, first)
-            entries.insert(at, sent)
+            flight.entries.insert(at, sent)
+        flight.bytes += size
         self.bytes += size
 
     def forget(self, lane: int) -> None:
         """Count a closed lane's batches as no longer in flight."""
-        _, entries = self._lanes.pop(lane, ([], []))
-        self.bytes -= sum(sent.size for sent in entries)
+        if (flight := self._lanes.pop(lane, None)) is not None:
+            self.bytes -= flight.bytes
 
     def settle(self, lane: int, first: int, end: int, covered: RangeSet) -> None:
-        """Forget the batches that an acknowledgement of ``[first, end)`` touches and ``covered`` now holds entirely."""
-        firsts, entries = self._lanes.get(lane) or ([], [])
-        if len(entries) == 1:  # often: a receiver's commit has all of the lane's batches since the last one
-            if covered.covers(entries[0].first, entries[0].end):
-                self.bytes -= entries[0].size
-                firsts.clear()
-                entries.clear()
+        """Forget the batches that an acknowledgement of ``[first, end)`` touches and ``covered`` now holds entirely.
+
+        Args:
+            covered: all that was acknowledged, with ``[first, end)``.
+        """
+        flight = self._lanes.get(lane)
+        if flight is None or not flight.firsts:
+            return
+        firsts, entries = flight.firsts, flight.entries
+        # Nearly always a commit has all of a lane since the last one.
+        if first <= firsts[0] and max([sent.end for sent in entries]) <= end:
+            self.bytes -= flight.bytes
+            flight.bytes = 0
+            firsts.clear()
+            entries.clear()
             return
         low = max(0, bisect_right(firsts, first) - 1)
         high = bisect_left(firsts, end)
-        kept = []
-        for sent in entries[low:high]:
-            if covered.covers(sent.first, sent.end):
-                self.bytes -= sent.size
-            else:
-                kept.append(sent)
+        kept = [sent for sent in entries[low:high] if not covered.covers(sent.first, sent.end)]
+        settled = sum([sent.size for sent in entries[low:high]]) - sum([sent.size for sent in kept])
+        self.bytes -= settled
+        flight.bytes -= settled
         firsts[low:high] = [sent.first for sent in kept]
         entries[low:high] = kept
 
     def oldest_time(self) -> int | None:
         """Return the wall clock time of the oldest record in flight, ns; None when there is none."""
-        return min((entries[0].time for _, entries in self._lanes.values() if entries), default=None)
+        return min((flight.entries[0].time for flight in self._lanes.values() if flight.entries), default=None)
 
 
 class Acks:

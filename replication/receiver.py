@@ -144,7 +144,7 @@ def lane_refusal(opening: LaneOpen, identity: Lane, opened: Set[Lane]) -> tuple[
     return None
 
 
-_DONE = object()
+_DONE, _new = object(), tuple.__new__
 _SAME_RELEASE = "run the same release on edge and hub; if they do, report this as a fault of the edge"
 
 
@@ -155,16 +155,18 @@ class _State(Enum):
     CLOSED = 4
 
 
+_STARTED, _GREETED, _OPEN, _CLOSED = _State  # an enum finds its members slowly
+
+
 class _Lane:
     """A lane that the sender opened."""
 
-    __slots__ = ("done", "identity", "opened")
+    __slots__ = ("done", "identity")
 
     def __init__(self, identity: Lane) -> None:
         self.identity = identity
         self.done = RangeSet()
         """Acknowledged ranges."""
-        self.opened = False
 
 
 class Receiver:
@@ -183,7 +185,9 @@ class Receiver:
     ) -> None:  # fmt: skip
         self._settings, self._wall_clock, self._now = settings, wall_clock, now
         self._cluster_id, self._software = cluster_id, software
-        self._state = _State.STARTED
+        self._state = _STARTED
+        self.closed = False
+        """True once the connection is over; ``data_to_send`` may still hold the REFUSE with the reason."""
         self._encoder, self._decoder = FrameEncoder(small=True), FrameDecoder()
         self._decoder.allow_data(0)  # before WELCOME
         self._in_turns = in_turns
@@ -191,11 +195,13 @@ class Receiver:
         self.is_busy = False
         """True while a message is not processed to its end: call ``process_more``."""
         self.unchecked: list[tuple[BatchHeader, memoryview]] = []
-        """Batches that the owner has to check (``check_batch``) before it calls ``process_more``; the check may take
+        """Batches that the owner has to check (``batch.check``) before it calls ``process_more``; the check may take
         long."""
         self._live = Liveness(settings.ping_interval, settings.silence, wall_clock, now, only_silent=True)
         self._hello_due = now + settings.hello_timeout
         self._lanes: dict[int, _Lane] = {}
+        self._opened: set[int] = set()
+        """Lanes that the owner has accepted."""
         self._identities: set[Lane] = set()
         self._last_lane = -1
         """Largest number of any lane so far. A smaller number that is not open belongs to a closed lane."""
@@ -209,11 +215,6 @@ class Receiver:
         self._events: list[ReceiverEvent] = []
         self._spent = 0  # in the present turn, which short messages share
         self.control_cost = 0  # of frames that the window does not count; the owner takes it and sets it to 0
-
-    @property
-    def closed(self) -> bool:
-        """Return whether the connection is over; ``data_to_send`` may still hold the REFUSE with the reason."""
-        return self._state is _State.CLOSED
 
     @property
     def peer_clock(self) -> PeerClock | None:
@@ -234,7 +235,7 @@ class Receiver:
 
     def welcome(self) -> None:
         """Accept the link. Lanes are answered one by one."""
-        if self._state is not _State.GREETED:
+        if self._state is not _GREETED:
             return
         settings = self._settings
         features = [*FEATURES, PEERS] if settings.peers else list(FEATURES)
@@ -244,32 +245,31 @@ class Receiver:
                 self._wall_clock(), self._software, features, settings.mark_interval,
             )
         )  # fmt: skip
-        self._state = _State.OPEN
+        self._state = _OPEN
         self._decoder.allow_data(max(settings.batch_bytes_max, bounds.DATA_FRAME_BYTES) + DATA_HEAD.size)
 
     def refuse(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
         """Refuse the link, now or later, and close. The sender sends unacknowledged batches again."""
-        if self._state is _State.CLOSED:
+        if self.closed:
             return
-        self._state = _State.CLOSED
-        self._acks.clear()
+        self._close()
         # Nothing else is said: an acknowledgement after the refusal could be of another history.
         self._answers = [Refuse(PROTOCOL_VERSION, code, message, advice, url)]
 
     def lane_opened(self, lane: int, held: RangeSet) -> None:
         """Accept a lane; records in ``held`` are durable here already. Do nothing if it was closed meanwhile."""
         known = self._lanes.get(lane)
-        if self._state is _State.CLOSED or known is None:
+        if self.closed or known is None:
             return
-        if known.opened:
+        if lane in self._opened:
             raise ValueError(f"lane {lane} is open already")
-        known.opened = True
+        self._opened.add(lane)
         known.done.update(held)
         self._answers.append(LaneOpened(lane, list(held)))
 
     def close_lane(self, lane: int, code: RefuseCode, message: str, advice: str) -> None:
         """Close one lane and keep the link. Its frames in flight are dropped."""
-        if self._state is _State.CLOSED or not self._forget(lane):
+        if self.closed or not self._forget(lane):
             return
         self._answers.append(LaneClosed(lane, code, message, advice))
 
@@ -281,7 +281,7 @@ class Receiver:
         known = self._lanes.get(lane)
         # The lane may have been closed while its records were being committed. They are stored, and the next opening
         # says so.
-        if self._state is not _State.OPEN or known is None:
+        if self._state is not _OPEN or known is None:
             return
         done, pairs = known.done, list(ranges)
         done.update(pairs)
@@ -291,7 +291,7 @@ class Receiver:
 
     def send_frame(self, frame: Frame) -> None:
         """Send a frame of a feature that the sender announced, if the link is open."""
-        self._answers += [frame] if self._state is _State.OPEN else []
+        self._answers += [frame] if self._state is _OPEN else []
 
     def prove(self, number: int, waited: int, now: int) -> None:
         """Answer a canary with the next PONG: a chunk, begun ``waited`` ns after it, is durable now."""
@@ -302,6 +302,7 @@ class Receiver:
         """Forget a lane that is closed; return whether it was not closed before."""
         if (known := self._lanes.pop(lane, None)) is None:
             return False
+        self._opened.discard(lane)
         self._identities.remove(known.identity)
         self._in_flight.forget(lane)
         self._acks.forget(lane)
@@ -319,7 +320,7 @@ class Receiver:
 
     def receive_data(self, data: bytes, now: int) -> None:
         """Process one message from the sender. Never raises for the peer's input: the outcome is an event."""
-        if self._state is _State.CLOSED:
+        if self.closed:
             return
         self._now, self._work = now, self._take_message(data)
         self._live.heard(now)
@@ -338,7 +339,7 @@ class Receiver:
         except UnsupportedVersion as failure:
             self._blame(f"the edge runs a later release: {failure}", RefuseCode.VERSION)
         except CodecError as failure:
-            code = RefuseCode.BAD_HELLO if self._state is _State.STARTED else RefuseCode.PROTOCOL_ERROR
+            code = RefuseCode.BAD_HELLO if self._state is _STARTED else RefuseCode.PROTOCOL_ERROR
             self._blame(f"the edge broke the link protocol: {failure}", code)
         if self.closed:
             self.is_busy, self.unchecked, self._work = False, [], iter(())
@@ -347,9 +348,11 @@ class Receiver:
     def _take_message(self, data: bytes) -> Iterator[None]:
         """Process a message, with a stop at each place where the owner has something to do."""
         yield from self._decoder.unpack(data, in_turns=self._in_turns)
+        opened = self._opened
         for frame in self._decoder.unpacked():
-            if isinstance(frame, Data) and self._known(frame.lane):
-                cost = window_cost(batches := split_batches(frame.batches))
+            if isinstance(frame, Data) and (frame.lane in opened or self._known(frame.lane)):
+                batches = split_batches(frame.batches)
+                cost = window_cost(batches)
                 # A body that decompresses to much holds up the process's other links. It is checked in a thread, one at
                 # a time.
                 is_long = cost > bounds.CHECKED_AT_ONCE_BYTES and self._in_turns
@@ -358,7 +361,7 @@ class Receiver:
                     self.unchecked = batches
                     yield
                     self.unchecked = []
-                self._events.append(BatchesReceived(frame.lane, batches))
+                self._events.append(_new(BatchesReceived, (frame.lane, batches)))
             else:
                 if not isinstance(frame, Data):
                     self._receive(frame)
@@ -378,7 +381,7 @@ class Receiver:
             raise Corrupt("a message ends inside a frame")
 
     def _receive(self, frame: Frame) -> None:
-        if self._state is _State.STARTED:
+        if self._state is _STARTED:
             if not isinstance(frame, Hello):
                 raise Corrupt(f"the first frame must be HELLO, got {type(frame).__name__}")
             self._greet(frame)
@@ -390,7 +393,7 @@ class Receiver:
                 if self._known(frame.lane):
                     self._events.append(GapReceived(frame.lane, GapRange(frame.first, frame.end, frame.reason)))
             case Marks() | LastWords():
-                if lanes := [pair for pair in frame.lanes if self._known(pair[0])]:
+                if lanes := [pair for pair in frame.lanes if pair[0] in self._opened or self._known(pair[0])]:
                     self._events.append(MarksReceived(frame.time, lanes, last=isinstance(frame, LastWords)))
             case LaneOpen():
                 self._open(frame)
@@ -403,7 +406,7 @@ class Receiver:
             case Clock():
                 self._events.append(ClockReceived(frame))
             case ConfigState() | DownOpen() | Outcomes() | PullState() | Canary() | NodeReport() if (
-                self._state is _State.OPEN
+                self._state is _OPEN
             ):
                 self._events.append(frame)
             case _:
@@ -412,7 +415,7 @@ class Receiver:
     def _greet(self, hello: Hello) -> None:
         check_hello(hello)
         self.peer_features = frozenset(hello.features)
-        self._state = _State.GREETED
+        self._state = _GREETED
         self._events.append(HelloReceived(hello))
 
     def _open(self, opening: LaneOpen) -> None:
@@ -435,11 +438,11 @@ class Receiver:
 
     def _known(self, number: int, *, opening: bool = False) -> bool:
         """Return whether the lane is open; False if it was closed while a frame of it was in flight."""
-        lane = self._lanes.get(number)
-        if lane is not None and (lane.opened or opening):
+        is_there = number in self._lanes
+        if is_there and (opening or number in self._opened):
             return True
         # On the way when the lane was closed, which is no fault of the sender.
-        if lane is None and number <= self._last_lane:
+        if not is_there and number <= self._last_lane:
             return False
         raise Corrupt(f"lane {number} is not open")
 
@@ -457,12 +460,12 @@ class Receiver:
     @property
     def has_to_answer(self) -> bool:
         """Return whether ``data_to_send`` would return something besides ACKs, which may wait for others."""
-        return bool(self._answers) or (self._live.owes and self._state is not _State.CLOSED)
+        return bool(self._answers) or (self._live.owes and not self.closed)
 
     def data_to_send(self) -> bytes:
         """Return the next message for the sender, empty when there is none now. Waiting ACKs are joined per lane."""
         frames, self._answers = self._answers, []
-        if self._state is not _State.CLOSED:
+        if not self.closed:
             # A packet of its own would cost as much as the PONG. ``_now`` is the time of the PING.
             if self._proof is not None and self._live.owes:
                 (number, base), self._proof = self._proof, None
@@ -475,19 +478,22 @@ class Receiver:
 
     def deadline(self) -> int | None:
         """Return the time for the next call of ``handle_timeout``; None once closed."""
-        if self._state is _State.CLOSED:
+        if self.closed:
             return None
-        return min(self._live.deadline(), self._hello_due) if self._state is _State.STARTED else self._live.deadline()
+        return min(self._live.deadline(), self._hello_due) if self._state is _STARTED else self._live.deadline()
 
     def handle_timeout(self, now: int) -> None:
         """Let time pass up to ``now``; harmless when nothing was due."""
-        if self._state is _State.CLOSED:
+        if self.closed:
             return
         self._now = now
         lost = self._live.handle_timeout(now)
-        if lost is None and self._state is _State.STARTED and now >= self._hello_due:
+        if lost is None and self._state is _STARTED and now >= self._hello_due:
             lost = ConnectionLost(Fault.PEER, "no HELLO came in time")
         if lost is not None:
-            self._state = _State.CLOSED
-            self._acks.clear()
+            self._close()
             self._events.append(lost)
+
+    def _close(self) -> None:
+        self._state, self.closed = _CLOSED, True
+        self._acks.clear()

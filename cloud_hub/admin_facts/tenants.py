@@ -84,16 +84,14 @@ class TenantRate:
     def __init__(self, now: int) -> None:
         self.bytes = Bucket(None, 1.0, now)
         self.records = Bucket(None, 1.0, now)
+        self.is_bound = False
+        """True with a bound."""
 
     def set(self, bytes_per_second: int | None, records_per_second: int | None, share: float, now: int) -> None:
         """Continue with other quotas, or another share of them."""
         self.bytes.set(bytes_per_second, share, now)
         self.records.set(records_per_second, share, now)
-
-    @property
-    def is_bound(self) -> bool:
-        """Return whether there is a bound."""
-        return self.bytes.rate is not None or self.records.rate is not None
+        self.is_bound = self.bytes.rate is not None or self.records.rate is not None
 
     def take(self, size: int, records: int, now: int) -> None:
         """Count what came."""
@@ -556,7 +554,10 @@ class LinkQuota:
         known = self._lanes.get(number)
         if known is None:
             return
-        size, records = sum(len(batch) for _, batch in batches), sum(header.count for header, _ in batches)
+        size = records = 0
+        for header, batch in batches:
+            size += len(batch)
+            records += header.count
         known.stream.bytes += size
         known.stream.records += records
         came = self._tenants.came
@@ -568,6 +569,11 @@ class LinkQuota:
             self._bytes, self._records = self._bytes + size, self._records + records
             if self._throttled_at + ON_ITS_WAY_NS < now < self._throttled_until:
                 self._early += size
+
+    @property
+    def has_charged(self) -> bool:
+        """Return whether a quota counts records of the present message."""
+        return bool(self._charged)
 
     async def room(self) -> None:
         """Slow the link if its message was more than a quota allows by now: ask the edge to wait, or read later."""

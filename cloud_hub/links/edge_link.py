@@ -61,6 +61,8 @@ COST_PER_S = 2 << 20
 lanes that all send data takes a quarter of it."""
 COST_AT_ONCE = 32 << 20
 """The same at once, for the opening of an edge's lanes with all that their bounds allow."""
+PAID_AT_ONCE = 64 << 10
+"""Cost of a link's frames that is charged together: marks alone are a hundredth of it in a message."""
 TENANT = 4
 """Shares of a token that one tenant has."""
 LOOK_S = 1.0
@@ -81,6 +83,15 @@ class FrameBudget:
         self._of_token: Rates[object] = Rates(COST_PER_S, COST_AT_ONCE, clock)
         self._of_tenant: Rates[str] = Rates(TENANT * COST_PER_S, TENANT * COST_AT_ONCE, clock)
 
+    def charge(self, link: LinkSession, holder: object, edge: Owner) -> bool:
+        """Charge for the frames of a link since the last call; the arguments are those of ``pay``. Return whether there
+        were any."""
+        if not (cost := link.control_cost()):
+            return False
+        self._of_token.charge(holder, cost)
+        self._of_tenant.charge(_tenant(edge), cost)
+        return True
+
     async def pay(self, link: LinkSession, holder: object, edge: Owner) -> None:
         """Pay for the frames of a link since the last call, with waiting where its token or tenant has used more than
         its share.
@@ -92,11 +103,9 @@ class FrameBudget:
         Raises:
             LinkRefused: the edge has left, and would have had to wait.
         """
-        cost, tenant = link.control_cost(), edge.name.partition("/")[0]
-        if not cost:
+        if not self.charge(link, holder, edge):
             return
-        self._of_token.charge(holder, cost)
-        self._of_tenant.charge(tenant, cost)
+        tenant = _tenant(edge)
         is_noted = False
         while (wait_s := max(self._of_token.debt_s(holder), self._of_tenant.debt_s(tenant))) > 0:
             if link.edge_has_left:
@@ -106,6 +115,10 @@ class FrameBudget:
                 self._refusals.note(BOUND, edge, advice)
                 is_noted = True
             await asyncio.sleep(min(wait_s, LOOK_S))
+
+
+def _tenant(edge: Owner) -> str:
+    return edge.name.partition("/")[0]
 
 
 # Log lines of a hub about links: edges that connected, disconnected, were refused, or connected again.
@@ -579,9 +592,6 @@ class EdgeLink:
         await self._quota.check_lane(lane, sequencer)
         number = opening.lane
 
-        def acknowledge(ranges: RangeSet) -> None:
-            self._link.acknowledge(number, ranges)
-
         def refuse(code: RefuseCode, message: str, advice: str) -> None:
             self._close_lane(number, code, message, advice)
 
@@ -589,7 +599,7 @@ class EdgeLink:
         if claim is None or claim.epoch != opening.epoch:
             claim = self._claims[lane] = LaneClaim(opening.epoch, offered_end(opening.ranges))
         session = LaneSession(
-            lane, claim, opening.topics, acknowledge, refuse,
+            lane, claim, opening.topics, partial(self._link.acknowledge, number), refuse,
             payload=opening.payload, flags=opening.flags, origins=opening.origins, clocks=self._clocks.notices(lane),
         )  # fmt: skip
         if not session.is_relay and len(self._asked) < LANES_MAX:
@@ -700,16 +710,26 @@ class EdgeLink:
 
     async def room(self) -> None:
         """Wait until the shards that the link has filled have room. Make them commit soon if its window fills up."""
-        if self.hello is not None and self._link.window_is_half_used:
+        if self.hello is None:
+            return
+        if self._link.window_is_half_used:
             for sequencer in self._sequencers.values():
                 sequencer.hurry()
-        full, self._full = self._full, []
-        for opened in full:
-            await opened.sequencer.sessions.room(opened.session)
-        await self._quota.room()
-        if self._frames is not None and self.hello is not None:
-            edge = Owner(OwnerKind.EDGE, f"{self.hello.tenant}/{self.hello.edge}")
-            await self._frames.pay(self._link, edge if self._identity is None else self._identity.holder, edge)
+        if self._full:
+            full, self._full = self._full, []
+            for opened in full:
+                await opened.sequencer.sessions.room(opened.session)
+        if self._quota.has_charged:
+            await self._quota.room()
+        if self._frames is not None and self._link.unpaid_cost >= PAID_AT_ONCE and (payer := self._payer()) is not None:
+            await self._frames.pay(self._link, *payer)
+
+    def _payer(self) -> tuple[object, Owner] | None:
+        """Return who pays for the frames of the link: the holder of its token, and its edge. None before HELLO."""
+        if self.hello is None:
+            return None
+        edge = Owner(OwnerKind.EDGE, f"{self.hello.tenant}/{self.hello.edge}")
+        return edge if self._identity is None else self._identity.holder, edge
 
     def marks(self, time: int, lanes: list[tuple[int, int]]) -> None:
         """Pass marks to the shards of their lanes.
@@ -763,6 +783,8 @@ class EdgeLink:
     def closed(self, reason: str) -> None:
         """Handle the end of the connection."""
         self._quota.close()
+        if self._frames is not None and (payer := self._payer()) is not None:
+            self._frames.charge(self._link, *payer)
         if self._down is not None:
             self._down.close()
         if not self._lanes and self._refusal:

@@ -5,12 +5,12 @@ records.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from weft.cloud_hub.shard.lane_ends import EndedLanes, adoption
-from weft.cloud_hub.shard.lane_session import ClockNotices, LaneSession, ReceivedBatch, bounds
+from weft.cloud_hub.shard.lane_session import ClockNotices, LaneSession, PendingItem, ReceivedBatch, bounds
 from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import BatchHeader, Buffer, ClockState
@@ -43,7 +43,7 @@ from weft.protocols.shard.shard_state import Folded, ShardState
 
 LANE_BYTES, RANGE_BYTES = 100, 24
 """Maximum bytes of a lane without its names, and of a range or gap, in the footer."""
-_LAST_WORD = int(LaneFlag.LAST_WORD)
+_LAST_WORD, _SYNCED = int(LaneFlag.LAST_WORD), ClockState.SYNCED
 
 
 class LaneDraft:
@@ -108,8 +108,8 @@ class LaneDraft:
 
     def index_bytes(self) -> int:
         """Return an upper estimate of the lane's bytes in the footer."""
-        lane = self.session.lane
-        size = LANE_BYTES + RANGE_BYTES + len(lane.tenant) + len(lane.edge) + len(lane.stream)
+        tenant, edge, _, stream = self.session.lane
+        size = LANE_BYTES + RANGE_BYTES + len(tenant) + len(edge) + len(stream)
         if self.topics is None and not self.origins and self.pieces is None and self.declared is None:
             return size
         topics = sum(len(topic.encode()) + 5 for topic in self.topics or ())
@@ -121,8 +121,10 @@ class LaneDraft:
         session, flags = self.session, self.session.flags
         if self.mark is not None and session.sends_last_word:
             flags |= _LAST_WORD
+        ranges = [self.run] if self.run is not None else self.ranges
+        gaps = [] if self.declared is None else self.gaps
         return LaneUpdate(
-            *session.lane, session.epoch, self.ranges, self.gaps, self.mark, self.topics, self.payload, self.origins,
+            *session.lane, session.claim.epoch, ranges, gaps, self.mark, self.topics, self.payload, self.origins,
             self.floor, flags,
         )  # fmt: skip
 
@@ -153,29 +155,38 @@ class Draft(NamedTuple):
     """Sessions whose epoch becomes their lane's with the chunk."""
 
 
+_LATEST = 1 << 63
+
+
 @dataclass(slots=True)
 class _Section:
     parts: list[Buffer] = field(default_factory=list)
-    length: int = 0
-    crc: int = 0
     count: int = 0
-    first_time: int = 0
-    last_time: int = 0
+    first_time: int = _LATEST
+    last_time: int = -_LATEST
 
     def add(self, lane: int, skip: int, take: int, batch: ReceivedBatch, correction: int) -> None:
         """Add an entry; its rows get the batch's times plus ``correction``."""
-        head = chunks.encode_entry_header(lane, skip, take, len(batch.data), batch.received)
-        self.crc = crc32c(batch.data, crc32c(head, self.crc))
-        self.parts += (head, batch.data)
-        self.length += len(head) + len(batch.data)
+        self.parts += (chunks.encode_entry_header(lane, skip, take, len(batch.data), batch.received), batch.data)
         low, high = batch.header.first_time + correction, batch.header.last_time + correction
         if low > high:
             low, high = high, low
-        if not self.count:
-            self.first_time, self.last_time = low, high
-        elif low < self.first_time or high > self.last_time:
-            self.first_time, self.last_time = min(low, self.first_time), max(high, self.last_time)
+        self.first_time, self.last_time = min(low, self.first_time), max(high, self.last_time)
         self.count += take
+
+    def add_whole(self, lane: int, batches: Iterable[PendingItem]) -> None:
+        """Add batches whole, as ``add`` does without corrections."""
+        pack, parts, taken = chunks.encode_entry_header, self.parts, 0
+        low, high = self.first_time, self.last_time
+        for header, data, received in cast("Iterable[ReceivedBatch]", batches):
+            count, first, last = header.count, header.first_time, header.last_time
+            parts += (pack(lane, 0, count, len(data), received), data)
+            taken += count
+            if first > last:
+                first, last = last, first
+            if first < low or last > high:
+                low, high = min(low, first), max(high, last)
+        self.count, self.first_time, self.last_time = self.count + taken, low, high
 
 
 class ChunkBuilder:
@@ -231,34 +242,53 @@ class ChunkBuilder:
         """
         if self._index_bytes >= INDEX_BYTES_MAX:
             return  # it is added to a later chunk
-        taken, epoch, ungranted = self._epochs.get(session.lane, -1), session.epoch, session.ungranted
-        # Two sessions of one lane in one chunk: the higher epoch has it. Records of the lower one may be of a copied
-        # disk.
-        if not session.is_relay and (epoch < taken or (epoch == taken and ungranted)):
-            return
-        if self._ended is not None and self._ended.is_open(self._state, session.lane):
-            return  # opened after the look-up of ended lanes, so it may be one of them
-        edge, is_long = (session.lane.tenant, session.lane.edge), ungranted or declares_origins or bool(session.clocks)
-        # One edge with many new lanes or long names must not take a chunk's index for itself. The rest comes with the
-        # next chunks.
-        is_full = self._texts.get(edge, 0) >= TEXTS_PER_EDGE
-        # Left out as a whole for this chunk: its records without its opening would have no owner.
-        if session.lane in self._left_out or (is_full and is_long):
-            self._left_out.add(session.lane)
-            return
-        held, control = self._held(session.lane)
-        declares = session.must_declare(held)
-        is_long |= bool(control and control.body) or (declares and session.topics != held.topics)
-        if is_full and is_long:
-            self._left_out.add(session.lane)
-            return
-        draft = LaneDraft(session, self._number(session.lane))
+        lane, claim = session.lane, session.claim
+        tenant, name, _, stream = lane
+        key, edge = (tenant, stream), (tenant, name)
+        known = self._state.lanes.get(lane)
+        control, declares, is_long, returns = None, False, False, False
+        # Nearly every lane is open, with nothing to declare and no other session in the chunk. The short way may only
+        # say yes.
+        if (
+            known is not None and known.retired is None and claim.granted and not session.is_relay
+            and not declares_origins and not session.clocks.by_boot and not self._left_out and lane not in self._epochs
+        ):  # fmt: skip
+            held = known
+        else:
+            taken, ungranted = self._epochs.get(lane, -1), session.ungranted
+            # Two sessions of one lane in one chunk: the higher epoch has it. Records of the lower one may be of a
+            # copied disk.
+            if not session.is_relay and (claim.epoch < taken or (claim.epoch == taken and ungranted)):
+                return
+            if self._ended is not None and self._ended.is_open(self._state, lane):
+                return  # opened after the look-up of ended lanes, so it may be one of them
+            is_long = ungranted or declares_origins or bool(session.clocks)
+            # One edge with many new lanes or long names must not take a chunk's index for itself. The rest comes with
+            # the next chunks.
+            is_full = self._texts.get(edge, 0) >= TEXTS_PER_EDGE
+            # Left out as a whole for this chunk: its records without its opening would have no owner.
+            if lane in self._left_out or (is_full and is_long):
+                self._left_out.add(lane)
+                return
+            held, control = self._held(lane)
+            declares = session.must_declare(held)
+            is_long |= bool(control and control.body) or (declares and session.topics != held.topics)
+            if is_full and is_long:
+                self._left_out.add(lane)
+                return
+            # Items of a lane that left are acknowledged from the state, even if the hub had all of them: so the lane
+            # must return.
+            returns = ungranted or (bool(session.items) and known is None)
+        number = self._numbers.get(key, 0)
+        draft = LaneDraft(session, number)
         # Most lanes bring one run that continues what is held: one question to the state instead of one for each batch.
-        if session.items and not self._take_run(draft, held):
+        if session.items and not self._take_run(draft, held, key, edge):
             self._take_items(draft, held)
-        newest = held.newest_mark
-        if session.mark is not None and (newest is None or newest.time < session.mark.time):
-            draft.mark = session.mark
+        mark = session.mark
+        if mark is not None:
+            newest = held.newest_mark
+            if newest is None or newest.time < mark.time:
+                draft.mark = mark
         # A relay may know neither any more, and must not take back what another one declared.
         if declares and session.topics != held.topics and (session.topics or not session.is_relay):
             draft.topics = session.topics
@@ -266,29 +296,26 @@ class ChunkBuilder:
             draft.payload = session.payload
         if declares_origins or draft.named:
             draft.take_origins(held, declares_origins)
-        size = draft.index_bytes() + CLOCK_BYTES * self._take_clocks(session)
-        size += len(control.body) if control is not None else 0
+        size = draft.index_bytes()
+        if session.clocks.by_boot:
+            size += CLOCK_BYTES * self._take_clocks(session)
+        if control is not None:
+            size += len(control.body)
         self._index_bytes += size
         if is_long:
             self._texts[edge] = self._texts.get(edge, 0) + max(size, OPENING_BYTES)
-        # Items of a lane that left are acknowledged from the state, even if the hub had all of them: so the lane must
-        # return.
-        returns = bool(session.items) and session.lane not in self._state.lanes
-        has_news = draft.run is not None or draft.pieces is not None or bool(draft.gaps or draft.origins)
-        substantial = has_news or ungranted or returns or (draft.mark is not None and session.sends_last_word)
+        has_news = (
+            draft.run is not None or draft.pieces is not None or draft.declared is not None or bool(draft.origins)
+        )
+        substantial = has_news or returns or (draft.mark is not None and session.sends_last_word)
         if substantial or draft.mark is not None:
             if not session.is_relay:
-                self._epochs[session.lane] = epoch
+                self._epochs[lane] = claim.epoch
             self._lanes.append(draft)
-            stream = session.lane.tenant, session.lane.stream
-            self._numbers[stream] = self._numbers.get(stream, 0) + 1
+            self._numbers[key] = number + 1
             if control is not None:
-                self._controls[session.lane] = control
+                self._controls[lane] = control
             self._substantial |= substantial
-
-    def _number(self, lane: Lane) -> int:
-        """Return the number by which entries name the lane that is added next."""
-        return self._numbers.get((lane.tenant, lane.stream), 0)
 
     def _take_clocks(self, session: LaneSession) -> int:
         """Add the clock notices that the state lacks, once for all sessions that have them. Return their number."""
@@ -324,15 +351,19 @@ class ChunkBuilder:
             left -= 1 + len(new)
         self._looks[edge] = left
 
-    def _take_run(self, draft: LaneDraft, held: LaneState) -> bool:
+    def _take_run(self, draft: LaneDraft, held: LaneState, stream: StreamKey, edge: tuple[str, str]) -> bool:
         """Add all items of a session at once if they are one run of new records, as they nearly always are.
 
         Return False if they are not, or the chunk may have no room for all.
+
+        Args:
+            stream: that of the lane.
+            edge: tenant and name of the lane's edge.
         """
-        session, lane = draft.session, draft.session.lane
+        session = draft.session
+        lane, items, section = session.lane, session.items, self._sections.get(stream)
         first, end, size = session.run_first, session.run_end, self._bytes + session.bytes
-        edge = lane.tenant, lane.edge
-        left = self._looks.get(edge, LOOKS_PER_EDGE) - self._block_looks(lane) - len(session.items)
+        left = self._looks.get(edge, LOOKS_PER_EDGE) - (section is None) - len(items)
         # Whatever is not one plain run goes the long way, piece by piece. The short way may only say yes.
         if end < 0 or size > self._bytes_max or left < 0 or lane in self._runs or lane in self._after:
             return False
@@ -340,13 +371,20 @@ class ChunkBuilder:
             return False
         self._runs[lane] = draft.run = first, end
         self._bytes, self._looks[edge] = size, left
-        section = self._section(lane)
+        if section is None:
+            section = self._sections[stream] = _Section()
         newest = held.latest_claim
-        for batch in session.items:
+        for header, _, _ in cast("Iterable[ReceivedBatch]", items):
+            # Nothing else needs a correction, so nearly every batch passes by one comparison.
+            if header.clock is not _SYNCED or header.first_time <= newest or header.origin:
+                break
+        else:
+            section.add_whole(draft.index, items)
+            return True
+        for batch in items:
             assert isinstance(batch, ReceivedBatch), "a run has only records"
             header, correction = batch.header, 0
-            # Nothing else needs a correction, so nearly every batch passes by one comparison.
-            if header.clock is not ClockState.SYNCED or header.first_time <= newest:
+            if header.clock is not _SYNCED or header.first_time <= newest:
                 correction = self._settle_times(draft, batch, held, header.end_seq)
             if header.origin:
                 draft.name_origin(header.origin)
@@ -485,14 +523,15 @@ class ChunkBuilder:
             # Offsets are given out by the chunk's place in the log. If another node wins the number, the chunk is
             # drafted again with other offsets.
             base = self._state.next_offset.get((tenant, stream), 0)
+            data = b"".join(section.parts)
             placed.append(
                 StreamSection(
                     tenant, stream, base, section.count, section.first_time, section.last_time,
-                    position, section.length, section.crc,
+                    position, len(data), int(crc32c(data)),
                 )
             )  # fmt: skip
-            parts += section.parts
-            position += section.length
+            parts.append(data)
+            position += len(data)
         return placed
 
 

@@ -64,39 +64,40 @@ class ClockNotices:
     """Notices of a log's clocks that no chunk has yet. A link's sessions with lanes of the log share them, so that the
     cost of a notice does not depend on their number."""
 
-    __slots__ = ("_by_boot", "_settled_at")
+    __slots__ = ("_settled_at", "by_boot")
 
     def __init__(self) -> None:
-        self._by_boot: dict[int, ClockUpdate] = {}
+        self.by_boot: dict[int, ClockUpdate] = {}
+        """The notices that wait, by boot."""
         self._settled_at = -2
         """Number of the state's chunk at the last ``settle``."""
 
     def __bool__(self) -> bool:
         """Return whether a notice waits."""
-        return bool(self._by_boot)
+        return bool(self.by_boot)
 
     def add(self, clock: ClockUpdate) -> None:
         """Add a notice; the latest of a boot counts, and of too many boots the latest ones."""
         self._settled_at = -2
-        self._by_boot.pop(clock.boot_id, None)
-        self._by_boot[clock.boot_id] = clock
-        if len(self._by_boot) > BOOTS_MAX:
-            del self._by_boot[next(iter(self._by_boot))]
+        self.by_boot.pop(clock.boot_id, None)
+        self.by_boot[clock.boot_id] = clock
+        if len(self.by_boot) > BOOTS_MAX:
+            del self.by_boot[next(iter(self.by_boot))]
 
     def of(self, boot_id: int) -> ClockUpdate | None:
         """Return the notice of a boot."""
-        return self._by_boot.get(boot_id)
+        return self.by_boot.get(boot_id)
 
     def news(self, state: ShardState) -> list[ClockUpdate]:
         """Return the notices that a state lacks."""
-        return [clock for clock in self._by_boot.values() if not state.knows_clock(clock)]
+        return [clock for clock in self.by_boot.values() if not state.knows_clock(clock)]
 
     def settle(self, state: ShardState) -> None:
         """Remove the notices that a state has."""
         if self._settled_at == state.n:
             return
         self._settled_at = state.n
-        self._by_boot = {clock.boot_id: clock for clock in self.news(state)}
+        self.by_boot = {clock.boot_id: clock for clock in self.news(state)}
 
 
 GAP_BYTES = 64
@@ -327,7 +328,7 @@ class LaneSession:
     @property
     def ungranted(self) -> bool:
         """Return whether no chunk has made the epoch the lane's yet."""
-        return self.opening and not self.granted
+        return not self.granted and self.opening
 
     def must_declare(self, held: LaneState) -> bool:
         """Return whether the next chunk with items of the session includes its topics and kind of payloads."""
@@ -359,7 +360,7 @@ class LaneSession:
             return 0
         if self.run_end >= 0 and held.holds(self.run_first, self.run_end):  # as after most commits
             return self.drop_items()
-        if self.run_end > held.ranges.end and not held.gaps:
+        if self.run_end > held.ranges.end and not held.gaps.items:
             return self._settle_start(held)
         return self._settle_one_by_one(held)
 
@@ -409,7 +410,7 @@ class LaneSession:
     def acknowledged(self, held: LaneState) -> RangeSet:
         """Return the numbers that the sender may forget: held records, and its own gaps. Without other gaps, the set is
         the state's own: the caller must not change it."""
-        if not held.gaps:
+        if not held.gaps.items:
             return held.ranges
         if self.gaps_seen is not held.gaps:  # a chunk replaces a state's gaps when it changes them
             reported = self.gaps_reported

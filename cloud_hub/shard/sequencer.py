@@ -186,6 +186,11 @@ class CommitSchedule:
         """Return whether marks alone are sufficient for a chunk; ``trailing`` as in ``commit_at``."""
         return self._marks_at(trailing) <= now
 
+    @property
+    def records_wait(self) -> bool:
+        """Return whether records wait that no commit has begun to write."""
+        return self._waiting_since is not None
+
     def records_came(self, now: float) -> None:
         """Note that records wait for a commit."""
         if self._waiting_since is None:
@@ -698,11 +703,14 @@ class Sequencer:
         """Accept verified batches, to be acknowledged. Return whether there is room for more (``sessions.room``)."""
         held = self._state.lanes.get(session.lane)
         # Records that fill the middle of a gap leave two gaps, so the bound on gaps applies to them too.
-        is_full = held is not None and held.gaps and self._room.gaps.is_full(self._state, session.lane)
-        if held is not None and is_full and any(held.splits(header.base_seq, header.end_seq) for header, _ in batches):
+        if (
+            held is not None and held.gaps.items and self._room.gaps.is_full(self._state, session.lane)
+            and any(held.splits(header.base_seq, header.end_seq) for header, _ in batches)
+        ):  # fmt: skip
             self.sessions.refuse_gaps(session, held)
             return True
-        self._schedule.records_came(self._now())
+        if not self._schedule.records_wait:
+            self._schedule.records_came(self._now())
         return self.sessions.take_batches(session, batches, self._clock.now())
 
     async def put_gap(self, session: LaneSession, gap: GapRange) -> None:
@@ -720,8 +728,7 @@ class Sequencer:
 
     def put_mark(self, session: LaneSession, mark: Mark) -> None:
         """Accept a mark; it is committed with the next data, or alone after ``mark_interval_s`` at the latest."""
-        held = self._state.lanes.get(session.lane)
-        self.sessions.mark(session, mark, held.newest_mark if held is not None else None)
+        self.sessions.mark(session, mark, self._state.lanes.get(session.lane))
 
     def hurry(self) -> None:
         """Commit sooner, once: a link has used much of its window."""

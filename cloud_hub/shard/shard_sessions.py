@@ -65,6 +65,11 @@ class PendingDeclarations:
         self.origin_bytes: Counter[NodeName] = Counter()
         self._shares: dict[LaneSession, _Share] = {}
 
+    @property
+    def is_any(self) -> bool:
+        """Return whether something is counted for any session."""
+        return bool(self._shares)
+
     def lane_topic_bytes(self, lane: Lane) -> int:
         """Return the counted bytes of topics for a lane."""
         # An edge that is back before its lost link is noticed has two sessions of one lane, and must not be charged
@@ -420,19 +425,23 @@ class ShardSessions:
         self, session: LaneSession, batches: Iterable[tuple[BatchHeader, memoryview]], received: int
     ) -> bool:
         """Add pending batches as ``take`` does; ``received`` is in nanoseconds since 1970."""
-        return not session.registered or self._took(session, session.append_batches(batches, received))
+        if not session.registered:
+            return True
+        return self._took(session, session.append_batches(batches, received))
 
     def _took(self, session: LaneSession, size: int) -> bool:
-        self.pending_bytes += size
+        self.pending_bytes = pending = self.pending_bytes + size
         # Scattered records cost the state a range each. An honest edge sends the oldest missing ones first.
         if len(session.known) > self._ranges_per_lane_max:
             message = f"lane {session.lane} would have more than {self._ranges_per_lane_max} separate ranges"
             self.refuse(session, RefuseCode.OVERLOADED, message, "send the oldest missing records first")
             return True
-        self._touch(session)
+        self._active[session] = None
+        if pending >= self.wake_bytes:  # as ``_touch``, without a call for each batch
+            self._wake()
         # Batches beyond the bound are kept nevertheless: they are in memory already, and only the next read has to
         # wait.
-        return self.pending_bytes < self._bytes_max
+        return pending < self._bytes_max
 
     async def room(self, session: LaneSession) -> None:
         """Wait until the pending bytes are below the bound, or the session is over."""
@@ -446,14 +455,14 @@ class ShardSessions:
             self._room.clear()
             await self._room.wait()
 
-    def mark(self, session: LaneSession, mark: Mark, newest: Mark | None) -> None:
+    def mark(self, session: LaneSession, mark: Mark, held: LaneState | None) -> None:
         """Accept a mark; only the newest mark of a session is committed.
 
         Args:
-            newest: the state's newest mark of the lane.
+            held: the state of the lane.
         """
         if session.registered:
-            before = session.mark
+            before, newest = session.mark, None if held is None else held.newest_mark
             # A relay may say what the edge itself said before, and that is no step of the edge's clock.
             if not session.is_relay and (
                 self.behind
@@ -463,7 +472,8 @@ class ShardSessions:
                 self._compare(session, mark, newest)
             session.mark = mark
             session.trails = newest is None or mark.seq > newest.seq
-            self._touch(session)
+            if not session.items:  # nothing advances a commit that waits for records
+                self._touch(session)
 
     def clock(self, session: LaneSession, clock: ClockUpdate) -> None:
         """Accept a clock notice, for all sessions of the link with lanes of its log."""
@@ -524,9 +534,11 @@ class ShardSessions:
 
     def fence_pending(self, state: ShardState) -> None:
         """Refuse the sessions that lost their lane and have pending items."""
+        lanes = state.lanes
         for session in self:
-            held = state.lanes.get(session.lane)
-            if held is not None and session.is_late(held):
+            claim, held = session.claim, lanes.get(session.lane)
+            # A granted claim is late only when the epoch is a higher one, which is compared first: each commit asks.
+            if held is not None and (held.epoch != claim.epoch or not claim.granted) and session.is_late(held):
                 self.fence_by(session.lane, held)
 
     def fence_all(self, state: ShardState) -> None:
@@ -584,18 +596,21 @@ class ShardSessions:
         for session in self:
             held = lanes.get(session.lane)
             freed = session.settle(held)
-            self.declarations.settle(session, held)
-            if session.clocks:
+            if self.declarations.is_any:
+                self.declarations.settle(session, held)
+            if session.clocks.by_boot:
                 session.clocks.settle(state)
             self.pending_bytes -= freed
-            if session.opening:
-                if session.granted and room > 0:  # a relay may open a lane that is in no chunk yet
-                    room -= len(held.ranges) if held is not None else 0
-                    session.known = held.ranges.copy() if held is not None else session.known
-                    session.opened.set_result(held.records if held is not None else RangeSet())
-            elif held is not None and freed and not session.closed:
-                session.acknowledge(session.acknowledged(held))
             del active[session]
+            if session.opened.done():
+                if freed and held is not None and not session.closed:
+                    session.acknowledge(session.acknowledged(held))
+                if not (session.items or session.mark or session.closed or session.clocks.by_boot):
+                    continue  # nearly always: the chunk had all that waited
+            elif session.granted and room > 0:  # a relay may open a lane that is in no chunk yet
+                room -= len(held.ranges) if held is not None else 0
+                session.known = held.ranges.copy() if held is not None else session.known
+                session.opened.set_result(held.records if held is not None else RangeSet())
             if session.pending:
                 active[session] = None  # after those that have not had their turn
             elif session.closed:

@@ -14,7 +14,7 @@ from typing import Protocol
 import aiohttp
 from aiohttp import WSMessage, WSMsgType, web
 
-from weft.protocols.batch import BatchHeader
+from weft.protocols.batch import BatchHeader, check
 from weft.protocols.chunk_index import GapRange
 from weft.protocols.errors import CodecError
 from weft.protocols.link import (
@@ -30,7 +30,6 @@ from weft.protocols.link import (
     Outcomes,
     PullState,
     RefuseCode,
-    check_batch,
 )
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
@@ -55,6 +54,7 @@ from weft.replication.receiver import Receiver
 FRAMES_AT_ONCE = 64
 """Messages, pings and pongs of one client after which the event loop serves others. One read has room for 43,690 of
 them, an eighth of a second of the loop; the library hands them out, and answers pings, without a pause."""
+_PING, _PONG, _BINARY = WSMsgType.PING, WSMsgType.PONG, WSMsgType.BINARY  # an enum finds its members slowly
 _ENDS = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
 
 
@@ -88,10 +88,10 @@ class SocketReader:
             self._count += 1
             if self._count % FRAMES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if message.type is WSMsgType.PING:
+            if message.type is _PING:
                 with contextlib.suppress(ConnectionError):  # the next message says that the connection has ended
                     await self._socket.pong(message.data)
-            elif message.type is not WSMsgType.PONG:
+            elif message.type is not _PONG:
                 return message
 
     async def close(self, code: int, reason: bytes, seconds: float) -> None:
@@ -124,7 +124,7 @@ log = logging.getLogger(__name__)
 def _check(batches: list[tuple[BatchHeader, memoryview]]) -> CodecError | None:
     try:
         for header, batch in batches:
-            check_batch(batch, header)
+            check(batch, header)
     except CodecError as error:
         return error
     return None
@@ -227,6 +227,11 @@ class LinkSession:
         """Time from which the next acknowledgement may go, by the loop's clock."""
         self._later: asyncio.TimerHandle | None = None
 
+    @property
+    def unpaid_cost(self) -> int:
+        """Return what ``control_cost`` would return."""
+        return self._receiver.control_cost
+
     def control_cost(self) -> int:
         """Return the cost of the frames since the last call that the window does not count."""
         cost, self._receiver.control_cost = self._receiver.control_cost, 0
@@ -245,6 +250,8 @@ class LinkSession:
     def acknowledge(self, lane: int, ranges: RangeSet) -> None:
         """Acknowledge to the edge that ``ranges`` of ``lane`` (records or gaps) are durable."""
         self._receiver.acknowledge(lane, ranges)
+        if self._wake.is_set():  # by an acknowledgement of the same commit, mostly
+            return
         if self._loop.time() >= self._acks_from or self._receiver.window_is_half_used:
             self._acks_from = self._loop.time() + ACK_INTERVAL_S
             self._wake.set()
@@ -336,7 +343,7 @@ class LinkSession:
         messages = SocketReader(self._socket)
         while not self._receiver.closed:
             message = await messages.next()
-            if message.type is not aiohttp.WSMsgType.BINARY:
+            if message.type is not _BINARY:
                 return
             self._receiver.receive_data(message.data, self._clock())
             self._receiver.pause()

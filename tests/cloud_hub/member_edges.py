@@ -34,6 +34,7 @@ class Edge:
         self.lane, self.rng, self.walled = Lane(TENANT, name, 1, STREAM), rng, walled
         self.acked, self.epoch = RangeSet(), 0
         self.made_at: list[float] = []
+        self.acked_at: list[float] = []
         self.is_ending = False
         self._news = asyncio.Event()
         """Of the link that runs, or the last one."""
@@ -99,7 +100,7 @@ class Edge:
             return await self._run(link, target), True
         finally:
             del member.links[link]
-            self.acked.update(session.acked)
+            self._note(session.acked)
             sequencer.leave(session.lane_session)
 
     async def _run(self, link: Link, target: Target) -> ConnectionEnd:
@@ -124,7 +125,7 @@ class Edge:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(session.news.wait(), LOOK_S)
                 acked = session.acked.contiguous_end()
-                self.acked.update(session.acked)
+                self._note(session.acked)
                 if acked != known or acked >= sent:
                     heard, known = loop.time(), acked
                 elif loop.time() - heard > ACK_TIMEOUT_S:
@@ -134,6 +135,16 @@ class Edge:
         if link.url:
             return ConnectionEnd(LinkState.WAITING, "sent on", RefuseCode.REDIRECT, link.url)
         return BROKEN
+
+    def _note(self, acked: RangeSet) -> None:
+        """Note what a link has heard is acknowledged, and when."""
+        self.acked.update(acked)
+        self.acked_at += [asyncio.get_running_loop().time()] * (self.acked.contiguous_end() - len(self.acked_at))
+
+    def acknowledged_after_s(self, since: float, until: float) -> list[float]:
+        """How long the acknowledgements of the records took that were made between two moments."""
+        times = zip(self.made_at, self.acked_at, strict=True)
+        return [acked - made for made, acked in times if since <= made < until]
 
     def first_made(self, since: float) -> float:
         """When the first record after a moment was made; infinity before there is one."""

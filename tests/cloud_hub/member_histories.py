@@ -36,6 +36,8 @@ AGAIN_S = 2 * ACK_TIMEOUT_S + 1.0
 misses a machine that is gone only by data on the way: ``ack_timeout``, or twice that, as docs/reference/settings.md
 says. The rest is for the edge's other addresses, and for a shard that is loaded."""
 SHARDS_MAX = 10
+PLANNED, PLANNED_ACK_S = ("join", "leave", "drain"), 1.5
+"""Changes that an operator makes, and the time that 99 of 100 acknowledgements take at most while owners change."""
 CHANGES = ("join", "leave", "drain", "kill", "flap", "split")
 
 
@@ -86,6 +88,8 @@ class History:
         self.members: list[Member] = []
         self.edges: list[Edge] = []
         self.counts: Counter[str] = Counter()
+        self.planned: list[tuple[float, float]] = []
+        """From when to when owners changed as planned."""
 
     async def run(self) -> Counter[str]:
         """Make it, and return what happened."""
@@ -118,6 +122,8 @@ class History:
                     edge.end()
             for task in beside:
                 task.cancel()
+        took = [each for edge in self.edges for part in self.planned for each in edge.acknowledged_after_s(*part)]
+        self.counts["acks"], self.counts["late acks"] = len(took), sum(each >= PLANNED_ACK_S for each in took)
         await asyncio.sleep(5.0)  # late writes land
         up = [member for member in self.members if member.is_up]
         with outcome():
@@ -195,7 +201,8 @@ class History:
     async def _change(self, kind: str) -> None:
         self.counts[f"calm {kind}"] += 1
         loop, up = asyncio.get_running_loop(), [member for member in self.members if member.is_up]
-        member, began = self.rng.choice(up), loop.time()
+        member, start = self.rng.choice(up), loop.time()
+        began = start
         match kind:
             case "join":
                 new = self._member(len(self.members))
@@ -225,6 +232,8 @@ class History:
             case _:
                 return
         await self._until_agreed()
+        if kind in PLANNED:
+            self.planned.append((start, loop.time()))
 
     async def _flap(self, member: Member, others: list[Member]) -> None:
         before = [each.moves for each in others]

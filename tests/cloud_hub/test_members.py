@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cloud_hub.member_histories import simulate_members
+from tests.cloud_hub.member_histories import PLANNED_ACK_S, simulate_members
 from tests.support.silence import silent_logs
 from tests.support.slices import SLICE
 from weft.cloud_hub import cluster
@@ -43,8 +43,12 @@ def test_a_history_meets_splits_drains_and_members_that_flap() -> None:
 @pytest.mark.search
 @pytest.mark.timeout(590)
 def test_whoever_owns_a_shard_nothing_is_lost_and_edges_are_served_in_many_histories() -> None:
+    found = Counter[str]()
     for seed in SLICE.seeds(ci=30, night=250):
-        simulate_members(seed)
+        found += simulate_members(seed)
+    acks, late = found["acks"], found["late acks"]
+    assert acks, "no record was made while owners changed"
+    assert 100 * late <= acks, f"{late} of {acks} acknowledgements took {PLANNED_ACK_S} s during planned changes"
 
 
 # --- that the search finds mistakes: each safety check is taken away once

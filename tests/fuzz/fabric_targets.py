@@ -24,7 +24,6 @@ from weft.protocols.link import (
     FrameDecoder,
     FrameEncoder,
     FrameType,
-    check_batch,
     split_batches,
 )
 
@@ -97,7 +96,7 @@ def _check_batches(batches: bytes) -> None:
         assert header.length == len(each)
         whole += len(each)
         if header.raw_length <= 2 * INPUT_BYTES_MAX:
-            check_batch(each, header)
+            batch.check(each, header)
     assert whole == len(batches)
 
 

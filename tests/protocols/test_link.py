@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import tracemalloc
+from itertools import pairwise
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,7 +19,7 @@ from tests.protocols.strategies import DATA_FRAMES, FRAMES, make_batch
 from weft.protocols import batch, link
 from weft.protocols import link as link_stream
 from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
-from weft.protocols.link import FrameType, check_batch, split_batches
+from weft.protocols.link import FrameType, split_batches
 from weft.protocols.ranges import SEQ_END
 
 
@@ -63,7 +66,7 @@ def test_a_changed_byte_never_raises_anything_but_codec_errors(frame: link.Frame
 def take(batches: bytes | bytearray) -> None:
     """What a receiver does with a DATA frame."""
     for header, view in split_batches(batches):
-        check_batch(view, header)
+        batch.check(view, header)
 
 
 @given(DATA_FRAMES, st.data())
@@ -274,6 +277,50 @@ def peak_bytes_of_refusal(data: bytes) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+class Spy:
+    """A decompressor that keeps the length of the longest piece that one call returned."""
+
+    def __init__(self, context: Any) -> None:
+        self._context, self.longest = context, 0
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._context.eof)
+
+    def decompress(self, data: bytes) -> bytes:
+        found: bytes = self._context.decompress(data)
+        self.longest = max(self.longest, len(found))
+        return found
+
+
+RAW, REPEATED = 0, 1
+BLOCKS = st.lists(
+    st.tuples(st.sampled_from([RAW, REPEATED]), st.integers(0, 300) | st.just(128 << 10)), min_size=1, max_size=12
+)
+HEADER = struct.pack("<IBB", 0xFD2FB528, 0, (link_stream.STREAM_WINDOW_LOG_MAX - 10) << 3)
+
+
+@given(BLOCKS, st.lists(st.integers(0, 1 << 12), max_size=4), st.binary(max_size=3))
+def test_no_piece_of_a_bomb_is_large_however_its_blocks_and_messages_are_cut(
+    blocks: list[tuple[int, int]], cuts: list[int], garbage: bytes
+) -> None:
+    """Blocks that stand for 128 KiB each follow whatever may mislead the count of blocks."""
+    stream = HEADER
+    for kind, size in blocks:
+        content = bytes(min(size, 1 << 10)) if kind == RAW else b"x"
+        stream += ((len(content) if kind == RAW else size) << 3 | kind << 1).to_bytes(3, "little") + content
+    bomb = ((128 << 10) << 3 | REPEATED << 1).to_bytes(3, "little") + b"x"
+    stream += garbage + 300 * bomb
+    places = sorted({min(cut, len(stream)) for cut in cuts})
+    decoder = link_stream.FrameDecoder()
+    spy = Spy(decoder._context)
+    decoder._context = cast(Any, spy)
+    with contextlib.suppress(CodecError):
+        for first, end in pairwise([0, *places, len(stream)]):
+            decoder.decode(stream[first:end])
+    assert spy.longest <= 9 << 20
 
 
 def test_a_stream_that_expands_without_end_is_cut_off() -> None:

@@ -34,7 +34,6 @@ from weft.protocols.link import (
     Refuse,
     RefuseCode,
     Welcome,
-    check_batch,
     encode_frame,
 )
 from weft.protocols.ranges import RangeSet
@@ -394,7 +393,7 @@ def test_a_long_batch_is_checked_by_the_owner() -> None:
     peer.receiver.process_more()
     [(header, body)] = peer.receiver.unchecked
     with pytest.raises(Corrupt) as found:
-        check_batch(body, header)
+        batch.check(body, header)
     peer.receiver.process_more(found.value)
     peer.assert_refused(peer.receiver.events(), RefuseCode.PROTOCOL_ERROR, "checksum")
     assert not peer.receiver.is_busy
