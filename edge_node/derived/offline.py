@@ -311,7 +311,7 @@ def _observed_chain(config: EdgeConfig, flow: Flow, name: str, out: _Trace) -> C
 def _observe(function: Function, name: str, out: _Trace) -> None:
     """Record a function's calls. The function itself stays in the chain, which so behaves as in a node."""
     if isinstance(function, Python):
-        vars(function)["tell"] = out.log
+        vars(function)["log"] = out.log
 
     def noted(rows: list[Row], found: list[Row], before: int) -> list[Row]:
         if len(rows) == 1 and not found and out.count() == before:

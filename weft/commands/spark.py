@@ -362,7 +362,7 @@ def spark_new(name: str | None) -> None:
 @tenant_option("Tenant of the stream.")
 @json_option
 def spark_move(checkpoint: str, *, origin: str, target: str, stream: str | None, tenant: str, as_json: bool) -> int:
-    """Let the stopped query of CHECKPOINT continue in the store of another region, with each record once.
+    """Continue the stopped query of CHECKPOINT in the store of another region, with each record once.
 
     CHECKPOINT is the query's `checkpointLocation`, a folder or a bucket's URI. Its position is translated by the
     numbers that records have in all regions. The query then begins at the first record of the other log that it has not
