@@ -39,7 +39,7 @@ def say_nothing_in_the_logs(patch: pytest.MonkeyPatch) -> None:
     async def said(*_: object, apart: bool) -> bool:
         return True
 
-    patch.setattr(Apart, "_say", said)
+    patch.setattr(Apart, "_set_apart_in", said)
 
 
 def take_its_lanes_nevertheless(patch: pytest.MonkeyPatch) -> None:
