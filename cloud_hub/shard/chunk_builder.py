@@ -106,6 +106,20 @@ class LaneDraft:
             found = {number: origin for number, origin in named.items() if origin is not None} | found
         self.origins = [found[number] for number in sorted([*found][:ORIGINS_MAX])]
 
+    @property
+    def has_news(self) -> bool:
+        """Return whether the chunk has more of the lane than a mark."""
+        return self.run is not None or self.pieces is not None or self.declared is not None or bool(self.origins)
+
+    def declare(self, held: LaneState) -> None:
+        """Add the session's topics and kind of payloads where the state has others."""
+        session = self.session
+        # A relay may know neither any more, and must not take back what another one declared.
+        if session.topics != held.topics and (session.topics or not session.is_relay):
+            self.topics = session.topics
+        if session.payload != held.payload and (session.payload or not session.is_relay):
+            self.payload = session.payload
+
     def index_bytes(self) -> int:
         """Return an upper estimate of the lane's bytes in the footer."""
         tenant, edge, _, stream = self.session.lane
@@ -284,16 +298,11 @@ class ChunkBuilder:
         # Most lanes bring one run that continues what is held: one question to the state instead of one for each batch.
         if session.items and not self._take_run(draft, held, key, edge):
             self._take_items(draft, held)
-        mark = session.mark
-        if mark is not None:
-            newest = held.newest_mark
-            if newest is None or newest.time < mark.time:
-                draft.mark = mark
-        # A relay may know neither any more, and must not take back what another one declared.
-        if declares and session.topics != held.topics and (session.topics or not session.is_relay):
-            draft.topics = session.topics
-        if declares and session.payload != held.payload and (session.payload or not session.is_relay):
-            draft.payload = session.payload
+        mark, newest = session.mark, held.newest_mark
+        if mark is not None and (newest is None or newest.time < mark.time):
+            draft.mark = mark
+        if declares:
+            draft.declare(held)
         if declares_origins or draft.named:
             draft.take_origins(held, declares_origins)
         size = draft.index_bytes()
@@ -304,10 +313,7 @@ class ChunkBuilder:
         self._index_bytes += size
         if is_long:
             self._texts[edge] = self._texts.get(edge, 0) + max(size, OPENING_BYTES)
-        has_news = (
-            draft.run is not None or draft.pieces is not None or draft.declared is not None or bool(draft.origins)
-        )
-        substantial = has_news or returns or (draft.mark is not None and session.sends_last_word)
+        substantial = draft.has_news or returns or (draft.mark is not None and session.sends_last_word)
         if substantial or draft.mark is not None:
             if not session.is_relay:
                 self._epochs[lane] = claim.epoch

@@ -138,6 +138,16 @@ class ContentEtag(str):
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
 
+    # The characters of the base class are never set: without these, an etag would be false, and empty in a pickle.
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return len(str(self))
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
     __repr__ = __str__
 
 

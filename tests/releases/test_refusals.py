@@ -111,7 +111,7 @@ def test_a_log_with_later_segments_is_refused(config: Path, monkeypatch: pytest.
                 later.setitem(segment_header.KIND_VERSIONS, kind, 3)
         else:
             later.setattr(batch, "VERSION", 2)
-            later.setattr(batch, "VERSION", 2)
+            later.setattr(batch, "_MAGIC", batch.MAGIC + b"\2")
             later.setitem(segment_header.BATCH_VERSIONS, 2, 3)
         run_node(config)
     refused_edge(config, ".seg was written by a later release of Weft (segment version 3", "install that release again")

@@ -387,5 +387,5 @@ def test_windows_wait_for_records_that_a_peer_may_have(place: dict[str, str]) ->
 def test_options_that_aliases_blow_up(place: dict[str, str]) -> None:
     doubled = "".join(f"      a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 14))
     text = SOURCE + "steps:\n  - python: plant_steps:warm\n    options:\n      a0: &a0 [1]\n" + doubled + CONSOLE
-    with pytest.raises(ConfigError, match="is one value too many: at most 10000 stand here"):
+    with pytest.raises(ConfigError, match="is one value too many: at most 10000 are allowed here"):
         loaded(text, place)
