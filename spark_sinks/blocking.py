@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from collections.abc import Coroutine
@@ -45,7 +46,7 @@ def _run(work: Coroutine[Any, Any, Value]) -> Value:
         asyncio.get_running_loop()
     except RuntimeError:
         if is_of_spark() and threading.current_thread() is threading.main_thread():
-            _runner().run(_alone(keep()))
+            _runner(os.getpid()).run(_alone(keep()))
         else:
             asyncio.run(keep())
     else:
@@ -55,10 +56,14 @@ def _run(work: Coroutine[Any, Any, Value]) -> Value:
 
 
 @cache
-def _runner() -> asyncio.Runner:
-    """Return the event loop of this process of Spark, whose main thread makes one call after the other.
+def _runner(process: int) -> asyncio.Runner:  # noqa: ARG001
+    """Return the event loop of a process of Spark, whose main thread makes one call after the other.
 
     A loop of its own for each call, with threads that read files, took longer than the reads of a small task.
+
+    Args:
+        process: number of this process. One that a user's code forks has none of the threads of its parent's loop; that
+            loop stays referenced there, as its end would change what the parent waits for.
     """
     return asyncio.Runner()
 

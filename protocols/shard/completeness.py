@@ -43,7 +43,7 @@ class Reason(StrEnum):
     CLOCK = "clock_behind"
     SILENT = "silent"
     LATE = "late"
-    TABLE = "table_stops"
+    TABLE = "table_stands_still"
     HUB_CLOCK = "hub_clock_wrong"
 
 

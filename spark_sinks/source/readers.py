@@ -47,11 +47,9 @@ from spark_sinks.source.partitions import (
 from spark_sinks.source.stream_log import MissingOffsets, PersistedPosition, StreamLog, WentBack, Witness, subset
 from spark_sinks.source.tables import TableFile, TableSnapshot
 from spark_sinks.source.workers import keep_broken_pipes_quiet, send_rows_with_plans
-from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.lane_state import lane_of
-from weft.storage.object_store import StoreError
 from weft.storage.payloads.decoder import typed_fields
 from weft.storage.table.rows import row_schema
 
@@ -574,7 +572,8 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(task, Task) or not task.is_small or from_arrow_schema(self._schema) != self._wanted:
             return None
         batches, size = list[pa.RecordBatch](), 0
-        with suppress(ReadError, StoreError, CodecError):
+        # Whatever it is: an error would end the query here, where Spark has begun to send the plan.
+        try:
             for batch in read_partition(task, self._schema):
                 size += batch.nbytes
                 if size > ROWS_BYTES_MAX:
@@ -583,7 +582,9 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # One batch, as each costs some twenty calls of the socket. Java compares comments of columns, too, which
             # rows from the log lack.
             return iter(pa.Table.from_batches(batches, self._schema).combine_chunks().to_batches())
-        return None
+        except Exception as error:
+            _LOG.debug("stream %s: tasks read the rows: %s", self._options.stream, error)
+            return None
 
     def _opened(self) -> StreamLog:
         if self._log is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.machinery
+import multiprocessing
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ def of_spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     blocking._runner.cache_clear()
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", importlib.machinery.ModuleSpec("pyspark.daemon", None))
     yield
-    blocking._runner().close()
+    blocking._runner(os.getpid()).close()
     blocking._runner.cache_clear()
 
 
@@ -58,3 +60,15 @@ def test_another_thread_has_a_loop_of_its_own() -> None:
         return await asyncio.to_thread(run, inner())
 
     assert run(outer()) != threading.get_ident()
+
+
+def test_a_process_that_users_code_forks_waits_for_no_thread_of_its_parent(of_spark: None) -> None:
+    assert run(asyncio.to_thread(os.getpid)) == os.getpid()
+    child = multiprocessing.get_context("fork").Process(target=lambda: run(asyncio.to_thread(os.getpid)))
+    child.start()
+    child.join(60)
+    try:
+        assert child.exitcode == 0
+    finally:
+        child.kill()
+    assert run(asyncio.to_thread(os.getpid)) == os.getpid()

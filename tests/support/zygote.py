@@ -36,6 +36,7 @@ HUB = ("weft.storage", "weft.cloud_hub")
 ALSO = (
     "weft.edge_node.node",
     "weft.cli", "weft.service.serving", "weft.storage.object_store.opening", "weft.storage.hub_keys", "uvloop",
+    "argon2", "argon2.exceptions",
     "click._termui_impl", "click._textwrap", "click.shell_completion", "difflib",
     "encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.punycode", "stringprep",
 )  # fmt: skip

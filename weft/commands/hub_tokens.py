@@ -233,7 +233,8 @@ def check_name(name: str) -> None:
 
 @contextlib.contextmanager
 def secret_file(path: str | None, token: str) -> Iterator[None]:
-    """Write a secret to a new file for its owner alone, before the token is declared. An error of that removes it.
+    """Write a secret to a new file for its owner alone, before the token is declared. An error of that removes it; an
+    interruption does not, as the token may be declared already.
 
     Args:
         path: None for no file.
@@ -244,7 +245,7 @@ def secret_file(path: str | None, token: str) -> Iterator[None]:
     write_new({path: f"{token}\n".encode()}, replaced="")
     try:
         yield
-    except BaseException:
+    except Exception:
         with contextlib.suppress(OSError):
             os.unlink(path)
         raise

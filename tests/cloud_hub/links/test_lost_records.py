@@ -73,7 +73,7 @@ async def test_completeness_names_a_table_that_is_ahead_of_the_restored_log(tmp_
     async with running_hub(store, table_interval_s=0.05) as hub:
         await until(lambda: has_reason(hub))
         [reason] = await held_back(hub)
-        assert reason["reason"] == "table_stops"
+        assert reason["reason"] == "table_stands_still"
         assert "the moment speaks of the log, and the table of default/telemetry is not being updated" in reason["why"]
         assert "The store was restored to an earlier state. Move the table away" in reason["why"]
 
