@@ -401,7 +401,7 @@ class SentBatches:
             return
         firsts, entries = flight.firsts, flight.entries
         # Nearly always a commit has all of a lane since the last one.
-        if first <= firsts[0] and max([sent.end for sent in entries]) <= end:
+        if first <= firsts[0] and firsts[-1] < end and max([sent.end for sent in entries]) <= end:
             self.bytes -= flight.bytes
             flight.bytes = 0
             firsts.clear()
