@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,3 +43,30 @@ def test_ranges_that_do_not_ascend_are_refused(pairs: list[tuple[int, int]]) -> 
 def test_more_ranges_than_allowed_are_refused() -> None:
     with pytest.raises(Corrupt, match="at most 2"):
         checked_ranges([(0, 1), (2, 3), (4, 5)], 2)
+
+
+class _Counted(list[SentBatch]):
+    """Batches of which each one that is looked at counts."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[SentBatch]:
+        for each in super().__iter__():
+            self.looks += 1
+            yield each
+
+
+def test_ranges_that_were_acknowledged_before_look_at_no_batch_in_flight() -> None:
+    """A hub acknowledges all ranges of a lane again at each commit, and a hostile edge has many of both."""
+    in_flight = SentBatches()
+    for first in range(10_000, 11_000):
+        in_flight.add(1, first, first + 1, 100, 0)
+    flight = in_flight._lanes[1]
+    flight.entries = entries = _Counted(flight.entries)
+    covered = RangeSet((first, first + 1) for first in range(0, 2_000, 2))
+    for first, end in covered:
+        in_flight.settle(1, first, end, covered)
+    assert (entries.looks, len(in_flight)) == (0, 1_000)
+    covered.add(2_000, 11_000)
+    in_flight.settle(1, 2_000, 11_000, covered)
+    assert (len(in_flight), in_flight.bytes) == (0, 0)

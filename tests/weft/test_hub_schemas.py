@@ -223,9 +223,8 @@ def test_a_schema_that_changes_under_load_stops_no_table_and_loses_no_row(start:
     table = DeltaTable(uri)
     found = table.to_pyarrow_table().sort_by("_offset").to_pylist()
     assert sorted(json.loads(row["payload"])["n"] for row in found) == [*range(sent)]
-    versions = [row["_schema"] or 0 for row in found]
-    assert versions == sorted(versions)
-    assert {*versions} == {0, 1, 2, 3, 4}
+    # In any order: each process writes rows by the version that it knows, and learns of another within seconds.
+    assert {row["_schema"] or 0 for row in found} == {0, 1, 2, 3, 4}
     for row in found:
         assert typed(row) == expected(row), row
     for version in {*range(0, table.version(), max(1, table.version() // VERSIONS_READ)), table.version()}:

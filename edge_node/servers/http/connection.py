@@ -357,9 +357,15 @@ class HttpConnection(WritingConnection):
             return False
         exchange = HttpExchange(self, head, self._read_buffer.owner, fields)
         exchange.identity, exchange.routes = auth.known()
-        if not service.posts_at_once(exchange, body):
-            return False
         self._pending.append(exchange)
+        try:
+            if not service.posts_at_once(exchange, body):
+                self._pending.pop()
+                return False
+        except Exception as error:
+            self._failed(exchange, error)
+        self._batch.relieve()
+        service.context.pacing.budget.spend()
         return True
 
     @property

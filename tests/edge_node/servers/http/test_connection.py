@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import pytest
+
 from tests.edge_node.servers.http.harness import CONFIG, HttpNode, running
 from tests.support.waiting import PATIENCE_S
 from weft.config.load import parse
@@ -14,6 +16,7 @@ from weft.edge_node.check.rules import check
 from weft.edge_node.servers.http.connection import longest_body_by
 from weft.edge_node.servers.http.part import Http
 from weft.edge_node.servers.http.request import KNOWN_HEADS_MAX, Request, RequestHeadCache, RequestParser
+from weft.edge_node.servers.http.service import HttpService
 
 HEAD = b"POST /v1/streams/telemetry/plant/a HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 GET = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -115,6 +118,24 @@ async def test_a_head_that_came_before_lets_nothing_in_that_would_be_refused(tmp
         client.close()
         assert [record.payload for record in http.stored("strict")] == [b"1", b"2", b"3", b"4", b"6"]
         assert http.node.part(Http).counters.http_requests == 8
+
+
+async def test_a_fault_behind_a_head_that_came_before_is_answered_and_the_connection_stays(
+    http: HttpNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = KeptConnection(*await asyncio.open_connection("127.0.0.1", http.port))
+    assert [(await client.ask(post(body)))[:3] for body in (b"1", b"2", b"3")] == [b"200"] * 3
+    faults = iter([RuntimeError("a fault")])
+
+    def fail(service: HttpService, *_: object) -> bool:
+        for fault in faults:
+            raise fault
+        return False
+
+    monkeypatch.setattr(HttpService, "posts_at_once", fail)
+    assert [(await client.ask(post(body)))[:3] for body in (b"4", b"5")] == [b"500", b"200"]
+    client.close()
+    assert [record.payload for record in http.stored()] == [b"1", b"2", b"3", b"5"]
 
 
 def test_known_heads_are_bounded_and_have_no_bodies(http: HttpNode) -> None:
