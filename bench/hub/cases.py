@@ -23,7 +23,7 @@ from bench.hub.hosts import HOSTS, hosts
 from bench.hub.large import PAYLOADS
 from bench.hub.large import run as run_large
 from bench.hub.script import FIRST, RECORDS, Fleet, Message, messages
-from bench.hub.server import SHARDS, Server, running
+from bench.hub.server import SHARDS, Server, running, until_divided
 from bench.hub.table_round import quiet_streams, table_round
 from weft.protocols.shard.placement import shard_of
 
@@ -44,8 +44,9 @@ class Options(NamedTuple):
 
 def _urls(fleet: Fleet, hub: Server) -> dict[int, str]:
     """Return the URL of the process that each link's edge belongs to, where a redirect would take it."""
-    owners = [shard_of("default", f"press-{FIRST + n}", SHARDS) % len(hub.urls) for n in range(fleet.links)]
-    return {number: hub.urls[owner] for number, owner in enumerate(owners)}
+    owned = until_divided(hub.urls, SHARDS)
+    url_of = {shard: url for url, shards in zip(hub.urls, owned, strict=True) for shard in shards}
+    return {number: url_of[shard_of("default", f"press-{FIRST + number}", SHARDS)] for number in range(fleet.links)}
 
 
 def _scripts(fleet: Fleet, seconds: float) -> list[list[Message]]:

@@ -13,13 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import uvloop
 
@@ -27,7 +25,7 @@ from bench.common import LOAD_CORE, SERVER_CORE, pin
 from bench.hub import server
 from bench.hub.generator import Counts, Link, connect
 from bench.hub.script import FIRST, RECORDS, Fleet, Message
-from bench.hub.server import Server, running
+from bench.hub.server import Server, running, until_divided
 from weft.protocols.shard.placement import shard_of
 
 HOSTS = (1, 2, 4)
@@ -36,8 +34,6 @@ SETTLE_S = 2.0
 ANSWERED_S_MAX = 60.0
 REST_S = 5.0
 """Interval at which a link that sends nothing says that it lives."""
-DIVIDED_S_MAX = 180.0
-"""Within which hosts that started own their shards: they are believed after some 35 s."""
 
 
 def hosts(fleet: Fleet, seconds: float, directory: str | None, scripts: Sequence[Sequence[Message]]) -> dict[str, Any]:
@@ -64,26 +60,10 @@ def _measure(
                 for _ in range(count)
             ]  # fmt: skip
             pin(LOAD_CORE)
-            owned = _until_divided(nodes)
+            owned = until_divided([node.urls[0] for node in nodes], SHARDS)
             found, acked = uvloop.run(_receive(nodes, owned, fleet, seconds, scripts))
         server.check_log(folder, acked, RECORDS)
     return {**found, "shards_of_each": [len(shards) for shards in owned]}
-
-
-def _until_divided(nodes: Sequence[Server]) -> list[set[int]]:
-    """Return the shards of each host, once each shard has one owner and each host owns some."""
-    deadline = time.monotonic() + DIVIDED_S_MAX
-    while time.monotonic() < deadline:
-        owned = [_own(node.urls[0]) for node in nodes]
-        if all(owned) and sum(map(len, owned)) == len(set().union(*owned)) == SHARDS:
-            return owned
-        time.sleep(1.0)
-    raise SystemExit(f"the hosts did not divide the shards within {DIVIDED_S_MAX:.0f} s")
-
-
-def _own(url: str) -> set[int]:
-    with urlopen(f"{url}/v1/status", timeout=30) as answer:
-        return {view["shard"] for view in json.load(answer)["shards"] if view["own"]}
 
 
 async def _receive(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 
@@ -30,6 +32,8 @@ tables: null
 limits: {{links: 20000}}
 {more}"""
 SHARDS = 4
+DIVIDED_S_MAX = 180.0
+"""Within which hosts that started own their shards: they are believed after some 35 s."""
 
 
 @dataclass
@@ -88,6 +92,22 @@ def running(
         if hub.poll() is None:
             hub.kill()
             hub.wait()
+
+
+def until_divided(urls: Sequence[str], shards: int) -> list[set[int]]:
+    """Return the shards of the process at each URL, once each shard has one owner and each process owns some."""
+    deadline = time.monotonic() + DIVIDED_S_MAX
+    while time.monotonic() < deadline:
+        owned = [_own(url) for url in urls]
+        if all(owned) and sum(map(len, owned)) == len(set().union(*owned)) == shards:
+            return owned
+        time.sleep(1.0)
+    raise SystemExit(f"the processes did not divide the shards within {DIVIDED_S_MAX:.0f} s")
+
+
+def _own(url: str) -> set[int]:
+    with urlopen(f"{url}/v1/status?shards=own", timeout=30) as answer:
+        return {view["shard"] for view in json.load(answer)["shards"] if view["own"]}
 
 
 async def records_in_log(folder: Path) -> tuple[int, float, int]:
