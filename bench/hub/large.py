@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import random
@@ -19,7 +20,8 @@ from crc32c import crc32c
 from bench.common import LOAD_CORE, PAYLOAD_BYTES, SERVER_CORE, encode_batch, pin
 from tests.support.epochs import MemoryEpochs
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.settings import HubSettings
+from weft.cloud_hub.settings import HubSettings, SequencerSettings
+from weft.commands.hub_settings import COMMIT_INTERVAL_CHEAP_S
 from weft.protocols.chunk_index import Mark
 from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.protocols.shard.shard_state import ShardState
@@ -119,7 +121,11 @@ def serve(directory: str, parent: Connection) -> None:
     pin(SERVER_CORE)
 
     async def main() -> None:
-        hub = await Hub.open(HubSettings(store=directory, port=0, shards=1, table_interval_s=None))
+        settings = HubSettings(
+            store=directory, port=0, shards=1, table_interval_s=None,
+            sequencer=SequencerSettings(commit_interval_min_s=COMMIT_INTERVAL_CHEAP_S),
+        )  # fmt: skip
+        hub = await Hub.open(settings)
         parent.send(hub.url)
         await asyncio.to_thread(parent.recv)
         await hub.close()
@@ -177,12 +183,14 @@ def run(payloads: str, seconds: float, directory: str) -> dict[str, Any]:
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(directory, theirs))
     process.start()
+    theirs.close()  # or nothing would tell that a hub ended before it had an address
     try:
         url = ours.recv()
         pin(LOAD_CORE)
         measured: tuple[dict[str, Any], int] = uvloop.run(measure(url, payloads, seconds, psutil.Process(process.pid)))
     finally:
-        ours.send("stop")
+        with contextlib.suppress(BrokenPipeError):
+            ours.send("stop")
         process.join(30)
     results, acked = measured
     stored = asyncio.run(records_in_log(directory))
