@@ -30,6 +30,7 @@ class _Publisher:
     """A client of amqtt, as ingest knows a source. It waits for no answer."""
 
     __slots__ = ("_plugin", "publisher")
+    owner = None
 
     def __init__(self, plugin: WeftPlugin, publisher: str) -> None:
         self._plugin = plugin

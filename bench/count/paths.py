@@ -29,6 +29,7 @@ from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.config.units import Address
 from weft.edge_node.check.rules import check
+from weft.edge_node.ingest import ingest
 from weft.edge_node.node import EdgeNode
 from weft.edge_node.servers.clients import context
 from weft.protocols.amqp.content import write_content
@@ -136,7 +137,7 @@ async def node(folder: Path, more: str = "") -> AsyncIterator[EdgeNode]:
     """Run a whole edge node in this process, in which no turn of a client ends by the clock."""
     # Under Valgrind a turn takes fifty times as long, and longer beside other work: reads would be put off into later
     # turns and commits, some more in each round than in another.
-    context.READS_S_MAX = context.TURN_S_MAX = scheduling.ROUND_S = NEVER_S
+    context.READS_S_MAX = context.TURN_S_MAX = scheduling.ROUND_S = ingest.ANSWERS_S_MAX = NEVER_S
     text = NODE.format(folder=folder, more=more)
     running = EdgeNode(parse(text, str(folder / "edge.yaml"), EdgeConfig, check).config)
     await running.start()

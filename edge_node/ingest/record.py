@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
+from weft.bounds import Owner
 from weft.edge_node.subscriptions.message import NOWHERE
 from weft.protocols.batch import Flag, HeaderPairs, HeaderValue
 from weft.protocols.message_headers import DELIVERY_MODE, PERSISTENT, REASON, SENDER
@@ -245,6 +246,10 @@ class Source(Protocol):
     publisher: str | None
     """Client identifier, for subscriptions that do not want their own messages."""
 
+    @property
+    def owner(self) -> Owner | None:
+        """Return the owner in whose turns it is answered if a commit has many answers; None for the node itself."""
+
     def acknowledge(self, answers: bytes) -> None:
         """Send answers: everything before them is durable."""
 
@@ -256,6 +261,7 @@ class NodeSource:
     """The source of a record that the node stores of its own accord: it needs no answer."""
 
     __slots__ = ("publisher",)
+    owner: Owner | None = None
 
     def __init__(self, publisher: str | None) -> None:
         self.publisher = publisher

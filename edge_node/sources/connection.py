@@ -205,7 +205,11 @@ class SourceConnection:
         reason = f"what it sent could not be stored, and is not acknowledged: {error}"
 
         def end(_: BaseException | None) -> None:
-            self._loop.call_soon(self.end, reason)  # the callbacks of a commit come before its answers
+            self._loop.call_soon(answered_end)  # the callbacks of a commit come before its answers
+
+        def answered_end() -> None:
+            self.node.ingest.batch.answer_all()
+            self.end(reason)
 
         self.node.ingest.on_durable(end)
 
@@ -277,6 +281,7 @@ class SourceConnection:
         await asyncio.wait([durable, self.ended], timeout=SETTLE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         # The callbacks of a commit come before its answers: one more turn.
         await asyncio.sleep(0)
+        self.node.ingest.batch.answer_all()
 
 
 RECENT_MAX = 10_000

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from weft.bounds import Owner
 from weft.edge_node.queues.definitions import QueueError, Reason
 from weft.edge_node.servers.amqp.client import DIRECT_REPLY_TO, AmqpClient, AmqpContext, amqp_error
 from weft.edge_node.servers.amqp.consuming import Consuming
@@ -378,6 +379,11 @@ class LateAnswers:
         self._client = client
         self._channel = channel
         self.publisher: str | None = None
+
+    @property
+    def owner(self) -> Owner:
+        """Return the owner that the client's costs are charged to."""
+        return self._client.read_buffer.owner
 
     def acknowledge(self, answers: bytes) -> None:
         """Send the answers."""

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from weft.bounds import Owner
 from weft.edge_node.ingest.ingest import COST_MAX
 from weft.edge_node.ingest.record import COPY_COST, Gathering
 from weft.edge_node.ingest.routing import refusal
@@ -192,6 +193,11 @@ class Publishing:
         self._is_closed = True
 
     # --- answers
+
+    @property
+    def owner(self) -> Owner:
+        """Return the owner that the client's costs are charged to."""
+        return self._client.read_buffer.owner
 
     def acknowledge(self, answers: bytes) -> None:
         """Confirm all messages up to the last of ``answers``: they are durable."""

@@ -64,6 +64,11 @@ class DeliveryRun:
         self.waiting: deque[UnsettledDelivery] = deque()
         """Unsettled deliveries, in order of receipt."""
 
+    @property
+    def owner(self) -> Owner:
+        """Return the owner that the client's costs are charged to."""
+        return self._sending.owner
+
     def acknowledge(self, answers: bytes) -> None:
         """Accept as many deliveries as there are answers."""
         for _ in answers:

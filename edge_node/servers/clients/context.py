@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from weft.bounds import Bound, Quota, Refusals, RoundRobin, TurnBudget
+from weft.bounds import Bound, FanOutCap, Quota, Refusals, RoundRobin, TurnBudget
 from weft.config.limits import EdgeLimits
 from weft.config.listeners import ListenerProtocol, has_listener
 from weft.config.log_lines import DisconnectLog
@@ -148,10 +148,10 @@ class ProtocolContext:
         )
         """Bytes of clients that the node holds before it can handle them."""
         self.wheel = TimerWheel(self._loop)
-        self.subscriptions, self.outbox = Subscriptions(), (outbox := Outbox(batch.fan_out_cap))
+        self.subscriptions, self.outbox = Subscriptions(), (outbox := Outbox(fan_out_cap := FanOutCap()))
         self.round_robin = RoundRobin(outbox.flush)
         """Queues of clients whose turn is over."""
-        self.writes = Writes(batch.fan_out_cap, counters, limits.send_queue_bytes)
+        self.writes = Writes(fan_out_cap, counters, limits.send_queue_bytes)
         self.fan_out = FanOut(self.subscriptions, outbox)
         self.routing = Routing(
             Router(settings.patterns, segment_log.stream), self.subscriptions, unrouted,

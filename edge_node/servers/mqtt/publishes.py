@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from weft.bounds import Owner
 from weft.edge_node.ingest.ingest import COST_MAX, Pause
 from weft.edge_node.ingest.record import Gathering, Route
 from weft.edge_node.ingest.routing import RouteCache, is_refused, refusal
@@ -346,6 +347,11 @@ class Publishes:
         self._context.ingest.batch.durable(gathered, error)
 
     # --- answering
+
+    @property
+    def owner(self) -> Owner:
+        """Return the owner that the client's costs are charged to."""
+        return self._session.owner
 
     def acknowledge(self, answers: bytes) -> None:
         """Send answers: everything before them is durable."""

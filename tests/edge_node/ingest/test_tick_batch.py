@@ -2,8 +2,16 @@ from collections.abc import Callable
 
 import pytest
 
+from weft.bounds import Owner, OwnerKind
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.ingest import COST_MAX, TICK_BYTES_MAX, TickBatch
+from weft.edge_node.ingest.ingest import (
+    ANSWERS_IN_TURN,
+    ANSWERS_MAX,
+    ANSWERS_S_MAX,
+    COST_MAX,
+    TICK_BYTES_MAX,
+    TickBatch,
+)
 from weft.edge_node.ingest.record import WRITE_COST, Destination, Gathering, Route, Source
 from weft.storage.segment_log import LogFull
 
@@ -14,8 +22,9 @@ OTHER = Route(Destination((2,), False, False), live=False, marked=False)
 class NotedSource:
     """A source that notes its answers and refusals."""
 
-    def __init__(self, publisher: str) -> None:
+    def __init__(self, publisher: str, owner: Owner | None = None) -> None:
         self.publisher: str | None = publisher
+        self.owner = owner
         self.reported: list[bytes | str] = []
 
     def acknowledge(self, answers: bytes) -> None:
@@ -305,3 +314,82 @@ def test_nobody_waits_for_what_a_mistake_left_half_stored(
     with pytest.raises(RuntimeError):
         loop.end_turn()
     assert (one.reported, two.reported) == (["a mistake"], ["a mistake"])
+
+
+MANY, ONE = Owner(OwnerKind.USER, "many"), Owner(OwnerKind.USER, "one")
+
+
+def answered(clients: list[NotedSource]) -> int:
+    return sum(len(client.reported) for client in clients)
+
+
+def test_a_fleets_answers_are_sent_in_steps_and_another_owner_waits_for_one(
+    loop: Loop, batch: TickBatch, store: Store
+) -> None:
+    fleet = [NotedSource(f"c{number}", MANY) for number in range(3 * ANSWERS_MAX)]
+    other = NotedSource("other", ONE)
+    for client in (*fleet, other):
+        publish(batch, client, b"1", b"a")
+    loop.end_turn()
+    commit(batch, store)
+    assert (answered(fleet), other.reported) == (ANSWERS_MAX, [])
+    loop.end_turn()
+    assert other.reported == [b"a"]
+    assert ANSWERS_MAX < answered(fleet) < 2 * ANSWERS_MAX + ANSWERS_IN_TURN
+    while loop.ready:
+        loop.end_turn()
+    assert all(client.reported == [b"a"] for client in fleet)
+
+
+def test_a_step_answers_as_many_if_each_client_has_an_owner_of_its_own(
+    loop: Loop, batch: TickBatch, store: Store
+) -> None:
+    fleet = [NotedSource(f"c{number}", Owner(OwnerKind.USER, f"u{number}")) for number in range(3 * ANSWERS_MAX)]
+    for client in fleet:
+        publish(batch, client, b"1", b"a")
+    loop.end_turn()
+    commit(batch, store)
+    loop.end_turn()
+    assert answered(fleet) == 2 * ANSWERS_MAX
+
+
+def test_later_commits_are_answered_behind_earlier_ones(loop: Loop, batch: TickBatch, store: Store) -> None:
+    fleet = [NotedSource(f"c{number}", MANY) for number in range(ANSWERS_MAX + 2 * ANSWERS_IN_TURN)]
+    for answer in (b"1", b"2"):
+        for client in reversed(fleet):
+            publish(batch, client, b"1", answer)
+        batch.store()
+        commit(batch, store)
+    assert fleet[-1].reported == [b"1"], "the fleet has not had its first answers yet"
+    while loop.ready:
+        loop.end_turn()
+    assert all(client.reported == [b"1", b"2"] for client in fleet)
+
+
+def test_answers_that_take_long_end_the_step(loop: Loop, batch: TickBatch, store: Store) -> None:
+    class Slow(NotedSource):
+        def acknowledge(self, answers: bytes) -> None:
+            super().acknowledge(answers)
+            loop.time += ANSWERS_S_MAX / 100
+
+    fleet: list[NotedSource] = [Slow(f"c{number}", MANY) for number in range(ANSWERS_MAX)]
+    for client in fleet:
+        publish(batch, client, b"1", b"a")
+    loop.end_turn()
+    commit(batch, store)
+    assert answered(fleet) == 2 * ANSWERS_IN_TURN
+    loop.end_turn()
+    assert answered(fleet) == 4 * ANSWERS_IN_TURN
+
+
+def test_who_ends_behind_its_answers_has_them_sent_at_once(loop: Loop, batch: TickBatch, store: Store) -> None:
+    fleet = [NotedSource(f"c{number}", MANY) for number in range(2 * ANSWERS_MAX)]
+    for client in fleet:
+        publish(batch, client, b"1", b"a")
+    loop.end_turn()
+    commit(batch, store)
+    batch.answer_all()
+    assert all(client.reported == [b"a"] for client in fleet)
+    while loop.ready:
+        loop.end_turn()
+    assert answered(fleet) == len(fleet)

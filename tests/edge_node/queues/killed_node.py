@@ -28,6 +28,7 @@ def say(*words: object) -> None:
 
 class Publisher:
     publisher: str | None = None
+    owner = None
 
     def acknowledge(self, answers: bytes) -> None:
         for payload in answers.split():

@@ -37,6 +37,7 @@ class Publisher:
     """A source of records that writes down its answers."""
 
     publisher: str | None = None
+    owner = OWNER
 
     def __init__(self) -> None:
         self.confirmed: list[bytes] = []
