@@ -13,7 +13,7 @@ from typing import TypeVar
 from weft.bounds.bound import Owner
 
 ROUND_S = 0.002
-"""Time of the clients' turns in a row before the event loop serves everything else."""
+"""Time of the turns in a row before the event loop serves everything else."""
 PAUSE_S = 0.001
 """Pause before each round, in which the event loop does everything else."""
 YIELD_S = 0.000_2
@@ -30,16 +30,24 @@ class RoundRobin:
     """Work that waits for its turn. Each owner has one queue, and owners take turns: many clients of one user do not
     delay another's. Belongs to the event loop's thread."""
 
-    def __init__(self, after: Callable[[], None], pause_s: float = PAUSE_S, turns_max: int | None = None) -> None:
+    def __init__(
+        self,
+        after: Callable[[], None],
+        pause_s: float = PAUSE_S,
+        turns_max: int | None = None,
+        round_s: float | None = None,
+    ) -> None:
         """Start with nothing to do.
 
         Args:
             after: called at the end of each round.
             pause_s: pause before each round; 0 for none.
             turns_max: turns in a round; None for as many as there is time for.
+            round_s: seconds of a round; None for ``ROUND_S``.
         """
         self._turns_max = turns_max
         self._pause_s = pause_s
+        self._round_s = ROUND_S if round_s is None else round_s
         self._after = after
         self._yielded = 0.0
         """Time of the last sleep."""
@@ -92,7 +100,7 @@ class RoundRobin:
         if self._pause_s or now >= self._yielded + YIELD_INTERVAL_S:
             self._yielded = now
             time.sleep(YIELD_S)
-        until = clock() + ROUND_S
+        until = clock() + self._round_s
         try:
             count = len(self)
             for _ in range(count if self._turns_max is None else min(count, self._turns_max)):

@@ -124,10 +124,10 @@ regardless of their bytes."""
 CHECKS_S_MAX = 0.01
 """Seconds of a tick after which reads with checks of payloads are no longer handled without a look at the clock."""
 ANSWERS_MAX = 1024
-"""Clients that are answered in one step: a write takes 5 to 10 us. Each step more between a commit and the next reads
-makes the next commits smaller: a fleet of 1,000 with a message in flight each costs a fifth more in steps of 256."""
+"""Clients that are answered in one step. More steps make the next commits smaller: a fleet of 1,000 with a message in
+flight each costs a fifth more in steps of 256."""
 ANSWERS_S_MAX = 0.01
-"""Seconds of such a step: an answer of AMQP 1.0 takes ten times as long."""
+"""Seconds of such a step: some protocols' answers cost more than PUBACK's four bytes."""
 ANSWERS_IN_TURN = 64
 """Clients of one owner that are answered before those of others."""
 

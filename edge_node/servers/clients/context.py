@@ -149,8 +149,9 @@ class ProtocolContext:
         """Bytes of clients that the node holds before it can handle them."""
         self.wheel = TimerWheel(self._loop)
         self.subscriptions, self.outbox = Subscriptions(), (outbox := Outbox(fan_out_cap := FanOutCap()))
-        self.round_robin = RoundRobin(outbox.flush)
-        """Queues of clients whose turn is over."""
+        self.round_robin = RoundRobin(outbox.flush, round_s=READS_S_MAX)
+        """Queues of clients whose turn is over. A round of them has as much time as the reads before it: with less,
+        thousands of clients that send all the time overtake some that wait, for seconds."""
         self.writes = Writes(fan_out_cap, counters, limits.send_queue_bytes)
         self.fan_out = FanOut(self.subscriptions, outbox)
         self.routing = Routing(
