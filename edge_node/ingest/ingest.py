@@ -154,23 +154,9 @@ class TickBatch(Gathering):
     the order of records is the order of receipt.
     """
 
-    __slots__ = (
-        "_acks",
-        "_answers",
-        "_at_end",
-        "_call_soon",
-        "_clients",
-        "_clock",
-        "_counters",
-        "_store",
-        "_waiting",
-        "begun",
-        "bytes",
-        "is_heavy",
-        "joined_bytes",
-        "now",
-        "stores",
-    )  # fmt: skip
+    __slots__ = ("_acks", "_answers", "_at_end", "_call_soon", "_clients", "_clock", "_counters",
+                 "_is_answering", "_store", "_waiting", "begun", "bytes", "is_heavy", "joined_bytes", "now",
+                 "stores")  # fmt: skip
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float], counters: Counters
@@ -192,6 +178,8 @@ class TickBatch(Gathering):
         self._acks = 0
         self._waiting: OrderedDict[Owner | None, deque[tuple[Source, bytes]]] = OrderedDict()
         """Answers that wait for a later step, by owner, in order of their commits."""
+        self._is_answering = False
+        """True while that step is scheduled."""
         self.begun = False
         """True while the end of the tick is scheduled."""
         self.now = 0.0
@@ -300,8 +288,7 @@ class TickBatch(Gathering):
         if len(by_client) != len(clients):
             by_client = _joined(zip(clients, answers, strict=True))
         left = iter(by_client.items())
-        waits = bool(self._waiting)  # earlier commits have the first turns
-        if not waits:
+        if not self._waiting:  # or earlier commits have the first turns
             until = self._clock() + ANSWERS_S_MAX
             for _ in range(ANSWERS_MAX // ANSWERS_IN_TURN):
                 part = list(islice(left, ANSWERS_IN_TURN))
@@ -312,8 +299,7 @@ class TickBatch(Gathering):
                     break
         for client, data in left:
             self._waiting.setdefault(client.owner, deque()).append((client, data))
-        if self._waiting and not waits:
-            self._call_soon(self._answer_some)
+        self._answer_later()
 
     def answer_all(self) -> None:
         """Send all answers of past commits now, for a connection that ends behind its own."""
@@ -321,7 +307,13 @@ class TickBatch(Gathering):
         for queue in waiting.values():
             _acknowledge(queue)
 
+    def _answer_later(self) -> None:
+        if self._waiting and not self._is_answering:
+            self._is_answering = True
+            self._call_soon(self._answer_some)
+
     def _answer_some(self) -> None:
+        self._is_answering = False
         until, left = self._clock() + ANSWERS_S_MAX, ANSWERS_MAX
         while self._waiting and left > 0:
             owner, queue = self._waiting.popitem(last=False)
@@ -332,8 +324,7 @@ class TickBatch(Gathering):
             left -= len(part)
             if self._clock() >= until:
                 break
-        if self._waiting:
-            self._call_soon(self._answer_some)
+        self._answer_later()
 
     def _end(self) -> None:
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from weft.cloud_hub.api.tokens import read_tokens
 from weft.cloud_hub.check import check as check_hub
 from weft.config.load import load, parse, parse_rules
 from weft.config.models import EdgeConfig, HubConfig
@@ -20,7 +21,7 @@ from weft.edge_node.check.rules import check as check_edge
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "config/examples").glob("*.yaml"))
 _FUNCTION = ".functions[]."
-_BLOCK = re.compile(r"<!-- config: (edge|hub|pipeline|schema|quality) -->\s*\n```yaml\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"<!-- config: (edge|hub|pipeline|schema|quality|tokens) -->\s*\n```yaml\n(.*?)```", re.DOTALL)
 _YAML = re.compile(r"^( *)```yaml$", re.MULTILINE)
 
 
@@ -102,6 +103,8 @@ def test_configurations_in_the_docs_load(place: str, kind: str, text: str) -> No
         parse(text, place, PayloadSchema, lambda schema: list(check_schema(schema)))
     elif kind == "quality":
         parse_rules(text, place)
+    elif kind == "tokens":
+        read_tokens(text.encode(), place)
     else:
         parse(text, place, HubConfig, check_hub)
 
@@ -110,5 +113,5 @@ def test_every_yaml_block_in_the_docs_says_what_it_is() -> None:
     for path in pages():
         text = path.read_text()
         assert len(_YAML.findall(text)) == len(_BLOCK.findall(text)), (
-            f"{path}: mark YAML with <!-- config: edge -->, hub, pipeline, schema or quality"
+            f"{path}: mark YAML with <!-- config: edge -->, hub, pipeline, schema, quality or tokens"
         )

@@ -172,7 +172,8 @@ class ProtocolContext:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def shut_down(self) -> None:
-        """Close every connection: the node stops."""
+        """Send the answers that are due, and close every connection: the node stops."""
+        self.ingest.batch.answer_all()
         for connection in list(self._connections):
             connection.shut_down()
 

@@ -390,6 +390,11 @@ def test_who_ends_behind_its_answers_has_them_sent_at_once(loop: Loop, batch: Ti
     commit(batch, store)
     batch.answer_all()
     assert all(client.reported == [b"a"] for client in fleet)
-    while loop.ready:
-        loop.end_turn()
-    assert answered(fleet) == len(fleet)
+    for client in fleet:
+        publish(batch, client, b"2", b"b")
+    batch.store()
+    commit(batch, store)
+    assert answered(fleet) == len(fleet) + ANSWERS_MAX
+    loop.end_turn()
+    assert answered(fleet) == 2 * len(fleet), "one step is scheduled, and no second one"
+    assert not loop.ready
