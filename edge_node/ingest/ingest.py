@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
@@ -176,8 +176,9 @@ class TickBatch(Gathering):
         self._clients: list[Source] = []
         self._answers: list[bytes] = []
         self._acks = 0
-        self._waiting: OrderedDict[Owner | None, deque[tuple[Source, bytes]]] = OrderedDict()
-        """Answers that wait for a later step, by owner, in order of their commits."""
+        self._waiting: OrderedDict[Owner | None, OrderedDict[Source, list[bytes]]] = OrderedDict()
+        """Answers that wait for a later step, by owner and client. A client keeps its place in line, and is answered
+        once for all commits until its turn: so those that never wait for an answer cannot make the line grow."""
         self._is_answering = False
         """True while that step is scheduled."""
         self.begun = False
@@ -298,14 +299,14 @@ class TickBatch(Gathering):
                 if self._clock() >= until:
                     break
         for client, data in left:
-            self._waiting.setdefault(client.owner, deque()).append((client, data))
+            self._waiting.setdefault(client.owner, OrderedDict()).setdefault(client, []).append(data)
         self._answer_later()
 
     def answer_all(self) -> None:
         """Send all answers of past commits now, for a connection that ends behind its own."""
         waiting, self._waiting = self._waiting, OrderedDict()
         for queue in waiting.values():
-            _acknowledge(queue)
+            _acknowledge((client, b"".join(parts)) for client, parts in queue.items())
 
     def _answer_later(self) -> None:
         if self._waiting and not self._is_answering:
@@ -317,10 +318,10 @@ class TickBatch(Gathering):
         until, left = self._clock() + ANSWERS_S_MAX, ANSWERS_MAX
         while self._waiting and left > 0:
             owner, queue = self._waiting.popitem(last=False)
-            part = [queue.popleft() for _ in range(min(ANSWERS_IN_TURN, len(queue)))]
+            part = [queue.popitem(last=False) for _ in range(min(ANSWERS_IN_TURN, len(queue)))]
             if queue:
                 self._waiting[owner] = queue
-            _acknowledge(part)
+            _acknowledge((client, b"".join(parts)) for client, parts in part)
             left -= len(part)
             if self._clock() >= until:
                 break
