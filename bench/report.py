@@ -163,11 +163,12 @@ def hub(results: list[Facts]) -> list[str]:
 
 
 def _bill(costs: Facts) -> str:
-    total, chunks = costs["usd_a_month"], costs["usd_chunks, write"]
+    busy, idle = costs["busy"], costs["idle"]
     return (
-        f"A month of requests on a bucket costs {total} US dollars, {chunks} of them for chunks; the target is "
-        f"{costs['target_usd']:g}. Counted with {costs['shards']} shards, a commit every "
-        f"{costs['commit_interval_s']:g} s and tables of 20 streams every {costs['table_interval_s']:g} s."
+        f"A busy month of requests on a bucket costs {busy['usd_a_month']} US dollars, {busy['usd_chunks, write']} of "
+        f"them for chunks. In it, all {costs['shards']} shards commit each {costs['commit_interval_s']:g} s, with "
+        f"tables of {busy['streams']} streams every {costs['table_interval_s']:g} s. An idle month with linked edges of "
+        f"{idle['streams']:,} streams costs {idle['usd_a_month']}. The target of both is {costs['target_usd']:g}."
     )
 
 
