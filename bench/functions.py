@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -32,9 +30,9 @@ import psutil
 
 from bench import payloads
 from bench.brokers import Edge, Served, mosquitto_version, with_broker
-from bench.common import LOAD_CORE, pinned, write_results
+from bench.common import write_results
 from bench.generator import Generator, build, family
-from bench.stack_shares import NOTHING, seconds_by_part, thread_seconds
+from bench.profiling import NOTHING, seconds_by_part, start_sampling, thread_seconds
 from weft.demo.fabric import get_json
 
 CONNECTIONS, WINDOW = 10, 100
@@ -43,8 +41,6 @@ KEYS = 10_000
 WARM_UP_S = 1
 DRAIN_S_MAX = 180.0
 POLL_S = 0.1
-PROFILE_RATE = 200
-"""Stacks that the profiler takes a second."""
 DERIVED = "derived"
 
 
@@ -146,7 +142,7 @@ def closed_loop(generator: Generator, served: Served, seconds: float, profile: P
     node = Node(served)
     threads = thread_seconds(served.pid)
     before, started = node.processor_s(), time.monotonic()
-    profiler = _profiler(served.pid, seconds, profile) if profile else None
+    profiler = start_sampling(served.pid, seconds, profile) if profile else None
     figures = generator.run(served.port, served.pid, seconds, {"c": CONNECTIONS, "w": WINDOW, "W": WARM_UP_S})
     functions = node.drain()
     used, took = node.processor_s() - before, time.monotonic() - started
@@ -212,15 +208,6 @@ def _peak_rss_mib(server: int) -> int:
             if line.startswith("VmHWM:"):
                 total += int(line.split()[1])
     return round(total / 1024)
-
-
-def _profiler(server: int, seconds: float, path: Path) -> subprocess.Popen[bytes]:
-    """Start py-spy, which shares the generator's core."""
-    command = [
-        str(Path(sys.executable).with_name("py-spy")), "record", "--pid", str(server), "--format", "raw", "--threads",
-        "--duration", str(round(seconds)), "--rate", str(PROFILE_RATE), "--output", str(path), "--nonblocking",
-    ]  # fmt: skip
-    return subprocess.Popen(pinned(LOAD_CORE, command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def measure(generators: Mapping[str, Generator], case: Case, seconds: float, rates: list[int]) -> dict[str, Any]:

@@ -167,8 +167,8 @@ def _bill(costs: Facts) -> str:
     return (
         f"A busy month of requests on a bucket costs {busy['usd_a_month']} US dollars, {busy['usd_chunks, write']} of "
         f"them for chunks. In it, all {costs['shards']} shards commit each {costs['commit_interval_s']:g} s, with "
-        f"tables of {busy['streams']} streams every {costs['table_interval_s']:g} s. An idle month with linked edges of "
-        f"{idle['streams']:,} streams costs {idle['usd_a_month']}. The target of both is {costs['target_usd']:g}."
+        f"tables of {busy['streams']} streams every {costs['table_interval_s']:g} s. An idle month with linked edges "
+        f"of {idle['streams']:,} streams costs {idle['usd_a_month']}. The target of both is {costs['target_usd']:g}."
     )
 
 

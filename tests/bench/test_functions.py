@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from bench.brokers import merged
 from bench.functions import KEYS, cases, write_payloads
-from bench.stack_shares import OTHER, Spent, seconds_by_part
+from bench.profiling import OTHER, Spent, flame_graph, seconds_by_part
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node.derived.definitions import definitions
@@ -28,6 +29,22 @@ def test_the_processor_time_of_threads_is_parted_by_their_samples(tmp_path: Path
     spent = {7: Spent(3.0, 1.0), 8: Spent(2.0, 0.5), 11: Spent(0.25, 0.0)}
     found = {"functions: read the log": 3.0, "batches": 2.0, "functions: kinds": 1.0, "log: commit and sync": 0.5}
     assert seconds_by_part(tmp_path / "stacks", spent) == found | {OTHER: 0.25}
+
+
+def test_a_flame_graph_has_the_share_of_each_call_and_no_waits() -> None:
+    stacks = [
+        "thread (7): MainThread;main (weft/cli.py:3);run_until_stopped (weft/service/serving.py:1);read (libc.so.6) 3",
+        "thread (7): MainThread;run_until_stopped (weft/service/serving.py:9);decode <all> (weft/protocols/x.py:2) 4",
+        "thread (7): MainThread;run_until_stopped (weft/service/serving.py:9);decode <all> (weft/protocols/x.py:8) 1",
+        "thread (7): MainThread;run_until_stopped (weft/service/serving.py:1);epoll_pwait (libc.so.6) 9",
+        "thread (8): weft-log-writer;WriterThread._run (weft/storage/segment_log/commit.py:1);write (libc.so.6) 2",
+    ]
+    names = re.findall("<title>(.*?)</title>", flame_graph(stacks, "a node"))
+    assert names == [
+        "a node: 100.0%", "MainThread: 80.0%", "run_until_stopped (service/serving.py): 80.0%",
+        "decode &lt;all&gt; (protocols/x.py): 50.0%", "read: 30.0%", "weft-log-writer: 20.0%",
+        "WriterThread._run (storage/segment_log/commit.py): 20.0%", "write: 20.0%",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*cases("10s")])
