@@ -270,8 +270,8 @@ def test_memory_of_loaded_messages_is_given_back() -> None:
     loaded = LoadedMessages()
     sizes = []
     for seq in range(3):
-        loaded.keep(LogRecord(seq, b"t", b"x" * 100 * seq, 0, (), 0))
-        loaded.keep(LogRecord(seq, b"t", b"kept already, and not counted again", 0, (), 0))
+        loaded.keep([LogRecord(seq, b"t", b"x" * 100 * seq, 0, (), 0)])
+        loaded.keep([LogRecord(seq, b"t", b"kept already, and not counted again", 0, (), 0)])
         sizes.append(loaded.bytes)
     assert loaded.drop(7) is None
     assert loaded.bytes == sizes[2]
