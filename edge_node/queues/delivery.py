@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import cycle, groupby
+from itertools import cycle, groupby, repeat
 
 from weft.bounds import Owner
 from weft.edge_node.ingest.record import Admitted, QueueTargets, Records
@@ -504,8 +504,10 @@ class Arrivals:
         if len(messages) < len(admitted):
             admitted = [each for seq, each in zip(records.seqs, admitted, strict=True) if seq is not None]
         at = 0
-        steps = (message.seq - index for index, message in enumerate(messages))  # the same for numbers without gaps
-        for (for_queues, priority, _), stretch in groupby(zip(admitted, _priorities(messages), steps, strict=True)):
+        # The same for numbers without gaps, which all have where none was refused.
+        is_whole = isinstance(records.seqs, range)
+        steps = repeat(0) if is_whole else (message.seq - index for index, message in enumerate(messages))
+        for (for_queues, priority, _), stretch in groupby(zip(admitted, _priorities(messages), steps, strict=False)):
             assert isinstance(for_queues, QueueSet), "no one else admits messages"
             # A queue may have been deleted between the publish and its commit.
             queues = [queue for queue in for_queues.queues if not queue.deleted]
