@@ -136,7 +136,10 @@ class Deliveries:
                 continue
             # The mark must be durable before the first delivery: after a crash it flags the message as redelivered.
             if queue.kept and seq >= queue.marks.durable:
-                self._mark(queue, consumption)
+                if queue.marks.is_writing:
+                    break
+                count = 1 if consumption in queue.getters else min(consumption.room, SLICE)
+                self._mark(queue, queue.marks.ahead(count))
                 break
             if consumption in queue.getters:
                 batches.add((consumption,), self._give_one(queue, consumption, message, priority), (message,))
@@ -147,7 +150,18 @@ class Deliveries:
             batches.add(takers, self._give(queue, takers, run, priority), run)
             left -= len(run)
         self._send(batches.all)
+        if batches.all and queue.consumptions and queue.ready.count:
+            self._prepare(queue)
         self._after(queue, more=not left)
+
+    def _prepare(self, queue: Queue) -> None:
+        """Read and mark what consumers that keep up will get next, so that they need not wait for the disk."""
+        loaded, marks = len(queue.loaded.messages), queue.marks
+        if loaded < PAGE_RECORDS // 2 and loaded < queue.ready.count:
+            self._read(queue)
+        if queue.kept and marks.is_due(queue.ready.peek()[0]) and queue.ready.has_new(marks.durable):
+            with contextlib.suppress(LogError):  # the readers will wait for it, then
+                self._write_mark(queue, AHEAD_MAX)
 
     def _run(
         self, queue: Queue, takers: Sequence[Consumption], message: LogRecord, count: int, fresh: int
@@ -318,19 +332,18 @@ class Deliveries:
             with contextlib.suppress(LogError):  # the append of the messages reports the same error
                 self._writer.flush()
 
-    def _mark(self, queue: Queue, consumption: Consumption) -> None:
+    def _mark(self, queue: Queue, count: int) -> None:
         """Record in the log that the next messages may have been delivered, and deliver them once it is durable."""
-        if queue.marks.is_writing:
-            return
-        count = 1 if consumption in queue.getters else min(consumption.room, SLICE)
-        end = max(queue.ready.next(queue.marks.ahead(count))) + 1
-        self._writer.marked(queue, end)
         try:
-            self._writer.flush()
+            self._write_mark(queue, count)
         except LogError as error:
             logger.warning("messages of queue %r wait: %s", queue.name, error)
             self._loop.call_later(RETRY_S, self._due.soon, queue)
-            return
+
+    def _write_mark(self, queue: Queue, count: int) -> None:
+        end = max(queue.ready.next(count)) + 1
+        self._writer.marked(queue, end)
+        self._writer.flush()
         queue.marks.write(end)
         self._log.on_durable(partial(self._marked, queue, end))
 
@@ -352,7 +365,8 @@ class Deliveries:
             self._contents.make_room()
             room = max(memory.LOADED_BYTES_MAX - self._contents.loaded_bytes, 0) // PAGE_SHARE
             mean = queue.ready.bytes // max(queue.count, 1) + LOADED_ENTRY_BYTES
-            wanted = queue.ready.next(max(1, min(PAGE_RECORDS, min(PAGE_BYTES, room) // mean)))
+            page = max(1, min(PAGE_RECORDS, min(PAGE_BYTES, room) // mean))
+            wanted = queue.ready.next(page + min(len(queue.loaded.messages), PAGE_RECORDS // 2))
             end = self._log.durable_end(self._stream)
             missing = [seq for seq in wanted if seq not in queue.loaded.messages]
             found = await self._messages.fetch(self._stream, missing)

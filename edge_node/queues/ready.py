@@ -378,6 +378,10 @@ class Ready:
         for seq, _ in self.withheld:
             yield seq, seq + 1
 
+    def has_new(self, seq: int) -> bool:
+        """Return whether there are messages from ``seq`` on that were never taken."""
+        return any(level.fresh.count and level.fresh.last >= seq for level in self._levels.values())
+
     def span(self) -> tuple[int, int]:
         """Return first and end of the numbers of all messages. There must be one."""
         ends = [seq for seq, _ in self.withheld]
@@ -594,6 +598,19 @@ class DeliveryMarks:
         a message or two at a time from waiting for the disk each time."""
         self._times += 1
         return max(count, min(1 << max(self._times - EXACT, 0), AHEAD_MAX))
+
+    def is_due(self, seq: int) -> bool:
+        """Return whether the next mark should be written before a reader waits for it: marks run ahead as far as they
+        may, and fewer than half of ``AHEAD_MAX`` messages are marked.
+
+        Args:
+            seq: the next message.
+        """
+        return (
+            self._times >= EXACT + AHEAD_MAX.bit_length()
+            and not self.is_writing
+            and seq + AHEAD_MAX // 2 >= self.durable
+        )
 
     def write(self, end: int) -> None:
         """Note that a mark is on its way to the log."""
