@@ -180,8 +180,8 @@ class Sending:
         Raises:
             Refused: the message is not accepted.
         """
-        routes = self.routes(address)
-        route = routes.route(key)
+        routes = self._routes if address.kind is AddressKind.TOPIC else self.routes(address)
+        route = routes.plain.get(key) or routes.route(key)
         if route is not None:
             return route
         counters = self.parts.context.counters
