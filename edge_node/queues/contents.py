@@ -108,8 +108,17 @@ class RefCounts:
         if seqs[-1] - seqs[0] == len(seqs) - 1:
             self.drop_run(seqs[0], seqs[-1] + 1)
             return
-        for seq in seqs:
-            self.drop(seq)
+        for seq in seqs:  # as in ``drop``: a call for each would cost as much as the rest
+            number, at = seq >> _BLOCK_BITS, seq & (_BLOCK - 1)
+            block = self._blocks[number]
+            if block[at] != 1:
+                self.drop(seq)
+                continue
+            block[at] = 0
+            self._freed.append(seq)
+            self._needed[number] -= 1
+            if not self._needed[number]:
+                del self._blocks[number], self._needed[number]
 
     def drop_run(self, first: int, end: int) -> None:
         """Note that one queue no longer needs messages [first, end)."""
@@ -156,17 +165,19 @@ class RefCounts:
         return found
 
 
-def runs_of(seqs: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield [first, end) of numbers that follow each other, ascending."""
+def runs_of(seqs: list[int]) -> list[tuple[int, int]]:
+    """Return [first, end) of numbers that follow each other, ascending."""
+    found: list[tuple[int, int]] = []
     first = end = -1
     for seq in sorted(seqs):
         if seq != end:
             if end >= 0:
-                yield first, end
+                found.append((first, end))
             first = seq
         end = seq + 1
     if end >= 0:
-        yield first, end
+        found.append((first, end))
+    return found
 
 
 # ``x-death``: the history of a dead-lettered message, a header that is an array of tables in AMQP.
@@ -452,7 +463,7 @@ class Contents:
         size = sum([len(message.payload) for message in messages])
         self.added += len(messages)
         are_next = len(queue.loaded.messages) == queue.ready.count
-        queue.add_run(messages, priority, size)
+        queue.add(messages, priority, size)
         self._waiting.hold(queue.owner, size + ENTRY_BYTES * len(messages))
         if not are_next:
             return
@@ -490,7 +501,7 @@ class Contents:
         self._waiting.free(queue.owner, size + ENTRY_BYTES * len(seqs))
         self.ref_counts.drop_each(seqs)
         queue.marks.left(seqs)
-        self._writer.settled(queue, list(runs_of(seqs)), size)
+        self._writer.settled(queue, runs_of(seqs), size)
 
     def forget(self, delivery: Delivery, queue: Queue) -> None:
         """Forget a delivery that is settled."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import cycle, groupby, repeat
 
@@ -22,7 +22,7 @@ from weft.edge_node.queues.limits import QueueContext
 from weft.edge_node.queues.queue import Consumption, Queue, QueueClient
 from weft.edge_node.queues.ready import AHEAD_MAX, LOADED_ENTRY_BYTES, Delivery
 from weft.edge_node.queues.state import MESSAGE_BYTES, QueueStateWriter, priority_of
-from weft.edge_node.subscriptions.message import LogRecord
+from weft.edge_node.subscriptions.message import LogRecord, record_of
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.message_headers import EXPIRES
 from weft.protocols.ranges import SEQ_END
@@ -312,7 +312,7 @@ class Deliveries:
         ends: dict[Queue, int] = {}
         seq = first
         for for_queues, stretch in groupby(queues):
-            count = sum(1 for _ in stretch)
+            count = len(list(stretch))
             for queue in for_queues:
                 # Behind ready messages a new one is not delivered at once, so its mark can wait for ``_mark``.
                 if not queue.kept or not queue.consumptions or queue.ready.count:
@@ -509,7 +509,7 @@ class Arrivals:
         first = -1
         keys, payloads, headers, flags = records.keys, records.payloads, records.headers, records.flags
         messages = [
-            LogRecord(seq, key, payload, flags.get(index, 0), headers.get(index, ()), now)
+            record_of((seq, key, payload, flags.get(index, 0), headers.get(index, ()), now))
             for index, (seq, key, payload) in enumerate(zip(records.seqs, keys, payloads, strict=True))
             if seq is not None
         ]
@@ -525,7 +525,7 @@ class Arrivals:
             assert isinstance(for_queues, QueueSet), "no one else admits messages"
             # A queue may have been deleted between the publish and its commit.
             queues = [queue for queue in for_queues.queues if not queue.deleted]
-            run = messages[at : at + sum(1 for _ in stretch)]
+            run = messages[at : at + len(list(stretch))]
             at += len(run)
             self._hold(run, len(queues))
             for queue in queues:
@@ -582,15 +582,17 @@ class Arrivals:
         self.stored(records, admitted, now)
 
 
-def _priorities(messages: Iterable[LogRecord]) -> Iterator[int]:
-    """Yield the priority of each message."""
+def _priorities(messages: Iterable[LogRecord]) -> list[int]:
+    """Return the priority of each message."""
+    found: list[int] = []
     headers: HeaderPairs | None = None
     priority = 0
     for message in messages:
         if message.headers is not headers:  # mostly all of them have the same
             headers = message.headers
             priority = priority_of(headers)
-        yield priority
+        found.append(priority)
+    return found
 
 
 def _bytes(headers: HeaderPairs) -> int:

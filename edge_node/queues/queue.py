@@ -350,14 +350,14 @@ class Queue:
         """Count a rejected message."""
         self.dropped += 1
 
-    def add_run(self, messages: Sequence[LogRecord], priority: int, size: int) -> None:
+    def add(self, messages: Sequence[LogRecord], priority: int, size: int) -> None:
         """Add new messages whose numbers follow each other.
 
         Args:
             size: payload bytes of all.
         """
         end = messages[-1].seq + 1
-        self.ready.add_run(messages[0].seq, end, min(priority, self.definition.arguments.priority_max), size)
+        self.ready.add(messages[0].seq, end, min(priority, self.definition.arguments.priority_max), size)
         if not self.expires:
             headers: HeaderPairs = ()
             for message in messages:

@@ -251,16 +251,7 @@ class Ready:
     def __iter__(self) -> Iterator[int]:
         return chain.from_iterable(chain(sorted(each.returned), each.fresh) for each in self._levels.values())
 
-    def add(self, seq: int, priority: int, size: int) -> None:
-        """Add a message that is newer than all others."""
-        level = self._levels.get(priority)
-        if level is None:
-            level = self._begin(priority)
-        level.fresh.append(seq)
-        self.count += 1
-        self.bytes += size
-
-    def add_run(self, first: int, end: int, priority: int, size: int) -> None:
+    def add(self, first: int, end: int, priority: int, size: int) -> None:
         """Add messages [first, end), which are newer than all others.
 
         Args:

@@ -11,7 +11,7 @@ from struct import Struct, unpack_from
 
 from weft.config.streams import State
 from weft.edge_node.sessions.records import StateCounters
-from weft.edge_node.subscriptions.message import LogRecord, Page, Turn
+from weft.edge_node.subscriptions.message import LogRecord, Page, Turn, record_of
 from weft.protocols import batch
 from weft.protocols.batch import HeaderPairs, read_u32s
 from weft.storage.segment_log import SegmentLog
@@ -112,10 +112,10 @@ class DecodedBatch:
         payload, headers = bytes(self._payload[begin : offsets[last + 1]]), self._headers
         times = unpack_from(f"<{last + 1 - first}q", self._times, 8 * first)
         return [
-            LogRecord(
+            record_of((
                 seq, keys[index[at]], payload[offsets[at] - begin : offsets[at + 1] - begin],
                 flags[at] if flags else 0, headers.get(at, ()), times[at - first],
-            )
+            ))
             for seq in seqs
             for at in (seq - base,)
         ]  # fmt: skip
