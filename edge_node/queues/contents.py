@@ -50,7 +50,10 @@ class RefCounts:
         """Further ones, one by one: queues with several consumers let go of them out of order."""
 
     def hold(self, seq: int, queues: int = 1) -> None:
-        """Note that so many more queues need a message."""
+        """Note that so many more queues need a message; a new one with 0 is free at once."""
+        if not queues:
+            self._freed.append(seq)
+            return
         number, at = seq >> _BLOCK_BITS, seq & (_BLOCK - 1)
         block = self._blocks.get(number)
         if block is None:
@@ -136,10 +139,6 @@ class RefCounts:
                 for seq in range(first, first + until - at):
                     self.drop(seq)
             first += until - at
-
-    def let_go(self, seq: int) -> None:
-        """Note a message that no queue needs."""
-        self._freed.append(seq)
 
     def take_free(self) -> RangeSet:
         """Return the messages that no queue needs any more, each once."""

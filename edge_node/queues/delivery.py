@@ -545,10 +545,7 @@ class Arrivals:
             ref_counts.hold_run(run[0].seq, run[-1].seq + 1)
             return
         for message in run:
-            if queues:
-                ref_counts.hold(message.seq, queues)
-            else:  # it is released at once
-                ref_counts.let_go(message.seq)
+            ref_counts.hold(message.seq, queues)
 
     def move(
         self, records: Records, admitted: Sequence[QueueSet], leaving: Sequence[tuple[Queue, Delivery]], now: int

@@ -195,7 +195,7 @@ class Consumers:
 
     def by_turns(self, first: Consumption, topic: bytes, shares: Bound, most: int) -> tuple[Sequence[Consumption], int]:
         """Return the consumers that get the next messages by turns, one message each, and how many messages: as many as
-        they all have room for, so that choosing anew for each message would choose the same.
+        they all have room for, so that ``choose`` for each message would return the same.
 
         Args:
             first: the consumer that ``choose`` has returned.

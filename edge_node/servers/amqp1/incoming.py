@@ -192,7 +192,7 @@ class Sending:
 
 
 class MessageForm(NamedTuple):
-    """What follows from the sections before the body of a message."""
+    """Route and headers of messages with the same sections before their bodies."""
 
     address: Address
     topic: str
