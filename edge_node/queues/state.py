@@ -377,9 +377,11 @@ class QueueStateWriter:
 def _runs_of(parts: list[tuple[int, int]]) -> Runs:
     firsts, counts, latest = array("Q"), array("Q"), -1
     for first, end in sorted(parts):
+        if first >= end:
+            continue  # a purge names one between two delivered messages that follow each other
         if first == latest:
             counts[-1] += end - first
-        elif end > first:
+        else:
             firsts.append(first)
             counts.append(end - first)
         latest = end
