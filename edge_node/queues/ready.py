@@ -370,8 +370,11 @@ class Ready:
             yield seq, seq + 1
 
     def has_new(self, seq: int) -> bool:
-        """Return whether there are messages from ``seq`` on that were never taken."""
-        return any(level.fresh.count and level.fresh.last >= seq for level in self._levels.values())
+        """Return whether messages of the next one's priority, from ``seq`` on, were never taken."""
+        for level in self._levels.values():
+            if level.returned or level.fresh.count:
+                return bool(level.fresh.count) and level.fresh.last >= seq
+        return False
 
     def span(self) -> tuple[int, int]:
         """Return first and end of the numbers of all messages. There must be one."""

@@ -226,6 +226,22 @@ async def test_the_highest_priority_comes_first_also_after_a_restart() -> None:
     assert await room.drain() == [b"high", b"higher", b"mid", b"low"]
 
 
+async def test_messages_of_a_high_priority_are_not_marked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    room, marked = Room(), list[int]()
+    declare(room, x_max_priority=1)
+    for priority, count in ((0, 1100), (1, 60), (0, 1)):
+        room.publish(*[b"x"] * count, headers=((PRIORITY, priority),))
+        await room.settle_down()
+    room.queue().marks._times = 40  # marks run ahead as far as they may
+    monkeypatch.setattr(room.queues.writer, "marked", lambda _, end: marked.append(end))
+    taker = room.consume(prefetch=1)
+    for _ in range(50):
+        await room.settle_down()
+        taker.settle()
+    assert len(taker.got) == 50
+    assert len(marked) == 1
+
+
 async def test_a_queue_that_nobody_uses_is_deleted() -> None:
     room = Room()
     declare(room, x_expires=30)
