@@ -122,6 +122,10 @@ class Shares(Generic[OwnerT]):
         """Return whether the owner may take this many more units."""
         return self.used + units <= self.total and self._taken.get(owner, 0) + units <= self.share
 
+    def room(self, owner: OwnerT) -> int:
+        """Return the number of further units that the owner may take."""
+        return min(self.total - self.used, self.share - self._taken.get(owner, 0))
+
     def is_own_share_full(self, owner: OwnerT, units: int = 1) -> bool:
         """Return whether the owner's own share, not the total, has no room for this many units."""
         return self._taken.get(owner, 0) + units > self.share

@@ -485,6 +485,37 @@ def decode_message(data: bytes) -> Message:
     return message
 
 
+def split_message(data: bytes) -> tuple[bytes, bytes] | None:
+    """Return the sections before the body of a message, and its payload; None where the message is not made of plain
+    sections with one data section at the end. What the sections mean is not checked: ``decode_message`` does."""
+    at, size = 0, len(data)
+    try:
+        while data[at] == 0 and data[at + 1] == 0x53:
+            code, kind, values = data[at + 2], data[at + 3], at + 4
+            if kind in _SHORT_KINDS:
+                end = values + 1 + data[values]
+                begin = values + 1
+            elif kind in _LONG_KINDS:
+                end = values + 4 + int.from_bytes(data[values : values + 4], "big")
+                begin = values + 4
+            elif kind == 0x45:  # a list without values
+                begin = end = values
+            else:
+                return None
+            if code == DATA:
+                return (data[:at], data[begin:end]) if end == size and kind in _BINARY_KINDS else None
+            at = end
+    except IndexError:
+        pass
+    return None
+
+
+_BINARY_KINDS: Final = frozenset((0xA0, 0xB0))
+_SHORT_KINDS: Final = frozenset((0xA0, 0xC0, 0xC1))
+_LONG_KINDS: Final = frozenset((0xB0, 0xD0, 0xD1))
+"""Types of sections by the width of their length: binary, list and map."""
+
+
 def _section(data: bytes, at: int) -> tuple[int, int]:
     if data[at : at + 2] == b"\0\x53" and at + 2 < len(data):
         code, at = data[at + 2], at + 3

@@ -32,9 +32,11 @@ from weft.edge_node.check.rules import check
 from weft.edge_node.ingest import ingest
 from weft.edge_node.node import EdgeNode
 from weft.edge_node.servers.clients import context
+from weft.protocols import amqp1
 from weft.protocols.amqp.content import write_content
 from weft.protocols.amqp.frames import PROTOCOL_HEADER
 from weft.protocols.amqp.methods import commands, write_method
+from weft.protocols.amqp1 import described, fields, ubyte, uint
 from weft.protocols.chunk_index import Mark
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, Publish, Subscribe, Subscription
@@ -65,6 +67,10 @@ DERIVED = """\
 """
 PUBACK_BYTES, TAG_AT = 4, 11
 """Bytes of a PUBACK, and where the delivery tag is in the frame of a Basic.Ack."""
+CONSUMERS, ACKED_AT_ONCE = 4, 50
+KEPT_ROUNDS = 12
+"""Rounds of messages that wait in a queue: more than are made, so that the last one delivers, too."""
+OPEN, BEGIN, ATTACH, TRANSFER, DISPOSITION = 0x10, 0x11, 0x12, 0x14, 0x15
 
 
 Rounds = Iterable[int]
@@ -254,6 +260,86 @@ async def _amqp_queue(folder: Path, rounds: Rounds) -> None:
             consumer.send(write_method(commands.Basic.Ack((number + 1) * WINDOW, True), 1))
 
 
+async def _amqp_delivery(folder: Path, rounds: Rounds) -> None:
+    """Empty a durable queue that is in the log, with four consumers and a prefetch of a hundred each."""
+    payload = messages()[0]
+    data = _published("", "q", payload) * WINDOW
+    async with node(folder) as running:
+        producer = await _amqp(running.addresses["amqp"])
+        await producer.ask(write_method(commands.Queue.Declare(queue="q", durable=True), 1))
+        for number in range(CONSUMERS * KEPT_ROUNDS):
+            producer.send(data)
+            await _confirmed(producer, (number + 1) * WINDOW)
+    async with node(folder) as running:
+        clients = [await _amqp(running.addresses["amqp"]) for _ in range(CONSUMERS)]
+        for client in clients:
+            client.send(write_method(commands.Basic.Qos(prefetch_count=WINDOW), 1))
+            await client.ask(write_method(commands.Basic.Consume(queue="q", consumer_tag="c", nowait=True), 1))
+        deliver = len(write_method(commands.Basic.Deliver("c", 1, False, "", "q"), 1))
+        received = ACKED_AT_ONCE * (deliver + len(write_content(1, b"\x10\x00\x02", payload, 1 << 17)))
+        for number in rounds:
+            for tag in range(number * WINDOW + ACKED_AT_ONCE, (number + 1) * WINDOW + 1, ACKED_AT_ONCE):
+                for client in clients:
+                    await client.take(received)
+                    client.send(write_method(commands.Basic.Ack(tag, True), 1))
+
+
+def _frame(performative: int, *values: bytes, payload: bytes = b"") -> bytes:
+    body = described(performative, fields(list(values))) + payload
+    return (len(body) + 8).to_bytes(4, "big") + b"\2\0\0\0" + body
+
+
+def _transfer(number: int, message: bytes) -> bytes:
+    values = uint(0), uint(number), amqp1.encode(b"%04d" % number), uint(0), amqp1.encode(False)
+    return _frame(TRANSFER, *values, payload=message)
+
+
+async def _settled(client: Client, last: int) -> None:
+    """Wait until the node has settled a delivery of AMQP 1.0, and those before it."""
+    data, settled = b"", -1
+    while settled < last:
+        data += await client.receive()
+        while len(data) >= 8 and len(data) >= (size := int.from_bytes(data[:4], "big")):
+            if data[10] == DISPOSITION:
+                settled = amqp1.decode(data, 8)[0].value[2]
+            data = data[size:]
+
+
+async def _amqp1(address: object, target: str) -> Client:
+    """Return a client of AMQP 1.0 with a link to an address."""
+    client, none, own = await Client.connect(address), amqp1.encode(None), amqp1.encode("c")
+    modes = [amqp1.encode(False), ubyte(0), ubyte(0)]
+    ends = [described(0x28, fields([])), described(0x29, fields([amqp1.encode(target)]))]
+    await client.ask(
+        amqp1.AMQP,
+        _frame(OPEN, own, none, uint(1 << 16))
+        + _frame(BEGIN, none, uint(0), uint(1 << 20), uint(1 << 20))
+        + _frame(ATTACH, own, uint(0), *modes, *ends, none, none, uint(0)),
+    )
+    return client
+
+
+async def _amqp1_queue(folder: Path, rounds: Rounds) -> None:
+    """Send a hundred messages of AMQP 1.0 at a time to a topic that a stream takes, and a durable queue besides."""
+    async with node(folder) as running:
+        binder = await _amqp(running.addresses["amqp"])
+        await binder.ask(
+            write_method(commands.Queue.Declare(queue="q", durable=True), 1),
+            write_method(commands.Queue.Bind(queue="q", exchange="amq.topic", routing_key="plant.#"), 1),
+        )
+        client = await _amqp1(running.addresses["amqp"], "topic/plant/l1/m01/telemetry")
+        properties = [amqp1.encode(None)] * 6 + [amqp1.encode(amqp1.Symbol("application/json"))]
+        head = described(amqp1.HEADER, fields([amqp1.encode(True)])) + described(amqp1.PROPERTIES, fields(properties))
+        bodies = [head + described(amqp1.DATA, amqp1.encode(payload)) for payload in messages()]
+        sent = [
+            b"".join(_transfer(n, body) for n, body in enumerate(bodies, number * WINDOW))
+            for number in range(KEPT_ROUNDS)
+        ]
+        for number in rounds:
+            client.send(sent[number])
+            await _settled(client, (number + 1) * WINDOW - 1)
+
+
 async def _http_each(folder: Path, rounds: Rounds) -> None:
     """Post one message a request, from ten clients."""
     async with node(folder) as running:
@@ -423,6 +509,8 @@ def paths() -> Mapping[str, HotPath]:
         "mqtt, with a subscriber": HotPath("message", WINDOW, on_loop(_mqtt_delivery)),
         "amqp, 1 x 100": HotPath("message", WINDOW, on_loop(_amqp_window)),
         "amqp, through a queue": HotPath("message", WINDOW, on_loop(_amqp_queue)),
+        "amqp, from a queue to 4": HotPath("message", CONSUMERS * WINDOW, on_loop(_amqp_delivery)),
+        "amqp 1.0, into a queue": HotPath("message", WINDOW, on_loop(_amqp1_queue)),
         "http, one a POST": HotPath("message", WINDOW, on_loop(_http_each)),
         "functions, where + deadband": HotPath("message", WINDOW, on_loop(_functions)),
         "link and commit, 20 x 10": HotPath("record", 200, on_loop(lambda f, n: _link(f, n, 20, 10))),

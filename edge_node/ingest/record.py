@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from weft.bounds import Owner
@@ -77,6 +78,11 @@ class QueueTargets(Protocol):
             headers: of the message.
             size: of its payload.
         """
+        ...
+
+    def admit_all(self, size: int) -> Admitted | None:
+        """Return the queues if each of them takes all messages of up to ``size`` bytes now, whatever their headers;
+        None where each message has to be asked for."""
         ...
 
     def withdraw(self) -> None:
@@ -471,7 +477,10 @@ class Gathering:
         if route.live:
             self.live += [(run, index) for index in indexes]
         if (queues := route.queues) is not None:
-            self.queued += [(run, index, queues) for index in indexes]
+            if len(indexes) == 1:
+                self.queued.append((run, first, queues))
+            else:
+                self.queued += [(run, index, queues) for index in indexes]
         self.cost += len(indexes) * route.cost
 
     def answer(self, client: Source, data: bytes) -> None:
@@ -547,18 +556,35 @@ def queued_run(gathered: Gathering, refused: Mapping[Source, object]) -> QueuedR
         refused: sources whose records are not stored.
     """
     run = QueuedRun()
-    for records, index, queues in gathered.queued:
-        source = records.sources[index]
-        if source in refused:
-            continue
-        headers = records.headers.get(index, ())
-        payload = records.payloads[index]
-        admitted = queues.admit(headers, len(payload))
-        if admitted is not None:
+    for queues, stretch in groupby(gathered.queued, _QUEUES):
+        parts = list(stretch)
+        if refused:
+            parts = [each for each in parts if each[0].sources[each[1]] not in refused]
+        # Nearly always: whatever the messages say, all queues take all of them.
+        every = queues.admit_all(max([len(records.payloads[index]) for records, index, _ in parts], default=0))
+        latest: tuple[object, object, int] | None = None
+        named: HeaderPairs = ()
+        for records, index, _ in parts:
+            headers = records.headers.get(index, ())
+            payload = records.payloads[index]
+            admitted = every or queues.admit(headers, len(payload))
+            if admitted is None:
+                continue
             flags = records.flags.get(index, 0)
-            if queues.is_of_topic and not flags & Flag.PUBLISHED_QOS0:
-                headers = persistent(headers)
-            named = headers.plus(admitted.header) if type(headers) is PackedHeaders else (*headers, admitted.header)
-            run.add(records.keys[index], payload, source, flags, named)
+            if latest is None or latest[0] is not headers or latest[1] is not admitted or latest[2] != flags:
+                latest = headers, admitted, flags
+                named = _named(headers, admitted, is_persistent=queues.is_of_topic and not flags & _PUBLISHED_QOS0)
+            run.add(records.keys[index], payload, records.sources[index], flags, named)
             run.admitted.append(admitted)
     return run
+
+
+_QUEUES: Callable[[tuple[Records, int, QueueTargets]], QueueTargets] = itemgetter(2)
+_PUBLISHED_QOS0 = int(Flag.PUBLISHED_QOS0)
+
+
+def _named(headers: HeaderPairs, admitted: Admitted, *, is_persistent: bool) -> HeaderPairs:
+    """Return the headers of a record for queues."""
+    if is_persistent:
+        headers = persistent(headers)
+    return headers.plus(admitted.header) if type(headers) is PackedHeaders else (*headers, admitted.header)

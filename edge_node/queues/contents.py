@@ -9,7 +9,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from weft.bounds import Owner
@@ -17,7 +18,7 @@ from weft.edge_node.ingest.ingest import TickBatch
 from weft.edge_node.queues.definitions import EXCHANGE, QUEUES, ROUTING_KEY, QueueError, Reason, headers_of_route
 from weft.edge_node.queues.limits import QueueContext
 from weft.edge_node.queues.queue import Consumption, Queue
-from weft.edge_node.queues.ready import ENTRY_BYTES, Delivery, Holder, Outcome
+from weft.edge_node.queues.ready import ENTRY_BYTES, LOADED_ENTRY_BYTES, Delivery, Holder, Outcome
 from weft.edge_node.queues.state import QueueStateWriter, RememberedQueue
 from weft.edge_node.subscriptions.message import LogRecord
 from weft.protocols.amqp.typed_values import TYPES, kinds_header, kinds_of
@@ -43,11 +44,16 @@ class RefCounts:
         """Block -> messages in it that are needed."""
         self._many: dict[int, int] = {}
         """Message -> number of its queues, where it is 255 or more."""
-        self.free = RangeSet()
+        self._free = RangeSet()
         """Messages that no queue needs any more, and that the log still has to release."""
+        self._freed: list[int] = []
+        """Further ones, one by one: queues with several consumers let go of them out of order."""
 
     def hold(self, seq: int, queues: int = 1) -> None:
-        """Note that so many more queues need a message."""
+        """Note that so many more queues need a message; a new one with 0 is free at once."""
+        if not queues:
+            self._freed.append(seq)
+            return
         number, at = seq >> _BLOCK_BITS, seq & (_BLOCK - 1)
         block = self._blocks.get(number)
         if block is None:
@@ -91,10 +97,31 @@ class RefCounts:
         block[at] = count - 1
         if count > 1:
             return
-        self.free.add(seq, seq + 1)
+        self._freed.append(seq)
         self._needed[number] -= 1
         if not self._needed[number]:
             del self._blocks[number], self._needed[number]
+
+    def drop_each(self, seqs: Sequence[int]) -> None:
+        """Note that one queue no longer needs some messages.
+
+        Args:
+            seqs: their numbers, ascending.
+        """
+        if seqs[-1] - seqs[0] == len(seqs) - 1:
+            self.drop_run(seqs[0], seqs[-1] + 1)
+            return
+        for seq in seqs:  # as in ``drop``: a call for each would cost as much as the rest
+            number, at = seq >> _BLOCK_BITS, seq & (_BLOCK - 1)
+            block = self._blocks[number]
+            if block[at] != 1:
+                self.drop(seq)
+                continue
+            block[at] = 0
+            self._freed.append(seq)
+            self._needed[number] -= 1
+            if not self._needed[number]:
+                del self._blocks[number], self._needed[number]
 
     def drop_run(self, first: int, end: int) -> None:
         """Note that one queue no longer needs messages [first, end)."""
@@ -104,7 +131,7 @@ class RefCounts:
             block = self._blocks[number]
             if block[at:until] == _ONES[: until - at]:
                 block[at:until] = bytes(until - at)
-                self.free.add(first, first + until - at)
+                self._free.add(first, first + until - at)
                 self._needed[number] -= until - at
                 if not self._needed[number]:
                     del self._blocks[number], self._needed[number]
@@ -115,7 +142,9 @@ class RefCounts:
 
     def take_free(self) -> RangeSet:
         """Return the messages that no queue needs any more, each once."""
-        free, self.free = self.free, RangeSet()
+        free, self._free = self._free, RangeSet()
+        freed, self._freed = self._freed, []
+        free.update(runs_of(freed))
         return free
 
     def unneeded(self, end: int) -> RangeSet:
@@ -133,6 +162,21 @@ class RefCounts:
                 found.remove(base + at, base + until)
                 at = until
         return found
+
+
+def runs_of(seqs: list[int]) -> list[tuple[int, int]]:
+    """Return [first, end) of numbers that follow each other, ascending."""
+    found: list[tuple[int, int]] = []
+    first = end = -1
+    for seq in sorted(seqs):
+        if seq != end:
+            if end >= 0:
+                found.append((first, end))
+            first = seq
+        end = seq + 1
+    if end >= 0:
+        found.append((first, end))
+    return found
 
 
 # ``x-death``: the history of a dead-lettered message, a header that is an array of tables in AMQP.
@@ -254,6 +298,8 @@ def _counted(  # noqa: PLR0917
         entry["original-expiration"] = expiration
     return [entry, *(each for each in entries if each not in same)][:X_DEATHS_MAX]
 
+
+_HOLDER: Callable[[Delivery], Holder] = attrgetter("holder")
 
 LOADED_BYTES_MAX = 16 << 20
 """Memory of ready messages, about."""
@@ -411,18 +457,25 @@ class Contents:
 
     # --- in
 
-    def add(self, queue: Queue, message: LogRecord, priority: int) -> None:
-        """Add a new message to a queue. Call ``deliver`` afterwards."""
-        size = len(message.payload)
-        self.added += 1
-        is_next = len(queue.loaded.messages) == queue.ready.count
-        queue.add(message, priority)
-        self._waiting.hold(queue.owner, size + ENTRY_BYTES)
-        if is_next and (
-            self.loaded_bytes + size <= LOADED_BYTES_MAX
-            or (queue.consumptions and len(queue.loaded.messages) < NEXT_MAX)
-        ):
-            self.load(queue, message)
+    def add(self, queue: Queue, messages: Sequence[LogRecord], priority: int) -> None:
+        """Add new messages to a queue, whose numbers follow each other. Call ``deliver`` afterwards."""
+        size = sum([len(message.payload) for message in messages])
+        self.added += len(messages)
+        are_next = len(queue.loaded.messages) == queue.ready.count
+        queue.add(messages, priority, size)
+        self._waiting.hold(queue.owner, size + ENTRY_BYTES * len(messages))
+        if not are_next:
+            return
+        if self.loaded_bytes + size + LOADED_ENTRY_BYTES * len(messages) <= LOADED_BYTES_MAX:
+            self.load(queue, messages)
+            return
+        # Only as long as none is left out: what is in memory are the next messages.
+        for message in messages:
+            if self.loaded_bytes + len(message.payload) > LOADED_BYTES_MAX and (
+                not queue.consumptions or len(queue.loaded.messages) >= NEXT_MAX
+            ):
+                break
+            self.load(queue, (message,))
 
     def limit(self, queue: Queue) -> None:
         """Drop the oldest messages of a queue that exceeds its maximum length."""
@@ -436,8 +489,18 @@ class Contents:
         """Remove a message that was taken from its queue for good."""
         self._waiting.free(queue.owner, size + ENTRY_BYTES)
         self.ref_counts.drop(seq)
-        queue.marks.left(seq)
-        self._writer.settled(queue, seq, seq + 1, size)
+        queue.marks.left((seq,))
+        self._writer.settled(queue, ((seq, seq + 1),), size)
+
+    def leave_all(self, queue: Queue, deliveries: Sequence[Delivery]) -> None:
+        """Remove messages that were taken from their queue for good."""
+        seqs = [delivery.seq for delivery in deliveries]
+        seqs.sort()
+        size = sum([delivery.size for delivery in deliveries])
+        self._waiting.free(queue.owner, size + ENTRY_BYTES * len(seqs))
+        self.ref_counts.drop_each(seqs)
+        queue.marks.left(seqs)
+        self._writer.settled(queue, runs_of(seqs), size)
 
     def forget(self, delivery: Delivery, queue: Queue) -> None:
         """Forget a delivery that is settled."""
@@ -445,7 +508,7 @@ class Contents:
         holder = delivery.holder
         if isinstance(holder, Consumption):
             self.free_share(holder.client.owner)
-        holder.settled(delivery)
+        holder.settled((delivery,))
 
     def has_share(self, queue: Queue, owner: Owner) -> bool:
         """Return whether an owner may have one more unsettled delivery; if not, its queue is served when it may."""
@@ -469,10 +532,10 @@ class Contents:
                 f"{self._unacknowledged.quota.raised(is_share=True)}",
             )
 
-    def free_share(self, owner: Owner) -> None:
-        """Release one unsettled delivery of an owner, or one of its clients that waited for a message."""
+    def free_share(self, owner: Owner, deliveries: int = 1) -> None:
+        """Release unsettled deliveries of an owner, or one of its clients that waited for a message."""
         total_was_used = self._unacknowledged.used >= self._unacknowledged.total
-        self._unacknowledged.free(owner)
+        self._unacknowledged.free(owner, deliveries)
         if self._starved:
             for each in list(self._starved) if total_was_used else [owner]:
                 for queue in self._starved.pop(each, ()):
@@ -510,24 +573,41 @@ class Contents:
 
     def settle(self, deliveries: Iterable[Delivery], outcome: Outcome) -> None:
         """Settle deliveries; unknown ones are skipped."""
-        for delivery in deliveries:
-            holder = delivery.holder
+        for holder, group in groupby(deliveries, _HOLDER):
             if not isinstance(holder, Consumption):
-                continue  # it is being dead-lettered
-            queue = holder.queue
-            if delivery not in queue.unsettled:
+                continue  # they are being dead-lettered
+            if outcome is Outcome.ACCEPT and not holder.queue.deleted:
+                self._accept(holder, group)
                 continue
-            self.forget(delivery, queue)
-            if queue.deleted:
-                self._waiting.free(queue.owner, delivery.size + ENTRY_BYTES)
-                self.ref_counts.drop(delivery.seq)
-            elif outcome is Outcome.ACCEPT:
-                self.accepted += 1
-                self.leave(queue, delivery.seq, delivery.size)
-            elif outcome is Outcome.REJECT:
-                self.bury(queue, delivery, None, DeathReason.REJECTED)
-            else:
-                self._give_back(queue, delivery, failed=outcome is Outcome.REQUEUE)
+            for delivery in group:
+                self._settle(holder.queue, delivery, outcome)
+
+    def _accept(self, holder: Consumption, deliveries: Iterator[Delivery]) -> None:
+        """Remove acknowledged messages from their queue, all at once: nothing of this calls anyone back."""
+        queue = holder.queue
+        known = queue.unsettled.free_known(deliveries)
+        if known:
+            self.free_share(holder.client.owner, len(known))
+            holder.settled(known)
+            self.accepted += len(known)
+            self.leave_all(queue, known)
+
+    def _settle(self, queue: Queue, delivery: Delivery, outcome: Outcome) -> None:
+        """Settle one delivery. Sending a dead letter may write a copy of the state, so the others are in their queues
+        until it is their turn."""
+        if delivery not in queue.unsettled:
+            return
+        self.forget(delivery, queue)
+        if queue.deleted:
+            self._waiting.free(queue.owner, delivery.size + ENTRY_BYTES)
+            self.ref_counts.drop(delivery.seq)
+        elif outcome is Outcome.ACCEPT:
+            self.accepted += 1
+            self.leave(queue, delivery.seq, delivery.size)
+        elif outcome is Outcome.REJECT:
+            self.bury(queue, delivery, None, DeathReason.REJECTED)
+        else:
+            self._give_back(queue, delivery, failed=outcome is Outcome.REQUEUE)
 
     def _give_back(self, queue: Queue, delivery: Delivery, *, failed: bool) -> None:
         attempts = queue.marks.came_back(delivery, failed=failed)
@@ -548,9 +628,9 @@ class Contents:
             first, end = queue.ready.span()
             # Messages of this queue between the two are the delivered ones.
             for seq in queue.unsettled.between(first, end):
-                self._writer.settled(queue, first, seq, 0)
+                self._writer.settled(queue, ((first, seq),), 0)
                 first = seq + 1
-            self._writer.settled(queue, first, end, size)
+            self._writer.settled(queue, ((first, end),), size)
             self._waiting.free(queue.owner, size + ENTRY_BYTES * count)
         self._let_go(queue, queue.forget_ready())
         return count
@@ -595,10 +675,10 @@ class Contents:
 
     # --- memory
 
-    def load(self, queue: Queue, message: LogRecord) -> None:
-        """Keep a ready message in memory."""
+    def load(self, queue: Queue, messages: Iterable[LogRecord]) -> None:
+        """Keep ready messages in memory."""
         before = queue.loaded.bytes
-        queue.loaded.keep(message)
+        queue.loaded.keep(messages)
         self.loaded_bytes += queue.loaded.bytes - before
         if not queue.consumptions:
             self._idle[queue] = None
@@ -609,6 +689,12 @@ class Contents:
         message = queue.loaded.drop(seq)
         self.loaded_bytes += queue.loaded.bytes - before
         return message
+
+    def unload_run(self, queue: Queue, messages: Sequence[LogRecord]) -> None:
+        """Remove messages from memory that are all there."""
+        before = queue.loaded.bytes
+        queue.loaded.drop_run(messages)
+        self.loaded_bytes += queue.loaded.bytes - before
 
     def make_room(self) -> None:
         """Unload messages of queues without readers, where other queues need the memory."""
@@ -636,7 +722,7 @@ class Contents:
 class _Nobody:
     """Holder of messages that are being dead-lettered."""
 
-    def settled(self, delivery: Delivery) -> None:
+    def settled(self, deliveries: Sequence[Delivery]) -> None:
         """Do nothing."""
 
 

@@ -89,8 +89,8 @@ class DeadLetters:
 
     async def _send(self, owner: Owner, step: list[DeadMessage]) -> None:
         unread = [each.delivery.seq for each in step if each.message is None]
+        durable = self._context.log.durable_end(self._context.stream)  # a commit during the read adds what it misses
         found = await self._context.messages.fetch(self._context.stream, unread) if unread else {}
-        durable = self._context.log.durable_end(self._context.stream)
         whole: list[DeadMessage] = []
         for each in step:
             record = found.get(each.delivery.seq)

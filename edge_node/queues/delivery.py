@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import cycle, groupby, repeat
 
 from weft.bounds import Owner
 from weft.edge_node.ingest.record import Admitted, QueueTargets, Records
@@ -21,9 +22,10 @@ from weft.edge_node.queues.limits import QueueContext
 from weft.edge_node.queues.queue import Consumption, Queue, QueueClient
 from weft.edge_node.queues.ready import AHEAD_MAX, LOADED_ENTRY_BYTES, Delivery
 from weft.edge_node.queues.state import MESSAGE_BYTES, QueueStateWriter, priority_of
-from weft.edge_node.subscriptions.message import LogRecord
+from weft.edge_node.subscriptions.message import LogRecord, record_of
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.message_headers import EXPIRES
+from weft.protocols.ranges import SEQ_END
 from weft.storage.segment_log import LogError, LogFailed
 
 DUE_S = 0.002
@@ -100,18 +102,17 @@ class Deliveries:
         # While messages are going back to the queue, a delivery could overtake older ones among them.
         if queue.deleted or queue.returning or self._is_closed:
             return
-        # A batch ends where another consumer has its turn: so a client with several consumers gets messages in order.
-        batches: list[tuple[Consumption, list[tuple[Delivery, LogRecord]]]] = []
-        latest: dict[QueueClient, tuple[Consumption, list[tuple[Delivery, LogRecord]]]] = {}
+        batches = _Batches()
         has_share = partial(self._contents.has_share, queue)
         left, until = SLICE, self._loop.time() + DUE_S
         while left and queue.ready.count and (queue.consumptions or queue.getters):
-            left = left - 1 if self._loop.time() < until else 0
+            left = left if self._loop.time() < until else 1
             seq, priority = queue.ready.peek()
             message = queue.loaded.messages.get(seq)
             if message is None:
                 if queue.loaded.is_gone(seq):
                     self._contents.lose(queue, seq)
+                    left -= 1
                     continue
                 # Read only when a reader can take a message: pages of idle queues would use the memory that all queues
                 # share.
@@ -121,6 +122,7 @@ class Deliveries:
             if queue.expires and seq < fresh and self._deadline(queue, message) <= self._clock():
                 if self._contents.may_bury(queue):
                     self._contents.remove_next(queue, DeathReason.EXPIRED)
+                    left -= 1
                     continue
                 break
             consumption = _chosen(queue, message.topic, has_share)
@@ -130,18 +132,62 @@ class Deliveries:
                 if queue.consumptions.may_anybody_read(message.topic):
                     break
                 self._withhold(queue)
+                left -= 1
                 continue
             # The mark must be durable before the first delivery: after a crash it flags the message as redelivered.
             if queue.kept and seq >= queue.marks.durable:
-                self._mark(queue, consumption)
+                if queue.marks.is_writing:
+                    break
+                count = 1 if consumption in queue.getters else min(consumption.room, SLICE)
+                self._mark(queue, queue.marks.ahead(count))
                 break
-            batch = latest.get(consumption.client)
-            if batch is None or batch[0] is not consumption:
-                batch = latest[consumption.client] = consumption, []
-                batches.append(batch)
-            batch[1].append(self._give(queue, consumption, message, priority))
-        self._send(batches)
+            if consumption in queue.getters:
+                batches.add((consumption,), self._give_one(queue, consumption, message, priority), (message,))
+                left -= 1
+                continue
+            takers, count = queue.consumptions.by_turns(consumption, message.topic, self._unacknowledged, left)
+            run = self._run(queue, takers, message, count, fresh) if count > 1 else [message]
+            batches.add(takers, self._give(queue, takers, run, priority), run)
+            left -= len(run)
+        self._send(batches.all)
+        if batches.all and queue.consumptions and queue.ready.count:
+            self._prepare(queue)
         self._after(queue, more=not left)
+
+    def _prepare(self, queue: Queue) -> None:
+        """Read and mark what consumers that keep up will get next, so that they need not wait for the disk."""
+        loaded, marks = len(queue.loaded.messages), queue.marks
+        if loaded < PAGE_RECORDS // 2 and loaded < queue.ready.count:
+            self._read(queue)
+        if queue.kept and marks.is_due(queue.ready.peek()[0]) and queue.ready.has_new(marks.durable):
+            with contextlib.suppress(LogError):  # the readers will wait for it, then
+                self._write_mark(queue, AHEAD_MAX)
+
+    def _run(
+        self, queue: Queue, takers: Sequence[Consumption], message: LogRecord, count: int, fresh: int
+    ) -> list[LogRecord]:
+        """Return the next message and those that consumers may get with it: they are in memory, have its topic where
+        access rules may tell topics apart, are marked where they have to be, and have not expired.
+
+        Args:
+            fresh: as for ``deliver``.
+        """
+        loaded, run = queue.loaded.messages, list[LogRecord]()
+        topic = None if all(each.client.identity is None for each in takers) else message.topic
+        end = queue.marks.durable if queue.kept else SEQ_END
+        now = self._clock() if queue.expires else 0
+        ttl_ms, headers, expiry = queue.definition.arguments.message_ttl_ms, message.headers, _expiry(message.headers)
+        for seq in queue.ready.peek_run(count):
+            found = loaded.get(seq)
+            if found is None or seq >= end or (topic is not None and found.topic != topic):
+                break
+            if now and seq < fresh:
+                if found.headers is not headers:  # mostly all of them have the same
+                    headers, expiry = found.headers, _expiry(found.headers)
+                if expiry <= now or (ttl_ms is not None and found.time + ttl_ms * _MS_NS <= now):
+                    break
+            run.append(found)
+        return run or [message]
 
     def _after(self, queue: Queue, *, more: bool) -> None:
         if more:
@@ -163,31 +209,56 @@ class Deliveries:
             except Exception:  # one client's failure must not keep messages from the others
                 logger.exception("messages of queue %r could not be sent to a consumer", consumption.queue.name)
 
+    def _taken(
+        self, queue: Queue, takers: Sequence[Consumption], run: Sequence[LogRecord], priority: int
+    ) -> list[Delivery]:
+        """Take the next messages of a queue, for readers by turns."""
+        marks = queue.marks
+        sizes = queue.take_run(run)
+        self._contents.unload_run(queue, run)
+        if marks.attempts or run[0].seq < marks.suspect:
+            found = [
+                Delivery(
+                    each.seq, size, marks.attempts.get(each.seq, 0), priority, marks.was_delivered(each.seq), taker
+                )
+                for each, size, taker in zip(run, sizes, cycle(takers), strict=False)
+            ]
+            self.redelivered += sum(each.redelivered for each in found)
+            return found
+        return [
+            Delivery(each.seq, size, 0, priority, False, taker)
+            for each, size, taker in zip(run, sizes, cycle(takers), strict=False)
+        ]
+
+    def _give_one(self, queue: Queue, getter: Consumption, message: LogRecord, priority: int) -> list[Delivery]:
+        """Give a message to a client that asked for one. Its share was taken when it asked."""
+        taken = self._taken(queue, (getter,), (message,), priority)
+        if getter.needs_acks:
+            queue.unsettled.hold_run(taken)
+            getter.unsettled.update(taken)
+        else:
+            self._contents.free_share(getter.client.owner)
+            self._contents.leave_all(queue, taken)
+        queue.answered(getter)
+        getter.end()
+        return taken
+
     def _give(
-        self, queue: Queue, consumption: Consumption, message: LogRecord, priority: int
-    ) -> tuple[Delivery, LogRecord]:
-        seq = message.seq
-        redelivered, attempts = queue.marks.was_delivered(seq), queue.marks.attempts.get(seq, 0)
-        delivery = Delivery(seq, queue.take(seq), attempts, priority, redelivered=redelivered, holder=consumption)
-        self._contents.unload(queue, seq)
-        self.redelivered += redelivered
-        consumption.take(1)
-        gets = consumption in queue.getters  # its share was taken when it asked
-        if consumption.needs_acks:
-            if not gets:
-                self._unacknowledged.hold(consumption.client.owner)
-            queue.unsettled.hold(delivery)
-            consumption.unsettled.add(delivery)
-        else:
-            if gets:
-                self._contents.free_share(consumption.client.owner)
-            self._contents.leave(queue, seq, delivery.size)
-        if gets:
-            queue.answered(consumption)
-            consumption.end()
-        else:
-            queue.consumptions.took(consumption)
-        return delivery, message
+        self, queue: Queue, takers: Sequence[Consumption], run: Sequence[LogRecord], priority: int
+    ) -> list[Delivery]:
+        """Give messages to consumers, one to each by turns."""
+        taken = self._taken(queue, takers, run, priority)
+        for at, consumption in enumerate(takers[: len(taken)]):
+            own = taken[at :: len(takers)]
+            consumption.take(len(own))
+            if consumption.needs_acks:
+                self._unacknowledged.hold(consumption.client.owner, len(own))
+                queue.unsettled.hold_run(own)
+                consumption.unsettled.update(own)
+            else:
+                self._contents.leave_all(queue, own)
+        queue.consumptions.took(takers, len(taken))
+        return taken
 
     # --- readers
 
@@ -199,11 +270,7 @@ class Deliveries:
 
     def _deadline(self, queue: Queue, message: LogRecord) -> int:
         """Return the time at which a message expires, ns since 1970; a far one where it does not."""
-        deadline = 1 << 63
-        for name, value in message.headers:
-            if name == EXPIRES and type(value) is int:
-                deadline = value
-        ttl_ms = queue.definition.arguments.message_ttl_ms
+        deadline, ttl_ms = _expiry(message.headers), queue.definition.arguments.message_ttl_ms
         return deadline if ttl_ms is None else min(deadline, message.time + ttl_ms * _MS_NS)
 
     def _time(self, queue: Queue) -> None:
@@ -243,8 +310,10 @@ class Deliveries:
         """Mark messages that are about to be stored and can be delivered at once."""
         rooms: dict[Queue, int] = {}
         ends: dict[Queue, int] = {}
-        for seq, of_message in enumerate(queues, first):
-            for queue in of_message:
+        seq = first
+        for for_queues, stretch in groupby(queues):
+            count = len(list(stretch))
+            for queue in for_queues:
                 # Behind ready messages a new one is not delivered at once, so its mark can wait for ``_mark``.
                 if not queue.kept or not queue.consumptions or queue.ready.count:
                     continue
@@ -252,8 +321,9 @@ class Deliveries:
                 if room is None:
                     room = queue.consumptions.room(AHEAD_MAX)
                 if room > 0:
-                    ends[queue] = seq + 1
-                rooms[queue] = room - 1
+                    ends[queue] = seq + min(room, count)
+                rooms[queue] = room - count
+            seq += count
         for queue, end in ends.items():
             if end > queue.marks.durable:
                 self._writer.marked(queue, end)
@@ -262,19 +332,18 @@ class Deliveries:
             with contextlib.suppress(LogError):  # the append of the messages reports the same error
                 self._writer.flush()
 
-    def _mark(self, queue: Queue, consumption: Consumption) -> None:
+    def _mark(self, queue: Queue, count: int) -> None:
         """Record in the log that the next messages may have been delivered, and deliver them once it is durable."""
-        if queue.marks.is_writing:
-            return
-        count = 1 if consumption in queue.getters else min(consumption.room, SLICE)
-        end = max(queue.ready.next(queue.marks.ahead(count))) + 1
-        self._writer.marked(queue, end)
         try:
-            self._writer.flush()
+            self._write_mark(queue, count)
         except LogError as error:
             logger.warning("messages of queue %r wait: %s", queue.name, error)
             self._loop.call_later(RETRY_S, self._due.soon, queue)
-            return
+
+    def _write_mark(self, queue: Queue, count: int) -> None:
+        end = max(queue.ready.next(count)) + 1
+        self._writer.marked(queue, end)
+        self._writer.flush()
         queue.marks.write(end)
         self._log.on_durable(partial(self._marked, queue, end))
 
@@ -296,7 +365,8 @@ class Deliveries:
             self._contents.make_room()
             room = max(memory.LOADED_BYTES_MAX - self._contents.loaded_bytes, 0) // PAGE_SHARE
             mean = queue.ready.bytes // max(queue.count, 1) + LOADED_ENTRY_BYTES
-            wanted = queue.ready.next(max(1, min(PAGE_RECORDS, min(PAGE_BYTES, room) // mean)))
+            page = max(1, min(PAGE_RECORDS, min(PAGE_BYTES, room) // mean))
+            wanted = queue.ready.next(page + min(len(queue.loaded.messages), PAGE_RECORDS // 2))
             end = self._log.durable_end(self._stream)
             missing = [seq for seq in wanted if seq not in queue.loaded.messages]
             found = await self._messages.fetch(self._stream, missing)
@@ -311,12 +381,13 @@ class Deliveries:
         if queue.deleted:
             return
         # Meanwhile messages may have been purged, or dropped.
-        for seq in queue.ready.next(len(wanted)):
-            record = found.get(seq)
-            if record is not None:
-                self._contents.load(queue, record)
-            elif seq in wanted and seq < end and seq not in queue.loaded.messages:
-                queue.loaded.gone(seq)
+        still = queue.ready.next(len(wanted))
+        self._contents.load(queue, [found[seq] for seq in still if seq in found])
+        if len(found) < len(missing):
+            asked = set(missing)
+            for seq in still:
+                if seq in asked and seq not in found and seq < end and seq not in queue.loaded.messages:
+                    queue.loaded.gone(seq)
         seq = queue.ready.peek()[0] if queue.ready.count else -1
         if seq >= end and seq not in queue.loaded.messages:
             queue.loaded.wait()
@@ -332,6 +403,41 @@ class Deliveries:
         queue.loaded.resume()
         if error is None:
             self._due.soon(queue)
+
+
+def _expiry(headers: HeaderPairs) -> int:
+    """Return the time at which a message with these headers expires in any queue, a far one for never."""
+    expiry = 1 << 63
+    for name, value in headers:
+        if name == EXPIRES and type(value) is int:
+            expiry = value
+    return expiry
+
+
+class _Batches:
+    """Messages on their way to readers. A batch ends where another consumer of its client has its turn: so a client
+    with several consumers gets messages in order."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[Consumption, list[tuple[Delivery, LogRecord]]]] = []
+        self._latest: dict[QueueClient, tuple[Consumption, list[tuple[Delivery, LogRecord]]]] = {}
+
+    def add(self, takers: Sequence[Consumption], deliveries: Sequence[Delivery], messages: Sequence[LogRecord]) -> None:
+        """Add messages for readers that get them by turns."""
+        pairs, width = list(zip(deliveries, messages, strict=True)), len(takers)
+        if len({consumption.client for consumption in takers}) == width:
+            for at, consumption in enumerate(takers[: len(pairs)]):
+                self._of(consumption).extend(pairs[at::width])
+        else:
+            for at, pair in enumerate(pairs):
+                self._of(takers[at % width]).append(pair)
+
+    def _of(self, consumption: Consumption) -> list[tuple[Delivery, LogRecord]]:
+        batch = self._latest.get(consumption.client)
+        if batch is None or batch[0] is not consumption:
+            batch = self._latest[consumption.client] = consumption, []
+            self.all.append(batch)
+        return batch[1]
 
 
 def _chosen(queue: Queue, topic: bytes | None, has_share: Callable[[Owner], bool]) -> Consumption | None:
@@ -401,35 +507,45 @@ class Arrivals:
         self.topology.admission.stored()
         due: dict[Queue, None] = {}
         first = -1
-        latest: Admitted | None = None
-        queues: list[Queue] = []
-        for index, (seq, for_queues) in enumerate(zip(records.seqs, admitted, strict=True)):
-            if seq is None:
-                continue
-            first = seq if first < 0 else first
-            if for_queues is not latest:
-                assert isinstance(for_queues, QueueSet), "no one else admits messages"
-                latest = for_queues
-                # A queue may have been deleted between the publish and its commit.
-                queues = [queue for queue in for_queues.queues if not queue.deleted]
-            headers = records.headers.get(index, ())
-            message = LogRecord(
-                seq, records.keys[index], records.payloads[index], records.flags.get(index, 0), headers, now
-            )  # fmt: skip
-            if queues:
-                self._contents.ref_counts.hold(seq, len(queues))
-            else:  # it is released at once
-                self._contents.ref_counts.free.add(seq, seq + 1)
-            priority = priority_of(headers)
+        keys, payloads, headers, flags = records.keys, records.payloads, records.headers, records.flags
+        messages = [
+            record_of((seq, key, payload, flags.get(index, 0), headers.get(index, ()), now))
+            for index, (seq, key, payload) in enumerate(zip(records.seqs, keys, payloads, strict=True))
+            if seq is not None
+        ]
+        if messages:
+            first = messages[0].seq
+        if len(messages) < len(admitted):
+            admitted = [each for seq, each in zip(records.seqs, admitted, strict=True) if seq is not None]
+        at = 0
+        # The same for numbers without gaps, which all have where none was refused.
+        is_whole = isinstance(records.seqs, range)
+        steps = repeat(0) if is_whole else (message.seq - index for index, message in enumerate(messages))
+        for (for_queues, priority, _), stretch in groupby(zip(admitted, _priorities(messages), steps, strict=False)):
+            assert isinstance(for_queues, QueueSet), "no one else admits messages"
+            # A queue may have been deleted between the publish and its commit.
+            queues = [queue for queue in for_queues.queues if not queue.deleted]
+            run = messages[at : at + len(list(stretch))]
+            at += len(run)
+            self._hold(run, len(queues))
             for queue in queues:
-                self._contents.add(queue, message, priority)
+                self._contents.add(queue, run, priority)
                 due[queue] = None
-            self._writer.message_bytes += len(message.payload) + MESSAGE_BYTES
+        self._writer.message_bytes += sum([len(each.payload) for each in messages]) + MESSAGE_BYTES * len(messages)
         self._deliveries.deliver_stored(due, first)
         for queue in due:
             self._contents.limit(queue)
             self._contents.trim(queue)
         self._publishing.stored(due)
+
+    def _hold(self, run: Sequence[LogRecord], queues: int) -> None:
+        """Note how many queues need messages whose numbers follow each other."""
+        ref_counts = self._contents.ref_counts
+        if queues == 1:
+            ref_counts.hold_run(run[0].seq, run[-1].seq + 1)
+            return
+        for message in run:
+            ref_counts.hold(message.seq, queues)
 
     def move(
         self, records: Records, admitted: Sequence[QueueSet], leaving: Sequence[tuple[Queue, Delivery]], now: int
@@ -461,6 +577,19 @@ class Arrivals:
             self._writer.flush()
         records.seqs = range(first, first + len(records.keys))
         self.stored(records, admitted, now)
+
+
+def _priorities(messages: Iterable[LogRecord]) -> list[int]:
+    """Return the priority of each message."""
+    found: list[int] = []
+    headers: HeaderPairs | None = None
+    priority = 0
+    for message in messages:
+        if message.headers is not headers:  # mostly all of them have the same
+            headers = message.headers
+            priority = priority_of(headers)
+        found.append(priority)
+    return found
 
 
 def _bytes(headers: HeaderPairs) -> int:

@@ -530,6 +530,17 @@ class BoundQueues:
             return self.all
         return QueueSet(found) if found else None
 
+    def admit_all(self, size: int) -> QueueSet | None:
+        """Return all queues if each of them takes messages of up to ``size`` bytes; None where each has to be asked
+        for."""
+        fits = self._admission.waiting.fits
+        for queue in self.queues:
+            if queue.deleted or not (
+                self.reserved or (not queue.definition.arguments.rejects and fits(queue.owner, size + ENTRY_BYTES))
+            ):
+                return None
+        return self.all
+
     def withdraw(self) -> None:
         """Give back the room that ``Admission.takes`` has reserved for a message, which is not stored after all."""
         if self.reserved:
@@ -555,6 +566,10 @@ class QueuesByHeaders:
         """Return the queues that take a message, None for none of them."""
         found = self._find(own_headers(headers))
         return None if found is None else found.admit(headers, size)
+
+    def admit_all(self, _size: int) -> QueueSet | None:
+        """Return None: each message has its own queues."""
+        return None
 
     def withdraw(self) -> None:
         """Do nothing: nothing is reserved."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final, Protocol
 
-from weft.bounds import Owner
+from weft.bounds import Bound, Owner
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.queues.definitions import (
     OWN_NAMES,
@@ -24,6 +25,7 @@ from weft.edge_node.queues.definitions import (
 )
 from weft.edge_node.queues.ready import Delivery, DeliveryMarks, LoadedMessages, Ready, SeqRuns, Unsettled
 from weft.edge_node.subscriptions.message import LogRecord
+from weft.protocols.batch import HeaderPairs
 from weft.protocols.message_headers import EXPIRES
 
 # Credit: the number of messages that a reader of queues may be sent before it acknowledges some or grants more.
@@ -191,12 +193,62 @@ class Consumers:
             at += 1
         return None
 
-    def took(self, consumption: Consumption) -> None:
-        """Move a consumer that got a message behind the others of its priority."""
+    def by_turns(self, first: Consumption, topic: bytes, shares: Bound, most: int) -> tuple[Sequence[Consumption], int]:
+        """Return the consumers that get the next messages by turns, one message each, and how many messages: as many as
+        they all have room for, so that ``choose`` for each message would return the same.
+
+        Args:
+            first: the consumer that ``choose`` has returned.
+            topic: of the messages.
+            shares: unacknowledged deliveries of owners.
+            most: maximum number of messages.
+        """
+        order, group = self._order, [first]
+        if order[0] is not first:
+            return group, 1  # others are before it, which may not have this message
+        is_whole = True
+        if not self._single_active:
+            for each in islice(order, 1, most + 1):
+                if each.priority != first.priority:
+                    break
+                if len(group) == most or not each.active or each.room <= 0 or not each.client.may_read(topic):
+                    is_whole = False
+                    break
+                group.append(each)
+        # Consumers may share a credit, and owners have shares: each of them has to last for a turn of all.
+        turns, drawn, owners = most, dict[Credit, int](), dict[Owner, int]()
+        for each in group:
+            for credit in each.credits:
+                if credit.left < most:
+                    drawn[credit] = drawn.get(credit, 0) + 1
+            if each.needs_acks:
+                owner = each.client.owner
+                owners[owner] = owners.get(owner, 0) + 1
+        for credit, times in drawn.items():
+            turns = min(turns, credit.left // times)
+        for owner, times in owners.items():
+            turns = min(turns, shares.room(owner) // times)
+        count = min(most, len(group) * turns if is_whole else len(group) * min(turns, 1))
+        if owners:
+            count = min(count, shares.total - shares.used)
+        return (group, count) if count > 1 else (group[:1], 1)
+
+    def took(self, group: Sequence[Consumption], count: int) -> None:
+        """Move consumers that got messages by turns behind the others of their priority."""
         order = self._order
-        if len(order) > 1 and not self._single_active:
-            order.remove(consumption)  # it is one of the first
-            self._insert(consumption)
+        if len(order) <= 1 or self._single_active:
+            return
+        if count == 1:
+            order.remove(group[0])  # it is one of the first
+            self._insert(group[0])
+            return
+        # They are the first of the order: all of their priority, or each had one message at most.
+        moved = order[: count % len(group) or (len(group) if count == len(group) else 0)]
+        del order[: len(moved)]
+        at = len(order)
+        if order and moved and order[-1].priority < moved[0].priority:
+            at = bisect_right(order, -moved[0].priority, key=lambda each: -each.priority)
+        order[at:at] = moved
 
     def _insert(self, consumption: Consumption) -> None:
         order, priority = self._order, consumption.priority
@@ -298,13 +350,20 @@ class Queue:
         """Count a rejected message."""
         self.dropped += 1
 
-    def add(self, message: LogRecord, priority: int) -> None:
-        """Add a new message."""
-        self.ready.add(message.seq, min(priority, self.definition.arguments.priority_max), len(message.payload))
+    def add(self, messages: Sequence[LogRecord], priority: int, size: int) -> None:
+        """Add new messages whose numbers follow each other.
+
+        Args:
+            size: payload bytes of all.
+        """
+        end = messages[-1].seq + 1
+        self.ready.add(messages[0].seq, end, min(priority, self.definition.arguments.priority_max), size)
         if not self.expires:
-            for name, _ in message.headers:
-                if name == EXPIRES:
-                    self.expires = True
+            headers: HeaderPairs = ()
+            for message in messages:
+                if message.headers is not headers:  # mostly all of them have the same
+                    headers = message.headers
+                    self.expires = self.expires or any(name == EXPIRES for name, _ in headers)
 
     def put_back(self, delivery: Delivery) -> None:
         """Make a delivered message ready again."""
@@ -339,6 +398,22 @@ class Queue:
             size = ready.bytes // count
         ready.pop(size)
         return size
+
+    def take_run(self, messages: Sequence[LogRecord]) -> list[int]:
+        """Take the next messages, which are in memory and have one priority. Return the charge of each, as ``take``
+        does."""
+        ready, sizes = self.ready, [len(message.payload) for message in messages]
+        size = sum(sizes)
+        if size > ready.bytes or len(sizes) == ready.total:
+            left = ready.bytes
+            for at, each in enumerate(sizes):
+                sizes[at] = min(each, left)
+                left -= sizes[at]
+            if len(sizes) == ready.total:
+                sizes[-1] += left
+            size = sum(sizes)
+        ready.pop_run(len(sizes), size)
+        return sizes
 
     def lose(self, seq: int) -> int:
         """Take the next message, which the log has deleted; like ``take``."""
@@ -452,14 +527,14 @@ class Consumption:
             self.queue.consumptions.wake(self)
             self._resume(self.queue)
 
-    def settled(self, delivery: Delivery) -> None:
-        """Forget a delivery, and free its credit."""
-        self.unsettled.discard(delivery)
+    def settled(self, deliveries: Sequence[Delivery]) -> None:
+        """Forget deliveries, and free their credit."""
+        self.unsettled.difference_update(deliveries)
         if not self.active and not self.unsettled:
             self.client.consumptions.pop(self, None)
         for credit in self.credits:
             if credit.comes_back:
-                credit.give(1)
+                credit.give(len(deliveries))
 
 
 class QueueClient:

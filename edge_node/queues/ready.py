@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import enum
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import chain, islice, starmap
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from weft.edge_node.subscriptions.message import LogRecord
 
@@ -22,27 +24,24 @@ queue's index."""
 class Holder(Protocol):
     """Holder of unsettled messages: a consumption, or a client that gets them one by one."""
 
-    def settled(self, delivery: Delivery) -> None:
-        """Forget a delivery."""
+    def settled(self, deliveries: Sequence[Delivery]) -> None:
+        """Forget deliveries."""
 
 
-class Delivery:
+class Delivery(msgspec.Struct, eq=False):
     """A message sent to a reader. It is settled once, by ``Queues.settle``, unless no acknowledgement is wanted.
     Compared by identity; the message itself is not kept in memory, so that many may be unsettled."""
 
-    __slots__ = ("attempts", "holder", "priority", "redelivered", "seq", "size")
-
-    def __init__(self, seq: int, size: int, attempts: int, priority: int, *, redelivered: bool, holder: Holder) -> None:
-        self.seq = seq
-        self.size = size
-        """Bytes of the payload."""
-        self.attempts = attempts
-        """Failed deliveries before this one: the client disconnected, or reported the failure. ``x-delivery-count`` of
-        AMQP."""
-        self.priority = priority
-        self.redelivered = redelivered
-        """True if it was, or may have been, delivered before."""
-        self.holder = holder
+    seq: int
+    size: int
+    """Bytes of the payload."""
+    attempts: int
+    """Failed deliveries before this one: the client disconnected, or reported the failure. ``x-delivery-count`` of
+    AMQP."""
+    priority: int
+    redelivered: bool
+    """True if it was, or may have been, delivered before."""
+    holder: Holder
 
 
 class Outcome(enum.Enum):
@@ -98,8 +97,7 @@ class SeqRuns:
         return self.count
 
     def __iter__(self) -> Iterator[int]:
-        for first, end in self.runs():
-            yield from range(first, end)
+        return chain.from_iterable(starmap(range, self.runs()))
 
     def runs(self) -> Iterator[tuple[int, int]]:
         """Yield [first, end) of each run."""
@@ -134,6 +132,25 @@ class SeqRuns:
     def last(self) -> int:
         """Return the highest number. There must be one."""
         return self._firsts[-1] + self._counts[-1] - 1
+
+    def next(self, count: int) -> Sequence[int]:
+        """Return the lowest numbers, at most so many."""
+        if self._head < len(self._firsts) and self._counts[self._head] >= count:
+            first = self._firsts[self._head]
+            return range(first, first + count)
+        return list(islice(self, count))
+
+    def pop_many(self, count: int) -> None:
+        """Take the lowest numbers."""
+        while count and self._counts[self._head] <= count:
+            count -= self._counts[self._head]
+            self.count -= self._counts[self._head] - 1
+            self._counts[self._head] = 1
+            self.pop()
+        if count:
+            self._firsts[self._head] += count
+            self._counts[self._head] -= count
+            self.count -= count
 
     def pop(self) -> int:
         """Take the lowest number."""
@@ -232,17 +249,19 @@ class Ready:
         return self.count
 
     def __iter__(self) -> Iterator[int]:
-        for level in self._levels.values():
-            yield from sorted(level.returned)
-            yield from level.fresh
+        return chain.from_iterable(chain(sorted(each.returned), each.fresh) for each in self._levels.values())
 
-    def add(self, seq: int, priority: int, size: int) -> None:
-        """Add a message that is newer than all others."""
+    def add(self, first: int, end: int, priority: int, size: int) -> None:
+        """Add messages [first, end), which are newer than all others.
+
+        Args:
+            size: payload bytes of all.
+        """
         level = self._levels.get(priority)
         if level is None:
             level = self._begin(priority)
-        level.fresh.append(seq)
-        self.count += 1
+        level.fresh.extend(first, end)
+        self.count += end - first
         self.bytes += size
 
     def put_back(self, seq: int, priority: int, size: int) -> None:
@@ -287,6 +306,28 @@ class Ready:
         self.bytes -= size
         self._pop()
 
+    def peek_run(self, count: int) -> Sequence[int]:
+        """Return the numbers of the next message and of those that follow it with the same priority, at most so many;
+        of the next one alone if it came back."""
+        for level in self._levels.values():
+            if level.returned:
+                return level.returned[:1]
+            if level.fresh.count:
+                return level.fresh.next(count)
+        return ()
+
+    def pop_run(self, count: int, size: int) -> None:
+        """Take the first of the messages that ``peek_run`` returned, with their part of the bytes."""
+        if count == 1:
+            self.pop(size)
+            return
+        self.bytes -= size
+        self.count -= count
+        for level in self._levels.values():
+            if level.fresh.count:
+                level.fresh.pop_many(count)
+                break
+
     def withhold(self) -> int:
         """Set the next message aside until ``offer``. Return its number."""
         seq, priority = self.peek()
@@ -328,6 +369,13 @@ class Ready:
         for seq, _ in self.withheld:
             yield seq, seq + 1
 
+    def has_new(self, seq: int) -> bool:
+        """Return whether messages of the next one's priority, from ``seq`` on, were never taken."""
+        for level in self._levels.values():
+            if level.returned or level.fresh.count:
+                return bool(level.fresh.count) and level.fresh.last >= seq
+        return False
+
     def span(self) -> tuple[int, int]:
         """Return first and end of the numbers of all messages. There must be one."""
         ends = [seq for seq, _ in self.withheld]
@@ -364,11 +412,13 @@ class LoadedMessages:
         self._page: asyncio.Task[None] | None = None
         self._waits = False
 
-    def keep(self, message: LogRecord) -> None:
-        """Keep a message in memory."""
-        if message.seq not in self.messages:
-            self.messages[message.seq] = message
-            self.bytes += len(message.payload) + LOADED_ENTRY_BYTES
+    def keep(self, messages: Iterable[LogRecord]) -> None:
+        """Keep messages in memory."""
+        own = self.messages
+        for message in messages:
+            if message.seq not in own:
+                own[message.seq] = message
+                self.bytes += len(message.payload) + LOADED_ENTRY_BYTES
 
     def drop(self, seq: int) -> LogRecord | None:
         """Remove a message and return it."""
@@ -376,6 +426,12 @@ class LoadedMessages:
         if message is not None:
             self.bytes -= len(message.payload) + LOADED_ENTRY_BYTES
         return message
+
+    def drop_run(self, messages: Sequence[LogRecord]) -> None:
+        """Remove messages that are all in memory."""
+        for message in messages:
+            del self.messages[message.seq]
+            self.bytes -= len(message.payload) + LOADED_ENTRY_BYTES
 
     def clear(self) -> None:
         """Remove all."""
@@ -456,10 +512,26 @@ class Unsettled:
         self._deliveries[delivery.seq] = delivery
         self.bytes += delivery.size
 
+    def hold_run(self, deliveries: Sequence[Delivery]) -> None:
+        """Add deliveries."""
+        for delivery in deliveries:
+            self._deliveries[delivery.seq] = delivery
+            self.bytes += delivery.size
+
     def free(self, delivery: Delivery) -> None:
         """Remove a delivery."""
         del self._deliveries[delivery.seq]
         self.bytes -= delivery.size
+
+    def free_known(self, deliveries: Iterator[Delivery]) -> list[Delivery]:
+        """Remove those of some deliveries that are among them. Return these."""
+        own, found = self._deliveries, list[Delivery]()
+        for delivery in deliveries:
+            if own.get(delivery.seq) is delivery:
+                del own[delivery.seq]
+                self.bytes -= delivery.size
+                found.append(delivery)
+        return found
 
     def first(self, count: int) -> list[Delivery]:
         """Return the oldest deliveries."""
@@ -521,6 +593,19 @@ class DeliveryMarks:
         self._times += 1
         return max(count, min(1 << max(self._times - EXACT, 0), AHEAD_MAX))
 
+    def is_due(self, seq: int) -> bool:
+        """Return whether the next mark should be written before a reader waits for it: marks run ahead as far as they
+        may, and fewer than half of ``AHEAD_MAX`` messages are marked.
+
+        Args:
+            seq: the next message.
+        """
+        return (
+            self._times >= EXACT + AHEAD_MAX.bit_length()
+            and not self.is_writing
+            and seq + AHEAD_MAX // 2 >= self.durable
+        )
+
     def write(self, end: int) -> None:
         """Note that a mark is on its way to the log."""
         self.writing = end
@@ -542,9 +627,11 @@ class DeliveryMarks:
         attempts = self.attempts[delivery.seq] = delivery.attempts + failed
         return attempts
 
-    def left(self, seq: int) -> None:
-        """Forget a message that has left the queue."""
-        self.attempts.pop(seq, None)
+    def left(self, seqs: Sequence[int]) -> None:
+        """Forget messages that have left the queue."""
+        if self.attempts:
+            for seq in seqs:
+                self.attempts.pop(seq, None)
 
     def only(self, unsettled: Unsettled) -> None:
         """Forget all messages except the delivered ones."""

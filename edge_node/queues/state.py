@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -183,15 +184,16 @@ class QueueStateWriter:
 
     # --- changes
 
-    def settled(self, queue: Queue, first: int, end: int, size: int) -> None:
+    def settled(self, queue: Queue, runs: Iterable[tuple[int, int]], size: int) -> None:
         """Note that messages left a queue.
 
         Args:
+            runs: first and end of their numbers.
             size: their charge.
         """
         if queue.kept:
             number = queue.number
-            self._settled.setdefault(number, []).append((first, end))
+            self._settled.setdefault(number, []).extend(runs)
             self._settled_bytes[number] = self._settled_bytes.get(number, 0) + size
             self._call()
 
@@ -373,14 +375,17 @@ class QueueStateWriter:
 
 
 def _runs_of(parts: list[tuple[int, int]]) -> Runs:
-    runs = SeqRuns()
+    firsts, counts, latest = array("Q"), array("Q"), -1
     for first, end in sorted(parts):
-        runs.extend(first, end)
-    firsts, counts = b"", b""
-    for more_firsts, more_counts in runs.to_bytes():
-        firsts += more_firsts
-        counts += more_counts
-    return Runs(firsts, counts)
+        if first >= end:
+            continue  # a purge names one between two delivered messages that follow each other
+        if first == latest:
+            counts[-1] += end - first
+        else:
+            firsts.append(first)
+            counts.append(end - first)
+        latest = end
+    return Runs(firsts.tobytes(), counts.tobytes())
 
 
 def contents_of(queue: Queue) -> Iterator[QueueCopy]:

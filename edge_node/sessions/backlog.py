@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from struct import Struct
+from struct import Struct, unpack_from
 
 from weft.config.streams import State
 from weft.edge_node.sessions.records import StateCounters
-from weft.edge_node.subscriptions.message import LogRecord, Page, Turn
+from weft.edge_node.subscriptions.message import LogRecord, Page, Turn, record_of
 from weft.protocols import batch
 from weft.protocols.batch import HeaderPairs, read_u32s
 from weft.storage.segment_log import SegmentLog
@@ -21,6 +21,8 @@ from weft.storage.segment_log import SegmentLog
 _RECORD_BYTES = 16
 """Key index, payload offset and time of a record."""
 _BATCH_BYTES = 1000
+_SPARSE = 4
+"""Records of a batch for each wanted one from which on these are cut out one by one."""
 LONG_BYTES = 32 << 10
 """Mean length from which on records are cut out once for all readers."""
 TOPICS_MAX = 128
@@ -98,6 +100,25 @@ class DecodedBatch:
             if self._long is not None:
                 self._long[at] = found
         return found
+
+    def records(self, seqs: Sequence[int]) -> list[LogRecord]:
+        """Return some records of the batch."""
+        if self._long is not None or seqs[-1] - seqs[0] >= _SPARSE * len(seqs):
+            return list(map(self.record, seqs))
+        base, offsets, keys, index, flags = self.base_seq, self._offsets, self._keys, self._key_index, self._flags
+        # One copy for all of them: a slice of bytes costs half of one of a view.
+        first, last = seqs[0] - base, seqs[-1] - base
+        begin = offsets[first]
+        payload, headers = bytes(self._payload[begin : offsets[last + 1]]), self._headers
+        times = unpack_from(f"<{last + 1 - first}q", self._times, 8 * first)
+        return [
+            record_of((
+                seq, keys[index[at]], payload[offsets[at] - begin : offsets[at + 1] - begin],
+                flags[at] if flags else 0, headers.get(at, ()), times[at - first],
+            ))
+            for seq in seqs
+            for at in (seq - base,)
+        ]  # fmt: skip
 
     def headers(self, seq: int) -> HeaderPairs:
         """Return the headers of a record."""
@@ -177,15 +198,19 @@ class Backlog:
             OSError, LogFailed: the log cannot be read.
         """
         found: dict[int, LogRecord] = {}
-        end, batch = self._log.durable_end(stream), None
-        for seq in sorted(seqs):
-            if seq >= end:
-                break
+        end = self._log.durable_end(stream)
+        wanted, at = sorted(seqs), 0
+        last = bisect_left(wanted, end)
+        while at < last:
+            seq = wanted[at]
+            batch = self._cached(stream, seq) or await self._load(stream, seq)
             if batch is None or not batch.base_seq <= seq < batch.end_seq:
-                batch = self._cached(stream, seq) or await self._load(stream, seq)
-                if batch is None or not batch.base_seq <= seq < batch.end_seq:
-                    continue
-            found[seq] = batch.record(seq)
+                at += 1
+                continue
+            until = bisect_left(wanted, batch.end_seq, at, last)
+            for record in batch.records(wanted[at:until]):
+                found[record.seq] = record
+            at = until
         return found
 
     # --- batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -186,6 +187,10 @@ class LogRecord(NamedTuple):
     """Headers as stored. They include the node's own (``weft.queues``): skip unknown ones."""
     time: int = 0
     """Nanoseconds since 1970."""
+
+
+record_of: Callable[[tuple[int, bytes, bytes, int, HeaderPairs, int]], LogRecord] = partial(tuple.__new__, LogRecord)
+"""Returns the record with these fields. For many records: a call of the class is one of a function in Python."""
 
 
 class Page(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from weft.protocols.amqp.frames import BODY, END, HEADER, OVERHEAD_BYTES, AmqpError, ReplyCode
+from weft.protocols.amqp.frames import BODY, END, HEADER, METHOD, OVERHEAD_BYTES, AmqpError, ReplyCode
 from weft.protocols.amqp.methods import FieldTable, read_table, text_or_bytes, write_table
 from weft.protocols.amqp.typed_values import TYPES, Kind, as_header, from_header, kinds_header, kinds_of
 from weft.protocols.batch import HEADER_PAIRS_MAX, HeaderPairs, HeaderValue
@@ -286,6 +286,7 @@ COPIED_BYTES_MAX = 2048
 """Size up to which copying a body is cheaper than a part of its own."""
 _HEAD = struct.Struct(">BHIHHQ")
 _BODY_HEAD = struct.Struct(">BHI")
+_SIZE, _BODY_SIZE, _TAG = struct.Struct(">Q"), struct.Struct(">I"), struct.Struct(">Q?")
 
 
 def read_content_header(payload: bytes) -> tuple[int, bytes]:
@@ -330,6 +331,44 @@ def content_parts(channel: int, properties: bytes, body: bytes, frame_bytes_max:
         head = END
     parts.append(END)
     return parts
+
+
+class DeliveryForm:
+    """Frames of deliveries that differ only in tag, flag and body.
+
+    Args:
+        head: basic.deliver up to its delivery tag.
+        origin: what follows its flag.
+        properties: from their flags on.
+        frame_bytes_max: longest frame that the peer accepts.
+    """
+
+    __slots__ = (
+        "_after", "_before", "_body", "_channel", "_frame_bytes_max", "_origin", "_pack", "_properties", "short_max",
+    )  # fmt: skip
+
+    def __init__(self, channel: int, head: bytes, origin: bytes, properties: bytes, frame_bytes_max: int) -> None:
+        self._before = _BODY_HEAD.pack(METHOD, channel, len(head) + _TAG.size + len(origin)) + head
+        self._origin = origin + END
+        head_frame = _HEAD.pack(HEADER, channel, CONTENT_HEAD_BYTES + len(properties), BASIC, 0, 0)
+        self._after = origin + END + head_frame[: -_SIZE.size]
+        self._body = properties + END + _BODY_HEAD.pack(BODY, channel, 0)[: -_BODY_SIZE.size]
+        layout = f">{len(self._before)}sQ?{len(self._after)}sQ{len(self._body)}sI"
+        self._pack = struct.Struct(layout).pack
+        self._channel, self._properties, self._frame_bytes_max = channel, properties, frame_bytes_max
+        self.short_max = min(COPIED_BYTES_MAX, frame_bytes_max - OVERHEAD_BYTES)
+        """Length of a body up to which ``write`` serves."""
+
+    def write(self, tag: int, body: bytes, *, redelivered: bool) -> bytes:
+        """Return method and content of a delivery."""
+        size = len(body)
+        found: bytes = self._pack(self._before, tag, redelivered, self._after, size, self._body, size)
+        return found + body + END if size else found[: -_BODY_HEAD.size]
+
+    def parts(self, tag: int, body: bytes, *, redelivered: bool) -> list[bytes | memoryview]:
+        """Return them in parts, as ``content_parts`` does."""
+        content = content_parts(self._channel, self._properties, body, self._frame_bytes_max)
+        return [self._before + _TAG.pack(tag, redelivered) + self._origin, *content]
 
 
 # Routing keys beside the one of basic.publish: the fields ``CC`` and ``BCC`` of ``headers``, an extension of

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from weft.edge_node.queues.definitions import QueueError, origin_of
@@ -15,7 +16,7 @@ from weft.edge_node.queues.ready import Delivery, Outcome
 from weft.edge_node.servers.amqp.client import DIRECT_REPLY_TO, AmqpClient, AmqpContext, Names, amqp_error
 from weft.edge_node.servers.amqp.publishing import Transaction
 from weft.edge_node.subscriptions.message import LogRecord
-from weft.protocols.amqp.content import content_parts, write_properties
+from weft.protocols.amqp.content import DeliveryForm, content_parts, write_properties
 from weft.protocols.amqp.frames import METHOD, AmqpError, ReplyCode, frame
 from weft.protocols.amqp.methods import Method, commands, write_method, write_text
 
@@ -62,23 +63,27 @@ class ChannelConsumer:
 
     def deliver(self, batch: list[tuple[Delivery, LogRecord]]) -> None:
         """Send messages."""
-        channel, head, number = self._channel, self._head, self._number
-        names, frame_bytes_max, now = self._client.peer.names, self._client.frame_bytes_max, self._wall_clock()
+        names, now = self._client.peer.names, self._wall_clock()
         parts: list[bytes | memoryview] = []
         # The common part of messages is encoded once: mostly the headers of a batch of the log are one object.
         properties: dict[int, bytes] = {}
-        origins: dict[tuple[int, bytes], bytes] = {}
-        for delivery, message in batch:
-            headers, tag = message.headers, channel.next_tag(None if self._no_ack else delivery)
-            own = properties.get(id(headers))
-            if own is None:
-                own = properties[id(headers)] = write_properties(headers, now)
-            place = id(headers), message.topic
-            origin = origins.get(place)
-            if origin is None:
-                origin = origins[place] = _origin(message, names)
-            parts.append(frame(METHOD, number, head + _TAG.pack(tag, delivery.redelivered) + origin))
-            parts += content_parts(number, own, message.payload, frame_bytes_max)
+        forms: dict[tuple[int, bytes], DeliveryForm] = {}
+        first = self._channel.next_tags(len(batch), () if self._no_ack else [delivery for delivery, _ in batch])
+        for tag, (delivery, message) in enumerate(batch, first):
+            headers = message.headers
+            form = forms.get(place := (id(headers), message.topic))
+            if form is None:
+                own = properties.get(id(headers))
+                if own is None:
+                    own = properties[id(headers)] = write_properties(headers, now)
+                origin = _origin(message, names)
+                form = forms[place] = DeliveryForm(
+                    self._number, self._head, origin, own, self._client.frame_bytes_max
+                )  # fmt: skip
+            if len(message.payload) <= form.short_max:
+                parts.append(form.write(tag, message.payload, redelivered=delivery.redelivered))
+            else:
+                parts += form.parts(tag, message.payload, redelivered=delivery.redelivered)
         if self._before is not None:
             self._before += parts
         else:
@@ -214,12 +219,16 @@ class Consuming:
         """Mark deliveries as unsettled again: their acknowledgements were rolled back."""
         self.unsettled = dict(sorted({**self.unsettled, **deliveries}.items()))
 
-    def next_tag(self, delivery: Delivery | None) -> int:
-        """Return the next delivery tag; None for a delivery that needs no acknowledgement."""
-        self._last_tag += 1
-        if delivery is not None:
-            self.unsettled[self._last_tag] = delivery
-        return self._last_tag
+    def next_tags(self, count: int, deliveries: Sequence[Delivery]) -> int:
+        """Return the first of so many delivery tags.
+
+        Args:
+            deliveries: one for each tag, or none where they need no acknowledgement.
+        """
+        first = self._last_tag + 1
+        self._last_tag += count
+        self.unsettled.update(zip(range(first, first + count), deliveries, strict=False))
+        return first
 
     @contextmanager
     def keeps_cancels(self, cancels: list[bytes]) -> Iterator[None]:
@@ -334,7 +343,7 @@ class Consuming:
             self._client.answer(commands.Basic.GetEmpty(), self._number)
             return
         delivery, message, left = found
-        tag = self.next_tag(None if method.no_ack else delivery)
+        tag = self.next_tags(1, () if method.no_ack else (delivery,))
         now = self._shared.context.wall_clock()
         self._client.send_all(write_get_ok(self._client, self._number, tag, delivery, message, left, now))
 
@@ -371,14 +380,10 @@ class Consuming:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}", index)
         if not multiple:
             return {tag: unsettled.pop(tag)}
-        found: dict[int, Delivery] = {}
-        for each in unsettled:
-            if each > tag:
-                break
-            found[each] = unsettled[each]
-        for each in found:
-            del unsettled[each]
-        return found
+        if next(reversed(unsettled)) == tag:
+            self.unsettled = {}
+            return unsettled
+        return {each: unsettled.pop(each) for each in list(takewhile(tag.__ge__, unsettled))}
 
     def _settle(self, found: dict[int, Delivery], outcome: Outcome, transaction: Transaction | None) -> None:
         if transaction is not None:

@@ -28,7 +28,8 @@ from cproton import (
     PN_SESSION_REMOTE_OPEN,
     PN_TRANSPORT_ERROR,
     addressof,
-    isnull,
+    ffi,
+    lib,
     pn_collector_peek,
     pn_collector_pop,
     pn_condition_set_description,
@@ -39,7 +40,6 @@ from cproton import (
     pn_delivery_local,
     pn_delivery_local_state,
     pn_delivery_partial,
-    pn_delivery_pending,
     pn_delivery_readable,
     pn_delivery_remote,
     pn_delivery_remote_state,
@@ -55,7 +55,6 @@ from cproton import (
     pn_event_type,
     pn_link_advance,
     pn_link_credit,
-    pn_link_recv,
     pn_link_send,
     pn_transport_peek,
     pn_transport_pending,
@@ -74,6 +73,12 @@ from weft.protocols.errors import Corrupt
 
 # --- incoming
 
+RECEIVED_BYTES = 64 << 10
+"""Bytes of a message that are taken from the engine at a time."""
+_RECEIVED = ffi.new("char[]", RECEIVED_BYTES)
+cast = ffi.cast
+_ADDRESS = ffi.typeof("uintptr_t")
+
 is_readable: Callable[[Any], bool] = pn_delivery_readable
 is_partial: Callable[[Any], bool] = pn_delivery_partial
 is_aborted: Callable[[Any], bool] = pn_delivery_aborted
@@ -81,13 +86,16 @@ is_settled: Callable[[Any], bool] = pn_delivery_settled
 settle: Callable[[Any], None] = pn_delivery_settle
 
 
-def take(link: Any, delivery: Any) -> bytes:
-    """Return the bytes of the link's current delivery since the last call."""
-    pending = pn_delivery_pending(delivery)
-    if not pending:
-        return b""
-    code, data = pn_link_recv(link._impl, pending)
-    return bytes(data) if code > 0 else b""
+def take(pointer: Any) -> bytes:
+    """Return the bytes of a link's current delivery since the last call; none of one that was aborted."""
+    size = lib.pn_link_recv(pointer, _RECEIVED, RECEIVED_BYTES)
+    if size < RECEIVED_BYTES:
+        return bytes(ffi.unpack(_RECEIVED, size)) if size > 0 else b""
+    parts = []
+    while size > 0:
+        parts.append(ffi.unpack(_RECEIVED, size))
+        size = lib.pn_link_recv(pointer, _RECEIVED, RECEIVED_BYTES)
+    return b"".join(parts)
 
 
 def is_answered(delivery: Any) -> bool:
@@ -95,14 +103,25 @@ def is_answered(delivery: Any) -> bool:
     return bool(pn_delivery_local_state(delivery))
 
 
-def advance(link: Any) -> None:
-    """Advance to the link's next delivery."""
-    pn_link_advance(link._impl)
+def pointer_of(link: Any) -> Any:
+    """Return the engine's own pointer to a link, for ``take`` and ``advance``; valid until the link is forgotten."""
+    return link._impl
 
 
-def accept(delivery: Any) -> None:
-    """Mark a delivery as accepted. Call ``settle`` afterwards."""
-    pn_delivery_update(delivery, PN_ACCEPTED)
+advance: Callable[[Any], None] = pn_link_advance
+"""Advances to the next delivery of a link, given by its pointer."""
+
+
+def accept(deliveries: Iterable[Any], *, settles: bool) -> None:
+    """Mark deliveries as accepted.
+
+    Args:
+        settles: settle them, too; otherwise call ``settle`` for those that the client has settled.
+    """
+    for delivery in deliveries:
+        pn_delivery_update(delivery, PN_ACCEPTED)
+        if settles:
+            pn_delivery_settle(delivery)
 
 
 def release(delivery: Any) -> None:
@@ -344,9 +363,15 @@ class Engine:
 
     def _handle_all(self) -> None:
         collector = self._collector._impl
-        while not isnull(event := pn_collector_peek(collector)):
+        while event := pn_collector_peek(collector):
             try:
-                self._handle(event)
+                if pn_event_type(event) == PN_DELIVERY:
+                    delivery = pn_event_delivery(event)
+                    link = self._links.get(int(cast(_ADDRESS, pn_delivery_link(delivery))))
+                    if link is not None:
+                        link.delivery(delivery)
+                else:
+                    self._handle(event)
             except (UnicodeDecodeError, ProtonException) as error:
                 # Names and addresses are text, and the engine does not check it.
                 raise Corrupt(f"what came cannot be understood: {error}") from None
@@ -420,12 +445,7 @@ class Engine:
 
     def _handle(self, event: Any) -> None:
         kind = pn_event_type(event)
-        if kind == PN_DELIVERY:
-            delivery = pn_event_delivery(event)
-            link = self._links.get(addressof(pn_delivery_link(delivery)))
-            if link is not None:
-                link.delivery(delivery)
-        elif kind == PN_LINK_FLOW:
+        if kind == PN_LINK_FLOW:
             link = self._links.get(addressof(pn_event_link(event)))
             if link is not None:
                 link.flow()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from weft.bounds import Owner
@@ -25,9 +26,10 @@ from weft.edge_node.servers.amqp1.mapping import (
     to_headers,
 )
 from weft.edge_node.servers.amqp1.supplies import OpenConnection, check_queue, route_to_queue
-from weft.protocols.amqp1 import Message, decode_message
+from weft.protocols.amqp1 import Message, decode_message, split_message
 from weft.protocols.batch import Flag, HeaderPairs
 from weft.protocols.errors import Corrupt
+from weft.protocols.ranges import packed_headers
 from weft.protocols.topics import InvalidTopic, check_topic
 from weft.storage.segment_log import LogFull
 from weft.storage.segment_log.settings import RecordTooLarge
@@ -36,21 +38,17 @@ log = logging.getLogger(__name__)
 
 CREDIT = 256
 """Messages that a client may send ahead of their settlement on one link."""
+FORMS_MAX, HEAD_BYTES_MAX = 4, 256
+"""Maximum number of forms of messages that a link remembers, and the longest sections of one."""
+_PUBLISHED_QOS0 = int(Flag.PUBLISHED_QOS0)
 STREAMS_MAX = 16
 """Streams whose routes one connection remembers; clients of the anonymous terminus may name any."""
 
 
-class UnsettledDelivery(NamedTuple):
-    """A delivery that is settled once its record is durable."""
-
-    link: IncomingLink
-    delivery: Any
-
-
 class DeliveryRun:
-    """Messages of a connection that are stored together: the ``Source`` of their records. Each has a byte of the
-    answers. Messages of separate stores have separate runs, so that a refusal does not affect messages stored before,
-    nor an answer later ones."""
+    """Messages of a connection that are stored together: the ``Source`` of their records. One answer is for all of
+    them. Messages of separate stores have separate runs, so that a refusal does not affect messages stored before, nor
+    an answer later ones."""
 
     protocol = "amqp"
     """Name of the protocol in traces."""
@@ -61,20 +59,20 @@ class DeliveryRun:
         self.stores = stores
         """``TickBatch.stores`` while the run gathers."""
         self.publisher = publisher
-        self.waiting: deque[UnsettledDelivery] = deque()
-        """Unsettled deliveries, in order of receipt."""
+        self.waiting: list[tuple[IncomingLink, Any]] = []
+        """Deliveries that are settled once their records are durable, each with its link, in order of receipt."""
 
     @property
     def owner(self) -> Owner:
         """Return the owner that the client's costs are charged to."""
         return self._sending.owner
 
-    def acknowledge(self, answers: bytes) -> None:
-        """Accept as many deliveries as there are answers."""
-        for _ in answers:
-            link, delivery = self.waiting.popleft()
+    def acknowledge(self, answers: bytes) -> None:  # noqa: ARG002 - other protocols have their packets there
+        """Accept the deliveries."""
+        waiting, self.waiting = self.waiting, []
+        for link, pairs in groupby(waiting, _LINK):
             if link.is_open:
-                link.answer(delivery, engine.accept)
+                link.accept([delivery for _, delivery in pairs])
         self._sending.client.flush()
 
     def refuse(self, error: BaseException) -> None:
@@ -82,8 +80,8 @@ class DeliveryRun:
         again."""
         self._sending.parts.context.counters.log_refusals += 1
         is_full = isinstance(error, LogFull | RecordTooLarge)
-        while self.waiting:
-            link, delivery = self.waiting.popleft()
+        waiting, self.waiting = self.waiting, []
+        for link, delivery in waiting:
             if not link.is_open:
                 continue
             if is_full:
@@ -96,11 +94,15 @@ class DeliveryRun:
         self._sending.client.flush()
 
 
+_LINK: Callable[[tuple[IncomingLink, Any]], IncomingLink] = itemgetter(0)
+
+
 class Sending:
     """Common part of the links of one connection on which its client sends."""
 
     __slots__ = (
-        "_joined", "_routes", "_run", "_streams", "client", "container", "held", "identity", "parts", "queue_client",
+        "_joined", "_routes", "_run", "_streams", "batch", "client", "container", "held", "identity", "parts",
+        "queue_client",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +114,7 @@ class Sending:
         queue_client: QueueClient,
     ) -> None:
         self.parts = parts
+        self.batch = parts.context.ingest.batch
         self.client = client
         self.identity = identity
         self.held = held
@@ -129,7 +132,7 @@ class Sending:
 
     def run(self) -> DeliveryRun:
         """Return the run of the present read since the last store."""
-        stores = self.parts.context.ingest.batch.stores
+        stores = self.batch.stores
         if self._run is None or self._run.stores != stores:
             self._run = DeliveryRun(self, self.container or None, stores)
             if not self._joined:
@@ -168,14 +171,17 @@ class Sending:
         routes = self._streams[address.name] = RouteCache(self.parts.context.routing, identity, stream)
         return routes
 
-    def route(self, address: Address, topic: str) -> Route:
+    def route(self, address: Address, topic: str, key: bytes) -> Route:
         """Return the route of a message.
+
+        Args:
+            key: the topic in bytes.
 
         Raises:
             Refused: the message is not accepted.
         """
-        routes, key = self.routes(address), topic.encode()
-        route = routes.route(key)
+        routes = self._routes if address.kind is AddressKind.TOPIC else self.routes(address)
+        route = routes.plain.get(key) or routes.route(key)
         if route is not None:
             return route
         counters = self.parts.context.counters
@@ -185,10 +191,24 @@ class Sending:
         raise Refused("amqp:not-found", f"no stream matches {topic[:200]!r} (`unrouted: refuse`)")
 
 
+class MessageForm(NamedTuple):
+    """Route and headers of messages with the same sections before their bodies."""
+
+    address: Address
+    topic: str
+    """Topic of its record; the name of the queue for a queue."""
+    key: bytes
+    """The topic in bytes."""
+    headers: HeaderPairs
+
+
 class IncomingLink:
     """A link on which a client sends."""
 
-    __slots__ = ("_address", "_given_back", "_link", "_partial", "_sending", "_settles_second", "_text", "is_open")
+    __slots__ = (
+        "_address", "_forms", "_given_back", "_head", "_link", "_partial", "_pointer", "_sending", "_settles_second",
+        "_text", "is_open",
+    )  # fmt: skip
 
     def __init__(self, sending: Sending, link: Any, text: str, address: Address) -> None:
         """Handle a link's messages. Call ``begin`` afterwards.
@@ -198,8 +218,14 @@ class IncomingLink:
         """
         self._sending = sending
         self._link = link
+        self._pointer = engine.pointer_of(link)
         self._text = text
         self._address = address
+        self._forms: dict[bytes, MessageForm] = {}
+        """Sections before a body -> what follows from them, for a few that were repeated: most messages of a link
+        differ in their payloads alone."""
+        self._head = b""
+        """Sections before the body of the latest message whose form was not known."""
         self._partial = bytearray()
         self._given_back = 0
         self._settles_second = engine.settles_second(link)
@@ -216,7 +242,7 @@ class IncomingLink:
             return
         if self._address.kind is AddressKind.TOPIC:
             _check_topic(self._address.name)
-            self._sending.route(self._address, self._address.name)
+            self._sending.route(self._address, self._address.name, self._address.name.encode())
         elif self._address.kind is AddressKind.QUEUE:
             check_queue(self._sending.parts.queues, self._sending.queue_client, self._address.name)
         else:
@@ -247,9 +273,20 @@ class IncomingLink:
             engine.settle(delivery)
             self.settled()
 
-    def settled(self) -> None:
-        """Renew the credit of a settled delivery."""
-        self._given_back += 1
+    def accept(self, deliveries: list[Any]) -> None:
+        """Accept deliveries whose records are durable."""
+        engine.accept(deliveries, settles=not self._settles_second)
+        count = len(deliveries)
+        if self._settles_second:
+            settled = list(filter(engine.is_settled, deliveries))
+            for delivery in settled:
+                engine.settle(delivery)
+            count = len(settled)
+        self.settled(count)
+
+    def settled(self, count: int = 1) -> None:
+        """Renew the credit of settled deliveries."""
+        self._given_back += count
         if self._given_back >= CREDIT // 4:
             self._link.flow(self._given_back)
             self._given_back = 0
@@ -263,13 +300,13 @@ class IncomingLink:
                 engine.settle(delivery)
                 self.settled()
             return
-        if engine.is_aborted(delivery):
+        data = engine.take(self._pointer)
+        if not data and engine.is_aborted(delivery):
             self._drop_partial()
-            engine.advance(self._link)
+            engine.advance(self._pointer)
             engine.settle(delivery)
             self.settled()
             return
-        data = engine.take(self._link, delivery)
         is_partial = engine.is_partial(delivery)
         if self._partial or is_partial:
             self._partial += data
@@ -280,9 +317,9 @@ class IncomingLink:
             if is_partial:
                 return
             data = bytes(self._partial)
-            self._sending.parts.context.ingest.batch.joined_bytes += len(data)
+            self._sending.batch.joined_bytes += len(data)
             self._drop_partial()
-        engine.advance(self._link)
+        engine.advance(self._pointer)
         self._take(delivery, data)
 
     def _too_long(self) -> None:
@@ -300,10 +337,9 @@ class IncomingLink:
         try:
             if len(data) > sending.parts.message_bytes_max:
                 raise Refused("amqp:link:message-size-exceeded", f"a message of {len(data)} bytes")
-            message = decode_message(data)
-            address = self._destination(message)
-            topic, route, headers = self._place(message, address)
-            misfits = None if route.checks is None else route.checks.look(message.body.payload)
+            form, payload = self._form(data)
+            topic, route, headers = self._place(form, len(payload))
+            misfits = None if route.checks is None else route.checks.look(payload)
             if misfits and not is_settled and (why := refusal(route, misfits)):
                 raise Refused("amqp:precondition-failed", why)
         except (Corrupt, TooMany, Refused) as error:
@@ -314,15 +350,47 @@ class IncomingLink:
             else:
                 self.answer(delivery, engine.reject, condition, str(error))
             return
-        run, batch = sending.run(), sending.parts.context.ingest.batch
-        flags = int(Flag.PUBLISHED_QOS0) if is_settled else 0
-        batch.add(route, topic, message.body.payload, run, flags, headers, misfits)
+        run, batch = sending.run(), sending.batch
+        batch.add(route, topic, payload, run, _PUBLISHED_QOS0 if is_settled else 0, headers, misfits)
         if is_settled:
             engine.settle(delivery)
             self.settled()
+            return
+        if run.waiting:
+            batch.more_acks += 1
         else:
-            run.waiting.append(UnsettledDelivery(self, delivery))
             batch.answer(run, b"\0")
+        run.waiting.append((self, delivery))
+
+    def _form(self, data: bytes) -> tuple[MessageForm, bytes]:
+        """Return the form of a message, and its payload.
+
+        Raises:
+            Corrupt: it is not a message.
+            Refused: it has no valid address.
+            TooMany: it has too many properties.
+        """
+        parts = split_message(data)
+        if parts is not None and (known := self._forms.get(parts[0])) is not None:
+            return known, parts[1]
+        message = decode_message(data)
+        form = self._form_of(message)
+        if parts is not None:
+            self._remember(parts[0], message, form)
+        return form, message.body.payload
+
+    def _remember(self, head: bytes, message: Message, form: MessageForm) -> None:
+        """Remember a form if it came twice in a row: with an identifier in each message none does."""
+        # A time to live becomes a time, which differs for each message.
+        if head != self._head or message.ttl_ms is not None or message.properties.absolute_expiry_time is not None:
+            self._head = head if len(head) <= HEAD_BYTES_MAX else b""
+            return
+        if len(self._forms) >= FORMS_MAX:
+            self._forms.clear()
+        try:
+            self._forms[head] = form._replace(headers=packed_headers(form.headers))
+        except ValueError:
+            self._forms[head] = form  # the log says what is wrong with them
 
     def _destination(self, message: Message) -> Address:
         """Return the address of a message; on links without an address each message has its own.
@@ -343,14 +411,15 @@ class IncomingLink:
             raise Refused("amqp:not-found", "a message without `to` on a link without an address")
         return address
 
-    def _place(self, message: Message, address: Address) -> tuple[bytes, Route, HeaderPairs]:
-        """Return a message's topic, its destination and its headers.
+    def _form_of(self, message: Message) -> MessageForm:
+        """Return where a message goes, with its headers.
 
         Raises:
-            Refused: it cannot go there.
+            Refused: it has no valid address.
             TooMany: it has too many properties.
         """
-        found, topic, sending = message.properties, address.name, self._sending
+        address, sending = self._destination(message), self._sending
+        found, topic = message.properties, address.name
         if address.kind is AddressKind.STREAM:
             to = found.to if found.to and found.to != self._text and not found.to.startswith("stream/") else None
             topic = to or found.subject or address.name
@@ -358,13 +427,24 @@ class IncomingLink:
         if self._address.kind is AddressKind.ANY and found.to is not None:
             known.add(found.to)  # there ``to`` is the address, in any notation
         headers = to_headers(message, sending.parts.context.wall_clock(), known)
+        if address.kind is not AddressKind.QUEUE:
+            _check_topic(topic)
+        return MessageForm(address, topic, topic.encode(), headers)
+
+    def _place(self, form: MessageForm, size: int) -> tuple[bytes, Route, HeaderPairs]:
+        """Return a message's topic, its destination and its headers.
+
+        Raises:
+            Refused: it cannot go there.
+        """
+        address, topic, key, headers = form
+        sending = self._sending
         if address.kind is AddressKind.QUEUE:
             route, key, headers = route_to_queue(
-                sending.parts.queues, sending.queue_client, address.name, headers, len(message.body.payload)
+                sending.parts.queues, sending.queue_client, address.name, headers, size
             )  # fmt: skip
             return key, route, headers
-        _check_topic(topic)
-        return topic.encode(), sending.route(address, topic), headers
+        return key, sending.route(address, topic, key), headers
 
 
 def _check_topic(topic: str) -> None:

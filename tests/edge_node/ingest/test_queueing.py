@@ -22,6 +22,9 @@ class Queue:
     def admit(self, _headers: HeaderPairs, _size: int) -> Queue:
         return self
 
+    def admit_all(self, _size: int) -> Queue:
+        return self
+
     def withdraw(self) -> None: ...
 
 

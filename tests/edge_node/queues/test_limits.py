@@ -10,6 +10,7 @@ import pytest
 
 from tests.edge_node.queues.room import OWNER, Room
 from weft.config.listeners import QueueBounds
+from weft.edge_node.queues import contents
 from weft.edge_node.queues.definitions import QueueError, Reason, origin_of, plain_arguments
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.ready import ENTRY_BYTES, Outcome
@@ -43,6 +44,19 @@ async def test_a_full_queue_drops_its_oldest_messages() -> None:
     await room.settle_down()
     room.power_cut()
     assert await room.drain() == [b"3", b"4"]
+
+
+async def test_what_a_full_queue_drops_before_it_is_durable_is_a_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "LOADED_BYTES_MAX", 0)  # so the payloads are read from the log
+    room = Room()
+    dead_letters(room, x_max_length=2)
+    room.publish(b"1")
+    await room.settle_down()
+    room.publish(b"2", b"3", b"4", b"5")
+    for _ in range(2):
+        await room.settle_down()
+    assert sorted(await room.drain("dead")) == [b"1", b"2", b"3"]
+    assert await room.drain() == [b"4", b"5"]
 
 
 async def test_bytes_count_as_well() -> None:
@@ -210,6 +224,22 @@ async def test_the_highest_priority_comes_first_also_after_a_restart() -> None:
     await room.settle_down()
     room.power_cut()
     assert await room.drain() == [b"high", b"higher", b"mid", b"low"]
+
+
+async def test_messages_of_a_high_priority_are_not_marked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    room, marked = Room(), list[int]()
+    declare(room, x_max_priority=1)
+    for priority, count in ((0, 1100), (1, 60), (0, 1)):
+        room.publish(*[b"x"] * count, headers=((PRIORITY, priority),))
+        await room.settle_down()
+    room.queue().marks._times = 40  # marks run ahead as far as they may
+    monkeypatch.setattr(room.queues.writer, "marked", lambda _, end: marked.append(end))
+    taker = room.consume(prefetch=1)
+    for _ in range(50):
+        await room.settle_down()
+        taker.settle()
+    assert len(taker.got) == 50
+    assert len(marked) == 1
 
 
 async def test_a_queue_that_nobody_uses_is_deleted() -> None:

@@ -153,8 +153,8 @@ def test_bindings_by_headers_give_back_what_they_cost(
     assert (cost.used, cost._owners, cost._taken, cost._standing, exchange.bindings) == (0, {}, {}, {}, {})
 
 
-@given(NUMBERS, NUMBERS, st.integers(0, 5000))
-def test_runs_are_the_numbers_they_were_made_of(numbers: list[int], taken: list[int], end: int) -> None:
+@given(NUMBERS, NUMBERS, st.integers(0, 5000), st.integers(1, 9))
+def test_runs_are_the_numbers_they_were_made_of(numbers: list[int], taken: list[int], end: int, count: int) -> None:
     runs, left = SeqRuns(), SeqRuns()
     for number in sorted(numbers):
         runs.append(number)
@@ -169,6 +169,10 @@ def test_runs_are_the_numbers_they_were_made_of(numbers: list[int], taken: list[
     assert list(copy) == list(runs)
     assert [runs.pop() for _ in numbers] == sorted(numbers)
     assert len(runs) == 0
+    for at in range(0, len(numbers), count):
+        assert list(copy.next(count)) == sorted(numbers)[at : at + count]
+        copy.pop_many(min(count, len(copy)))
+    assert len(copy) == 0
 
 
 def test_a_backlog_takes_next_to_nothing() -> None:
@@ -178,19 +182,23 @@ def test_a_backlog_takes_next_to_nothing() -> None:
     assert len(firsts) + len(counts) == 16
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=60))
-def test_what_comes_back_goes_to_its_place(steps: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 4)), max_size=60))
+def test_what_comes_back_goes_to_its_place(steps: list[tuple[int, int, int]]) -> None:
     ready, model, out = Ready(), list[tuple[int, int]](), list[tuple[int, int]]()
-    for number, (is_new, priority) in enumerate(steps):
-        if is_new:
-            ready.add(number, priority, number)
-            model.append((-priority, number))
-        elif model:
+    number = 0
+    for what, priority, count in steps:
+        if what == 2:
+            ready.add(number, number + count, priority, sum(range(number, number + count)))
+            model += [(-priority, each) for each in range(number, number + count)]
+            number += count
+        elif what and model:
             model.sort()
-            negative, seq = model.pop(0)
-            assert ready.peek() == (seq, -negative)
-            ready.pop(seq)
-            out.append((negative, seq))
+            assert ready.peek() == (model[0][1], -model[0][0])
+            run = ready.peek_run(count)
+            assert [(ready.peek()[1], seq) for seq in run] == [(-negative, seq) for negative, seq in model[: len(run)]]
+            ready.pop_run(len(run), sum(run))
+            out += model[: len(run)]
+            del model[: len(run)]
         elif out:
             negative, seq = out.pop()
             ready.put_back(seq, -negative, seq)
@@ -217,7 +225,9 @@ def test_a_message_is_free_when_no_queue_needs_it(parts: list[tuple[int, int]], 
     assert unneeded == {seq for seq in range(2000) if not model.get(seq)}
     for first, length in data.draw(st.permutations(parts)):
         if length % 2:
-            ref_counts.drop_run(first, first + length)
+            step = data.draw(st.integers(1, 3))
+            for begin in range(first, first + min(step, length)):
+                ref_counts.drop_each(range(begin, first + length, step))
             change = dict.fromkeys(range(first, first + length), 1)
         else:
             for _ in range(length):
@@ -270,8 +280,8 @@ def test_memory_of_loaded_messages_is_given_back() -> None:
     loaded = LoadedMessages()
     sizes = []
     for seq in range(3):
-        loaded.keep(LogRecord(seq, b"t", b"x" * 100 * seq, 0, (), 0))
-        loaded.keep(LogRecord(seq, b"t", b"kept already, and not counted again", 0, (), 0))
+        loaded.keep([LogRecord(seq, b"t", b"x" * 100 * seq, 0, (), 0)])
+        loaded.keep([LogRecord(seq, b"t", b"kept already, and not counted again", 0, (), 0)])
         sizes.append(loaded.bytes)
     assert loaded.drop(7) is None
     assert loaded.bytes == sizes[2]

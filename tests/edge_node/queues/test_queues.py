@@ -170,6 +170,22 @@ async def test_what_goes_back_comes_again_at_its_place_and_flagged() -> None:
     assert taker.payloads == [b"1", b"2", b"3", b"2", b"1", b"2", b"3"]
 
 
+async def test_a_purge_and_an_acknowledgement_of_one_turn_leave_the_other_deliveries() -> None:
+    room = Room()
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
+    room.publish(*(b"%d" % number for number in range(6)))
+    await room.settle_down()
+    got = [await room.get() for _ in range(3)]
+    first, _, third = (found[0] for found in got if found is not None)
+    room.queues.settling.settle([first], Outcome.REQUEUE)
+    await room.settle_down()
+    assert room.queues.declarations.purge(room.client, "q") == 4
+    room.queues.settling.settle([third], Outcome.ACCEPT)
+    await room.settle_down()
+    room.power_cut()
+    assert await room.drain() == [b"1"]
+
+
 async def test_exchanges_route_by_their_types() -> None:
     room = Room()
     queues, client = room.queues, room.client

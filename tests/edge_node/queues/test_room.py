@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
 
 import pytest
@@ -51,6 +52,29 @@ async def test_a_long_queue_is_in_the_log_and_not_in_memory(monkeypatch: pytest.
     assert await room.drain("a") == payloads[::2]
     assert await room.drain("b") == payloads[1::2]
     assert room.queues.figures.facts()["bytes"] == 0
+
+
+async def test_a_consumer_that_keeps_up_does_not_wait_for_the_disk() -> None:
+    """What it gets next is read, and marked as perhaps delivered, before it has acknowledged what it got."""
+    room = Room(settings=LogSettings(segment_bytes=1 << 20, budget_bytes=64 << 20, tail_bytes=50_000))
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
+    for number in range(80):
+        room.publish(*[b"%06d" % each for each in range(number * 100, number * 100 + 100)])
+        await room.settle_down()
+    await room.restart()
+    taker = room.consume(prefetch=100)
+    await room.settle_down()
+    while len(taker.got) < 5_000:
+        taker.settle()
+        await room.settle_down()
+    for number in range(20):
+        taker.settle()
+        await asyncio.sleep(0)
+        assert len(taker.got) == 5_000 + 100 * (number + 1), "it waits for a read or a commit"
+        while room.queues.deliveries._loading:
+            await asyncio.wait(room.queues.deliveries._loading)
+        room.commit()
+    assert taker.payloads == [b"%06d" % number for number in range(7_000)]
 
 
 async def test_a_full_log_gets_empty_by_acknowledgements() -> None:

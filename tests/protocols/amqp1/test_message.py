@@ -6,6 +6,7 @@ import json
 import uuid
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,19 @@ from weft.protocols.amqp.typed_values import (
     as_header,
     from_header,
 )
-from weft.protocols.amqp1 import Body, Described, Message, Properties, decode, decode_message, encode, encode_message
+from weft.protocols.amqp1 import (
+    DATA,
+    Body,
+    Described,
+    Message,
+    Properties,
+    decode,
+    decode_message,
+    described,
+    encode,
+    encode_message,
+    split_message,
+)
 from weft.protocols.errors import Corrupt
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -139,6 +152,43 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
 )  # fmt: skip
 def test_a_body_comes_back_as_it_was(body: Body) -> None:
     assert decode_message(encode_message(Message(body=body))).body == body
+
+
+WHOLE = st.builds(
+    Message,
+    durable=st.booleans(),
+    priority=st.none() | st.integers(0, 9),
+    annotations=st.dictionaries(st.text("abc-").map(Symbol), SIMPLE, max_size=2),
+    properties=st.builds(Properties, subject=st.none() | st.text(max_size=300), message_id=st.none() | st.text()),
+    application=st.dictionaries(st.text(), SIMPLE, max_size=2),
+    body=st.builds(Body, st.sampled_from(["data", "binary"]), st.binary(max_size=300)),
+    footer=st.dictionaries(st.text("abc-").map(Symbol), SIMPLE, max_size=1),
+)
+
+
+@given(WHOLE, st.binary(max_size=300))
+@settings(max_examples=50)
+def test_sections_before_a_body_say_the_same_whatever_the_payload_is(message: Message, payload: bytes) -> None:
+    data = encode_message(message)
+    parts = split_message(data)
+    assert (parts is not None) == (message.body.kind == "data" and not message.footer)
+    if parts is not None:
+        assert parts[1] == message.body.payload
+        other = parts[0] + described(DATA, encode(payload))
+        assert split_message(other) == (parts[0], payload)
+        assert decode_message(other) == msgspec.structs.replace(decode_message(data), body=Body("data", payload))
+
+
+@pytest.mark.parametrize("end", range(40))
+def test_a_message_that_is_cut_is_not_split(end: int) -> None:
+    data = encode_message(Message(durable=True, properties=Properties(subject="s"), body=Body("data", b"x" * 9)))
+    assert split_message(data) is not None
+    assert split_message(data[: min(end, len(data) - 1)]) is None
+    assert split_message(data + b"x") is None
+
+
+def test_data_in_two_sections_is_not_split() -> None:
+    assert split_message(2 * described(DATA, encode(b"x"))) is None
 
 
 def test_proton_reads_what_we_write() -> None:

@@ -32,6 +32,33 @@ async def test_a_message_is_stored_with_its_topic_and_accepted(tmp_path: Path) -
         await client.close()
 
 
+async def test_messages_keep_their_own_headers_among_many_that_differ_in_payload_alone(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        subjects = [*"aaaa", *"bab", *"cdefcdefaa", *"bbb"]
+        messages = [
+            Message(body=b"%d" % number, inferred=True, subject=subject, properties={"unit": subject * 2})
+            for number, subject in enumerate(subjects)
+        ]
+        await in_thread(client.send, "plant/7/x", *messages)
+        stored = [(record.payload, dict(record.headers)) for record in await node.node.stored()]
+        assert stored == [
+            (b"%d" % number, {"unit": subject * 2, "weft.subject": subject}) for number, subject in enumerate(subjects)
+        ]
+        await client.close()
+
+
+async def test_each_message_has_its_own_time_to_live(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        sender = await in_thread(client.sender, "plant/7/x")
+        for _ in range(4):
+            await in_thread(sender.send, Message(body=b"x", inferred=True, ttl=60))
+        expire = [dict(record.headers)["weft.expires"] for record in await node.node.stored()]
+        assert len(set(expire)) == 4
+        await client.close()
+
+
 async def test_it_is_accepted_after_the_sync_and_not_before(tmp_path: Path) -> None:
     gate = SyncGate()
     async with amqp(tmp_path, filesystem=gate) as node:
