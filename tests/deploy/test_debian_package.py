@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -24,6 +25,7 @@ import yaml
 from packaging.version import Version
 
 from deploy.debian.build import NOT_HERE, debian_version
+from deploy.images.tree import MACHINES
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message
 from tests.support.debian_root import DebianRoot, booted_debian, debian_root
 from tests.support.processes import Node, publish, weft
@@ -32,6 +34,8 @@ from weft.demo.fabric import free_port, get_json
 from weft.storage.object_store import open_store
 
 ROOT = Path(__file__).parents[2]
+HERE = next((name for name, machine in MACHINES.items() if machine == platform.machine()), "amd64")
+"""Architecture of the packages that run on this machine."""
 UNITS = "usr/lib/systemd/system"
 PAGE = ROOT / "docs/how-to/install-by-package.md"
 CARD = ROOT / "docs/how-to/prepare-a-memory-card.md"
@@ -71,10 +75,11 @@ def hub_package(dist: Path) -> Path:
     return package_of(dist, "hub")
 
 
-def package_of(dist: Path, kind: str) -> Path:
-    if not list(dist.glob(f"weft-{kind}_*.deb")):
-        built(["deploy.debian.build", str(dist), "--kind", kind, "--compress=zstd"])
-    (path,) = dist.glob(f"weft-{kind}_*.deb")
+def package_of(dist: Path, kind: str, architecture: str = HERE) -> Path:
+    if not list(dist.glob(f"weft-{kind}_*_{architecture}.deb")):
+        command = ["deploy.debian.build", str(dist), "--kind", kind, "--architecture", architecture, "--compress=zstd"]
+        built(command)
+    (path,) = dist.glob(f"weft-{kind}_*_{architecture}.deb")
     return path
 
 
@@ -240,6 +245,29 @@ def test_it_lists_what_it_is_made_of_and_nothing_of_where_it_was_made(room: Debi
     places = [path for path in room.folder.glob("usr/lib/weft-edge/**/*.pyc") if b"/stage/" in path.read_bytes()]
     assert (places, "/tmp/" in text) == ([], False)
     room.did("dpkg", "--verify", "weft-edge")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(590)
+def test_a_package_of_another_architecture_has_the_same_files_for_it(package: Path, dist: Path, tmp_path: Path) -> None:
+    (other,) = set(MACHINES) - {HERE}
+    files = dict[str, dict[str, bytes]]()
+    for architecture, path in ((HERE, package), (other, package_of(dist, "edge", other))):
+        folder = tmp_path / architecture
+        subprocess.run(["dpkg-deb", "--raw-extract", path, folder], check=True)
+        assert f"\nArchitecture: {architecture}\n" in (folder / "DEBIAN/control").read_text()
+        there = [each for each in folder.rglob("*") if each.is_file() and not each.is_symlink()]
+        machine = MACHINES[architecture]
+        files[architecture] = {str(each.relative_to(folder)).replace(machine, ""): each.read_bytes() for each in there}
+    assert files[HERE].keys() == files[other].keys()
+    for name, ours in files[HERE].items():
+        assert machine_of(ours) is None or machine_of(ours) != machine_of(files[other][name]), name
+
+
+def machine_of(content: bytes) -> bytes | None:
+    """The number of the processor that a compiled file is for; None if it is no compiled file."""
+    return content[18:20] if content.startswith(b"\x7fELF") else None
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from deploy.images.tree import MACHINES
 from tests.support.third_party import MAKE_S_MAX, Attempt, Package
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -72,7 +73,7 @@ class BootedDebian(DebianRoot):
 
 
 class Debian(Package):
-    """A clean Debian system of this machine's release, made by ``debootstrap``: ``SUITE PACKAGE ...``."""
+    """A clean Debian system, made by ``debootstrap``: ``SUITE PACKAGE ...``, or ``SUITE/ARCHITECTURE PACKAGE ...``."""
 
     needs = ("debootstrap", "unshare", "setpriv", "chroot")
     INSTALLED = ("adduser", "ca-certificates", "tzdata")
@@ -87,11 +88,23 @@ class Debian(Package):
         mirror = _mirror()
         if mirror is None:
             raise LookupError("this machine is not Debian, or its sources name no mirror")
-        suite, *packages = self.name.split()
-        included = f"--include={','.join((*packages, *self.INSTALLED))}"
-        attempt.run("debootstrap", "--variant=minbase", included, suite, str(attempt.folder), mirror)
+        system, *packages = self.name.split()
+        suite, _, architecture = system.partition("/")
+        options = ["--variant=minbase", f"--include={','.join((*packages, *self.INSTALLED))}"]
+        if architecture:
+            _is_run_here(architecture)
+            options.append(f"--arch={architecture}")
+        attempt.run("debootstrap", *options, suite, str(attempt.folder), mirror)
         for archive in (attempt.folder / "var/cache/apt/archives").glob("*.deb"):
             archive.unlink()
+
+
+def _is_run_here(architecture: str) -> None:
+    """Raise LookupError unless the kernel starts programs of the architecture, also below another root."""
+    handler = Path(f"/proc/sys/fs/binfmt_misc/qemu-{MACHINES[architecture]}")
+    if not handler.exists() or "F" not in handler.read_text().partition("flags:")[2].split("\n")[0]:
+        advice = "Debian: apt install qemu-user-static binfmt-support"
+        raise LookupError(f"the kernel of this machine starts no programs of {architecture} ({advice})")
 
 
 def _mirror() -> str | None:
@@ -112,6 +125,8 @@ def _suite() -> str:
 PYTHON = os.path.realpath("/usr/bin/python3").rpartition("/")[2]
 DEBIAN = Debian(f"{_suite()} {PYTHON}")
 WITH_SYSTEMD = Debian(f"{_suite()} {PYTHON} systemd-sysv dbus")
+OF_ARM64 = Debian(f"{_suite()}/arm64 {PYTHON}")
+"""Its programs are run by the emulator that the kernel knows for them."""
 
 
 def debian_root(folder: Path, kind: Debian = DEBIAN) -> DebianRoot:
