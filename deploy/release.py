@@ -39,8 +39,11 @@ def main() -> None:
         sys.exit(f"{options.folder}: there is nothing to release. Run `./run build`")
     if options.key and not Path(options.key).is_file():
         sys.exit(f"{options.key}: there is no such key. `ssh-keygen -t ed25519 -f FILE` makes one")
+    # Lists of components are dated, too. Signed apart from `./run build`, they are the same again.
+    date_s = os.environ.get("SOURCE_DATE_EPOCH") or source_date(options.folder / files[0])
+    os.environ["SOURCE_DATE_EPOCH"] = date_s
     for path in options.folder.glob("*.tar.gz"):
-        settle(path, int(os.environ.get("SOURCE_DATE_EPOCH") or source_date(path)))
+        settle(path, int(date_s))
     version = tomllib.loads(PROJECT.read_text())["project"]["version"]
     for each in SETS:
         list_components(

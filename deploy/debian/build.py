@@ -1,9 +1,10 @@
-"""Build the Debian packages of edge node and hub, for this machine's architecture and its /usr/bin/python3.
+"""Build the Debian packages of edge node and hub, for this machine's /usr/bin/python3 and each architecture.
 
     python -m deploy.debian.build dist
 
 ``dist`` has the wheel, which `./run build` makes, and gets the packages. Libraries are those of
-``deploy/requirements-*.txt``, by their hashes. ``dpkg-deb`` writes the archives.
+``deploy/requirements-*.txt``, by their hashes. Nothing of a package runs while it is made, so it may be for another
+architecture. ``dpkg-deb`` writes the archives.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import NoReturn
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
+from deploy.images.tree import MACHINES, install, put, put_command, remove_scripts, wanted, wheels_for
 from deploy.release import list_components, run, source_date
 from docs.tools.manuals import manuals
 from weft.cli import cli
@@ -85,6 +87,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder with the wheel; the packages are written into it")
     kinds = [each.kind for each in PACKAGES]
     parser.add_argument("--kind", action="append", choices=kinds, help="one of the packages; both by default")
+    parser.add_argument(
+        "--architecture", action="append", choices=tuple(MACHINES), help="one architecture; both by default"
+    )
     parser.add_argument("--compress", default="xz", choices=["xz", "zstd", "gzip"], help="compression of the package")
     options = parser.parse_args()
     wheels = sorted(options.folder.glob("weft_fabric-*.whl"))
@@ -97,22 +102,24 @@ def main() -> None:
     # The Python below ``stage`` runs here too, and what it compiled by itself would name that place.
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     python = interpreter()
-    for package in PACKAGES:
-        if package.kind in (options.kind or kinds):
-            print(build(package, options.folder, wheels[0], python, options.compress), flush=True)  # noqa: T201
+    for architecture in options.architecture or MACHINES:
+        for package in PACKAGES:
+            if package.kind in (options.kind or kinds):
+                made = build(package, architecture, wheels[0], python, options.compress)
+                print(made, flush=True)  # noqa: T201
 
 
-def build(package: Package, folder: Path, wheel: Path, python: str, compress: str) -> Path:
-    """Build one package, and return its path."""
+def build(package: Package, architecture: str, wheel: Path, python: str, compress: str) -> Path:
+    """Build one package beside the wheel, and return its path."""
     with tempfile.TemporaryDirectory() as temporary:
         stage = Path(temporary) / "stage"
         stage.mkdir(0o755)
         version = parse_wheel_filename(wheel.name)[1]
-        make_environment(package, stage, python, wheel)
+        make_environment(package, architecture, stage, python, wheel)
         links = place_files(package, stage, version)
-        facts = {"version": debian_version(version), "architecture": run(["dpkg", "--print-architecture"]).strip()}
+        facts = {"version": debian_version(version), "architecture": architecture}
         describe(package, stage, links, {**facts, "python": Path(python).name})
-        path = folder / "{}_{version}_{architecture}.deb".format(package.name, **facts)
+        path = wheel.with_name("{}_{version}_{architecture}.deb".format(package.name, **facts))
         run(["dpkg-deb", f"-Z{compress}", "--root-owner-group", "--build", str(stage), str(path)])
         return path
 
@@ -135,28 +142,23 @@ def not_here(why: str) -> NoReturn:
     sys.exit(NOT_HERE)
 
 
-def make_environment(package: Package, stage: Path, python: str, wheel: Path) -> None:
+def make_environment(package: Package, architecture: str, stage: Path, python: str, wheel: Path) -> None:
     """Install Weft and its libraries below ``stage``, so that they run at their final place."""
     home = stage / package.home
     run([python, "-m", "venv", "--without-pip", str(home)])
-    pip = [
-        sys.executable, "-m", "pip", "--python", str(home / "bin/python"), "--disable-pip-version-check",
-        "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:",
-    ]  # fmt: skip
-    run([*pip, "--require-hashes", "-r", str(ROOT / f"deploy/requirements-{package.kind}.txt")])
+    (libraries,) = home.glob("lib/python3*/site-packages")
+    install(libraries, *wheels_for(architecture, Path(python).name.removeprefix("python")), *wanted(package.kind))
     # By its name: pip would note the path of a file that is given.
-    run([*pip, "--no-index", "--find-links", str(wheel.parent.resolve()), "weft-fabric"])
+    install(libraries, "--no-deps", "--no-index", "--find-links", str(wheel.parent.resolve()), "weft-fabric")
+    remove_scripts(libraries)
     for path in (home / "bin").iterdir():
-        if path.name != "weft" and not path.is_symlink():
+        if not path.is_symlink():
             path.unlink()
-    # Scripts and pyvenv.cfg name the place where they were made.
-    for path in (home / "bin/weft", home / "pyvenv.cfg"):
-        lines = path.read_text().replace(str(stage), "").splitlines(keepends=True)
-        path.write_text("".join(line for line in lines if not line.startswith("command =")))
-    # Of scripts the libraries' lists have a sum with the place in it, also of those that are gone.
-    for path in home.glob("lib/python3*/site-packages/*.dist-info/RECORD"):
-        lines = path.read_text().splitlines(keepends=True)
-        path.write_text("".join(line for line in lines if not line.startswith("../../../bin/")))
+    put_command(stage, package.home)
+    # It names the place where it was made.
+    settings = home / "pyvenv.cfg"
+    lines = settings.read_text().splitlines(keepends=True)
+    settings.write_text("".join(line for line in lines if not line.startswith("command =")))
     # Unchecked: the node writes nothing to /usr, and times of files differ after unpacking.
     compiling = ["compileall", "-qqf", "--invalidation-mode=unchecked-hash", "-s", str(stage), "-p", "/"]
     run([python, "-m", *compiling, str(home / "lib")])
@@ -188,12 +190,6 @@ def place_files(package: Package, stage: Path, version: Version) -> dict[str, st
     texts = (documents / "changelog", *(stage / package.home / "share/man" / name for name, _ in pages))
     run(["gzip", "-9n", *map(str, texts)])
     return links
-
-
-def put(path: Path, text: str) -> None:
-    """Write a file, and the folders that lead to it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
 
 
 def describe(package: Package, stage: Path, links: dict[str, str], facts: dict[str, str]) -> None:

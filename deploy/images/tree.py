@@ -82,7 +82,7 @@ def libraries(root: Path, architecture: str, kind: str) -> None:
         (home / "bin" / name).symlink_to(f"/usr/bin/{python}")
     put(home / "pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = false\n")
     install(packages(root), *wheels_for(architecture, python[6:]), *wanted(kind))
-    remove_scripts(root)
+    remove_scripts(packages(root))
     for path in packages(root).rglob("*.so*"):
         strip(path)
     compile_all(root, packages(root))
@@ -102,18 +102,23 @@ def wanted(kind: str) -> list[str]:
 def weft(root: Path, wheel: Path) -> None:
     """Install Weft's wheel beside its libraries, with the command ``weft``."""
     install(packages(root), "--no-deps", "--no-index", "--find-links", str(wheel.parent.resolve()), "weft-fabric")
-    remove_scripts(root)
-    command = root / HOME / "bin/weft"
-    put(command, f"#!/{HOME}/bin/python\nimport sys\n\nfrom weft.__main__ import main\n\nsys.exit(main())\n")
-    command.chmod(0o755)
+    remove_scripts(packages(root))
+    put_command(root, HOME)
     for folder in ("weft", "spark_sinks", "pyspark_weft"):
         compile_all(root, packages(root) / folder)
 
 
-def remove_scripts(root: Path) -> None:
+def put_command(root: Path, home: str) -> None:
+    """Write the command ``weft`` of the environment that will be at ``/home``."""
+    command = root / home / "bin/weft"
+    put(command, f"#!/{home}/bin/python\nimport sys\n\nfrom weft.__main__ import main\n\nsys.exit(main())\n")
+    command.chmod(0o755)
+
+
+def remove_scripts(target: Path) -> None:
     """Remove the scripts of libraries, which name this machine's Python, and their sums in the libraries' lists."""
-    shutil.rmtree(packages(root) / "bin", ignore_errors=True)
-    for path in packages(root).glob("*.dist-info/RECORD"):
+    shutil.rmtree(target / "bin", ignore_errors=True)
+    for path in target.glob("*.dist-info/RECORD"):
         lines = path.read_text().splitlines(keepends=True)
         path.write_text("".join(line for line in lines if not line.startswith(("../../bin/", "bin/"))))
 

@@ -1,7 +1,7 @@
 """The Debian packages of edge node and hub: installed, run, upgraded, removed and purged in a clean Debian.
 
-No systemd runs in it. Nodes are started by the unit's command, as the unit's user; and a program in the place of
-systemctl notes what the packages' scripts would have systemd do.
+In one test ``systemd-nspawn`` boots that Debian. In the others no systemd runs: the unit's command starts the node,
+as the unit's user, and a program in the place of systemctl notes what the packages' scripts would have systemd do.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -24,12 +25,17 @@ import yaml
 from packaging.version import Version
 
 from deploy.debian.build import NOT_HERE, debian_version
-from tests.support.debian_root import DebianRoot, debian_root
+from deploy.images.tree import MACHINES
+from tests.end_to_end.test_kills import STREAM, Load, check_every_message
+from tests.support.debian_root import DebianRoot, booted_debian, debian_root
 from tests.support.processes import Node, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
+from weft.demo.fabric import free_port, get_json
+from weft.storage.object_store import open_store
 
 ROOT = Path(__file__).parents[2]
+HERE = next((name for name, machine in MACHINES.items() if machine == platform.machine()), "amd64")
+"""Architecture of the packages that run on this machine."""
 UNITS = "usr/lib/systemd/system"
 PAGE = ROOT / "docs/how-to/install-by-package.md"
 CARD = ROOT / "docs/how-to/prepare-a-memory-card.md"
@@ -69,10 +75,11 @@ def hub_package(dist: Path) -> Path:
     return package_of(dist, "hub")
 
 
-def package_of(dist: Path, kind: str) -> Path:
-    if not list(dist.glob(f"weft-{kind}_*.deb")):
-        built(["deploy.debian.build", str(dist), "--kind", kind, "--compress=zstd"])
-    (path,) = dist.glob(f"weft-{kind}_*.deb")
+def package_of(dist: Path, kind: str, architecture: str = HERE) -> Path:
+    if not list(dist.glob(f"weft-{kind}_*_{architecture}.deb")):
+        command = ["deploy.debian.build", str(dist), "--kind", kind, "--architecture", architecture, "--compress=zstd"]
+        built(command)
+    (path,) = dist.glob(f"weft-{kind}_*_{architecture}.deb")
     return path
 
 
@@ -243,6 +250,29 @@ def test_it_lists_what_it_is_made_of_and_nothing_of_where_it_was_made(room: Debi
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(590)
+def test_a_package_of_another_architecture_has_the_same_files_for_it(package: Path, dist: Path, tmp_path: Path) -> None:
+    (other,) = set(MACHINES) - {HERE}
+    files = dict[str, dict[str, bytes]]()
+    for architecture, path in ((HERE, package), (other, package_of(dist, "edge", other))):
+        folder = tmp_path / architecture
+        subprocess.run(["dpkg-deb", "--raw-extract", path, folder], check=True)
+        assert f"\nArchitecture: {architecture}\n" in (folder / "DEBIAN/control").read_text()
+        there = [each for each in folder.rglob("*") if each.is_file() and not each.is_symlink()]
+        machine = MACHINES[architecture]
+        files[architecture] = {str(each.relative_to(folder)).replace(machine, ""): each.read_bytes() for each in there}
+    assert files[HERE].keys() == files[other].keys()
+    for name, ours in files[HERE].items():
+        assert machine_of(ours) is None or machine_of(ours) != machine_of(files[other][name]), name
+
+
+def machine_of(content: bytes) -> bytes | None:
+    """The number of the processor that a compiled file is for; None if it is no compiled file."""
+    return content[18:20] if content.startswith(b"\x7fELF") else None
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(590)
 def test_a_running_node_stops_before_its_files_change_and_runs_again(
     room: DebianRoot, package: Path, later: Path
 ) -> None:
@@ -405,9 +435,93 @@ def test_a_memory_card_s_commands_make_a_bare_debian_a_linked_edge(
         bare.run("apt-get", "purge", "--yes", "weft-edge")
 
 
-def audit_finds(room: DebianRoot, records: int) -> None:
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+def test_systemd_runs_both_confined_and_an_upgrade_under_load_loses_nothing(
+    package: Path, hub_package: Path, later: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "later").mkdir()
+    later_hub = later_of(hub_package, tmp_path / "later")
+    hub_port, mqtt_port, http_port = free_port(), free_port(), free_port()
+    units, hub, edge, token = ("weft-hub", "weft-edge"), "/etc/weft/hub.yaml", "/etc/weft/edge.yaml", "/etc/weft/token"
+    with ExitStack() as until_the_end:
+        try:
+            room = until_the_end.enter_context(booted_debian(tmp_path))
+        except LookupError as error:
+            pytest.skip(str(error))
+
+        def did(*command: str) -> str:
+            return room.did(*command, user="weft")
+
+        install(room, hub_package, package)
+        did("weft", "hub", "init", hub, "--listen", f"127.0.0.1:{hub_port}")
+        did("sh", "-c", f"echo 'processes: 1' >>{hub}")
+        room.did("systemctl", "enable", "--now", "weft-hub")
+        did("weft", "hub", "token", "add", hub, "a", "--scope", "edge", "--edge", "a", "--to", f"{token}.a", "--yes")
+        to_hub = ("--hub", f"http://127.0.0.1:{hub_port}", "--token-file", f"{token}.a")
+        stream = f"{STREAM}=load/{{device}}/count"
+        did("weft", "edge", "init", edge, "--node=a", f"--stream={stream}", f"--listen=127.0.0.1:{mqtt_port}", *to_hub)
+        did("sh", "-c", f"echo 'http: {{bind: \"127.0.0.1:{http_port}\"}}' >>{edge}")
+        room.did("systemctl", "enable", "--now", "weft-edge")
+
+        def records() -> int:
+            try:
+                return int(get_json(f"http://127.0.0.1:{http_port}/status")["streams"][STREAM]["durable_end"])
+            except OSError:
+                return 0
+
+        def further(count: int = 0) -> int:
+            wait_until(lambda: records() > count, PATIENCE_S, what=lambda: journal(room))
+            return records()
+
+        load = Load(mqtt_port, options=["--rate", "100"])
+        until_the_end.callback(load.kill)
+        before = further()
+        for unit in units:
+            is_confined(room, unit)
+        room.did("systemctl", "kill", "--signal=KILL", "weft-edge")
+        before = further(before)
+        processes = [main_process(room, unit) for unit in units]
+        install(room, later, later_hub)
+        further(before)
+        assert all(new != old for new, old in zip((main_process(room, unit) for unit in units), processes, strict=True))
+        acked = load.finish()
+        audit_finds(room, records(), STREAM)
+        room.did("systemctl", "stop", *units)
+        counted = check_every_message(open_store(str(room.folder / "var/lib/weft-hub")), acked)
+        assert counted["messages"] > 100
+        print(dict(counted))
+        said = journal(room)
+        assert not [line for line in said.splitlines() if "Traceback" in line or "not permitted" in line], said
+        room.did("apt-get", "remove", "--yes", *units)
+        assert room.run("systemctl", "is-enabled", *units).returncode != 0
+        assert list((room.folder / "var/lib/weft").iterdir()) != []
+
+
+def main_process(room: DebianRoot, unit: str) -> str:
+    """The process of a unit that runs."""
+    room.did("systemctl", "is-active", unit)
+    return room.did("systemctl", "show", "--value", "--property=MainPID", unit).strip()
+
+
+def is_confined(room: DebianRoot, unit: str) -> None:
+    """The process has another user, no rights, and a filter of system calls; systemd counts the rest."""
+    status = room.did("cat", f"/proc/{main_process(room, unit)}/status")
+    facts = {name: value.split() for name, _, value in (line.partition(":") for line in status.splitlines())}
+    user = room.did("id", "--user", "weft").strip()
+    assert (facts["Uid"], facts["NoNewPrivs"], facts["Seccomp"]) == ([user] * 4, ["1"], ["2"])
+    assert {int(facts[name][0], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {0}
+    room.did("systemd-analyze", "security", f"--threshold={EXPOSURE_MAX}", f"{unit}.service")
+
+
+def journal(room: DebianRoot) -> str:
+    return room.did("journalctl", "--no-pager", "--unit=weft-edge", "--unit=weft-hub")
+
+
+def audit_finds(room: DebianRoot, records: int, stream: str = "telemetry") -> None:
     """Wait until each record is in the log and in the table, once."""
-    command = ("weft", "audit", "telemetry", "--store", "/var/lib/weft-hub")
+    command = ("weft", "audit", stream, "--store", "/var/lib/weft-hub")
     said: list[str] = []
 
     def is_found() -> bool:

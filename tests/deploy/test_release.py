@@ -131,6 +131,18 @@ def test_without_a_key_it_says_that_nothing_is_signed(tmp_path: Path) -> None:
     assert not (tmp_path / "SHA256SUMS.sig").exists()
 
 
+def test_what_is_signed_afterwards_is_what_was_built(tmp_path: Path, made: Path) -> None:
+    (tmp_path / "weft.whl").write_bytes(b"a wheel")
+    date = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if date.returncode != 0:
+        pytest.skip("this is no checkout, so the release has no date")
+    assert release(tmp_path, SOURCE_DATE_EPOCH=date.stdout.strip()).returncode == 0
+    built = (tmp_path / "SHA256SUMS").read_text()
+    assert release(tmp_path, WEFT_SIGNING_KEY=str(made.parent / "key")).returncode == 0
+    assert (tmp_path / "SHA256SUMS").read_text() == built
+    assert (tmp_path / "SHA256SUMS.sig").exists()
+
+
 def test_what_cannot_be_released_is_said(tmp_path: Path) -> None:
     assert "there is nothing to release" in release(tmp_path).stderr
     (tmp_path / "weft.whl").write_bytes(b"a wheel")

@@ -1,7 +1,7 @@
 """An edge node on arm64, as on a Raspberry Pi: it starts, takes messages, is cut off from power, and drains to a hub.
 
-An emulator runs the processor's code, so this is a night's work. The node is the one of the arm64 image: Debian's own
-packages for that machine and the wheels that pip takes there.
+An emulator runs the processor's code, so this is a night's work. The node is the one of the arm64 image, or that of the
+Debian package in a Debian of arm64.
 """
 
 from __future__ import annotations
@@ -11,17 +11,26 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from deploy.images.tree import MACHINES, wanted, wheels_for
+from tests.deploy.test_debian_package import CONFIG, UNITS, install, package_of, settings_of
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message, make_edge, wait_until_drained
+from tests.support.debian_root import OF_ARM64, DebianRoot, debian_root
 from tests.support.emulation import EdgeTree, build_wheel, edge_tree
+from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
+from tests.support.waiting import PATIENCE_S, wait_until
+from weft.demo.devices import AmqpDevice, Device, HttpDevice, MqttDevice
 from weft.demo.fabric import DemoHub, Edge
 from weft.proofs.audit.audit import audit
+from weft.storage.hub_keys import table_key
 from weft.storage.object_store import open_store
 
 pytestmark = [
@@ -35,6 +44,8 @@ MEMORY_MIB_MAX = 70
 """Of a node without the emulator. It has 50 to 55."""
 RATE = "100"
 """Messages a second of each device."""
+MESSAGES = 1000
+"""Of each protocol."""
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +85,60 @@ def test_an_acked_message_survives_power_cuts_of_an_arm64_node(trees: dict[str, 
     print(f"{KILLS} power cuts: {dict(counted)}")
     assert counted["messages"] > 100
     assert counted["rows"] == report.total("table_records") == report.total("records")
+
+
+def test_an_arm64_debian_installs_the_package_whose_node_takes_each_protocol_and_drains(tmp_path: Path) -> None:
+    build_wheel(tmp_path)
+    package = package_of(tmp_path / "dist", "edge", "arm64")
+    try:
+        room = debian_root(tmp_path, OF_ARM64)
+    except LookupError as error:
+        pytest.skip(str(error))
+    install(room, package)
+    assert room.did("dpkg", "--print-architecture") == "arm64\n"
+    hub = DemoHub(tmp_path)
+    edge = Edge(tmp_path, "edge", hub.port)
+    config = edge.config_path.read_text().replace(f"data_dir: {tmp_path}/edge", "data_dir: /var/lib/weft")
+    (room.folder / CONFIG).write_text(config)
+    sent = [b'{"n":%d}' % number for number in range(MESSAGES)]
+    devices: list[Device] = [
+        kind(name, f"sensors/{name}/telemetry", sent, port, float(RATE))
+        for name, kind, port in (
+            ("mqtt", MqttDevice, edge.mqtt_port), ("amqp", AmqpDevice, edge.amqp_port),
+            ("http", HttpDevice, edge.post_port),
+        )
+    ]  # fmt: skip
+    with ExitStack() as at_the_end:
+        at_the_end.callback(hub.stop)
+        hub.start()
+        node = started(room, at_the_end)
+        for each in devices:
+            threading.Thread(target=each.run, daemon=True).start()
+        wait_until(lambda: all(each.acked for each in devices), PATIENCE_S)
+        node.kill()
+        node.wait()
+        started(room, at_the_end)
+        wait_until(lambda: all(each.acked == MESSAGES for each in devices), PATIENCE_S)
+        rows = wait_until_drained(edge, hub, "telemetry")
+    store = open_store(hub.store)
+    report = asyncio.run(audit(store, "default", "telemetry"))
+    assert report.agrees, report.problems
+    uri, options = store.location(table_key("default", "telemetry"))
+    table = DeltaTable(uri, storage_options=options).to_pyarrow_table(columns=["device", "payload"])
+    kept = set(zip(table["device"].to_pylist(), table["payload"].to_pylist(), strict=True))
+    with outcome():
+        assert kept == {(each.name, payload) for each in devices for payload in sent}
+    print(f"{len(kept)} messages, {rows} rows")
+
+
+def started(room: DebianRoot, at_the_end: ExitStack) -> subprocess.Popen[str]:
+    """A node by the unit's command, when it is ready."""
+    node = room.service(settings_of(room.folder / UNITS / "weft-edge.service"))
+    at_the_end.callback(node.wait)
+    at_the_end.callback(node.kill)
+    assert node.stdout is not None
+    assert next((line for line in node.stdout if "is ready" in line), "")
+    return node
 
 
 def test_an_arm64_node_needs_no_more_memory_than_one_of_amd64(trees: dict[str, EdgeTree], tmp_path: Path) -> None:

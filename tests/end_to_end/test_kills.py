@@ -68,9 +68,9 @@ def make_edge(directory: Path, hub: DemoHub) -> Edge:
     return edge
 
 
-def wait_until_drained(edge: Edge, hub: DemoHub) -> int:
+def wait_until_drained(edge: Edge, hub: DemoHub, stream: str = STREAM) -> int:
     """Wait until the table has a row for every record of the edge's log; the number of rows."""
-    expected = edge.status()["streams"][STREAM]["durable_end"]
+    expected = edge.status()["streams"][stream]["durable_end"]
     wait_until(
         lambda: hub.table_rows() == expected, DRAIN_TIMEOUT_S,
         lambda: f"{expected} records expected; {hub.status()}; {edge.status()}", interval_s=0.1,

@@ -1,4 +1,4 @@
-"""Clean Debian systems in a folder, made by ``debootstrap`` once and copied for each test."""
+"""Clean Debian systems in a folder, made by ``debootstrap`` once and copied for each test; also booted ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import contextlib
 import os
 import platform
 import re
+import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from deploy.images.tree import MACHINES
 from tests.support.third_party import MAKE_S_MAX, Attempt, Package
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 _MOUNTS = 'mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev"'
 
@@ -58,8 +60,20 @@ class DebianRoot:
         return ["unshare", "--mount", "bash", "-c", script, "-", str(self.folder), *words]
 
 
+class BootedDebian(DebianRoot):
+    """A system in a folder, with its own systemd, that ``systemd-nspawn`` runs. The network is this machine's."""
+
+    def __init__(self, folder: Path, leader: int) -> None:
+        super().__init__(folder)
+        self._leader = leader
+
+    def _inside(self, words: Sequence[str], _mounts: str = _MOUNTS) -> list[str]:
+        root = f"--root=/proc/{self._leader}/root"
+        return ["nsenter", f"--target={self._leader}", "--mount", "--uts", "--ipc", "--pid", root, "--wd=/", *words]
+
+
 class Debian(Package):
-    """A clean Debian system of this machine's release, made by ``debootstrap``: ``SUITE PYTHON``."""
+    """A clean Debian system, made by ``debootstrap``: ``SUITE PACKAGE ...``, or ``SUITE/ARCHITECTURE PACKAGE ...``."""
 
     needs = ("debootstrap", "unshare", "setpriv", "chroot")
     INSTALLED = ("adduser", "ca-certificates", "tzdata")
@@ -74,11 +88,23 @@ class Debian(Package):
         mirror = _mirror()
         if mirror is None:
             raise LookupError("this machine is not Debian, or its sources name no mirror")
-        suite, python = self.name.split()
-        included = f"--include={','.join((python, *self.INSTALLED))}"
-        attempt.run("debootstrap", "--variant=minbase", included, suite, str(attempt.folder), mirror)
+        system, *packages = self.name.split()
+        suite, _, architecture = system.partition("/")
+        options = ["--variant=minbase", f"--include={','.join((*packages, *self.INSTALLED))}"]
+        if architecture:
+            _is_run_here(architecture)
+            options.append(f"--arch={architecture}")
+        attempt.run("debootstrap", *options, suite, str(attempt.folder), mirror)
         for archive in (attempt.folder / "var/cache/apt/archives").glob("*.deb"):
             archive.unlink()
+
+
+def _is_run_here(architecture: str) -> None:
+    """Raise LookupError unless the kernel starts programs of the architecture, also below another root."""
+    handler = Path(f"/proc/sys/fs/binfmt_misc/qemu-{MACHINES[architecture]}")
+    if not handler.exists() or "F" not in handler.read_text().partition("flags:")[2].split("\n")[0]:
+        advice = "Debian: apt install qemu-user-static binfmt-support"
+        raise LookupError(f"the kernel of this machine starts no programs of {architecture} ({advice})")
 
 
 def _mirror() -> str | None:
@@ -96,17 +122,61 @@ def _suite() -> str:
     return "unknown"
 
 
-DEBIAN = Debian(f"{_suite()} {os.path.realpath('/usr/bin/python3').rpartition('/')[2]}")
+PYTHON = os.path.realpath("/usr/bin/python3").rpartition("/")[2]
+DEBIAN = Debian(f"{_suite()} {PYTHON}")
+WITH_SYSTEMD = Debian(f"{_suite()} {PYTHON} systemd-sysv dbus")
+OF_ARM64 = Debian(f"{_suite()}/arm64 {PYTHON}")
+"""Its programs are run by the emulator that the kernel knows for them."""
 
 
-def debian_root(folder: Path) -> DebianRoot:
+def debian_root(folder: Path, kind: Debian = DEBIAN) -> DebianRoot:
     """Return a new system of this machine's release.
 
     Raises:
         LookupError: it cannot be made here; the sentence says why.
     """
     target = folder / "debian"
-    subprocess.run(["cp", "-a", "--reflink=auto", str(DEBIAN.obtain()), str(target)], check=True)
+    subprocess.run(["cp", "-a", "--reflink=auto", str(kind.obtain()), str(target)], check=True)
     # dpkg syncs thousands of files one by one; on a busy disk that takes minutes, and no test cuts its power.
     (target / "etc/dpkg/dpkg.cfg.d/unsafe-io").write_text("force-unsafe-io\n")
     return DebianRoot(target)
+
+
+@contextlib.contextmanager
+def booted_debian(folder: Path) -> Iterator[BootedDebian]:
+    """Boot a new system of this machine's release, and shut it down at the end.
+
+    Raises:
+        LookupError: it cannot be made or booted here; the sentence says why.
+    """
+    if shutil.which("systemd-nspawn") is None:
+        raise LookupError("systemd-nspawn is not installed (Debian: apt install systemd-container)")
+    root = debian_root(folder, WITH_SYSTEMD).folder
+    # Of the machine's systemd, if it runs, nothing is asked: neither a scope nor a registration.
+    command = ["systemd-nspawn", f"--directory={root}", "--boot", "--register=no", "--keep-unit", "--console=pipe"]
+    with (folder / "console").open("wb") as console:
+        machine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=console)
+    try:
+        wait_until(lambda: machine.poll() is not None or _has_booted(root, machine.pid), PATIENCE_S)
+        if machine.poll() is not None:
+            raise LookupError(f"systemd-nspawn does not boot here: {(folder / 'console').read_text()[-500:]}")
+        yield BootedDebian(root, _leader(machine.pid))
+        machine.terminate()
+        machine.wait(PATIENCE_S)
+    finally:
+        machine.kill()
+        machine.wait()
+
+
+def _has_booted(root: Path, nspawn: int) -> bool:
+    try:
+        said = BootedDebian(root, _leader(nspawn)).run("systemctl", "is-system-running").stdout
+    except (OSError, ValueError):
+        return False
+    return said.strip() in ("running", "degraded")
+
+
+def _leader(nspawn: int) -> int:
+    """Return the process that is the first one in the booted system."""
+    (leader,) = Path(f"/proc/{nspawn}/task/{nspawn}/children").read_text().split()
+    return int(leader)
