@@ -13,6 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _DAY = datetime.timedelta(days=1)
+_SIGNS = x509.KeyUsage(
+    digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+    key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+)  # fmt: skip
+"""Usage of an authority's key."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,17 @@ class Authority:
         self._directory = directory
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        usage = x509.BasicConstraints(ca=True, path_length=None)
-        certificate = self._builder(self._name, self._key).add_extension(usage, critical=True)
+        certificate = (
+            self._builder(self._name, self._key)
+            .add_extension(
+                x509.BasicConstraints(ca=True, path_length=None),
+                critical=True,
+            )
+            .add_extension(
+                _SIGNS,
+                critical=True,
+            )
+        )
         self.path = str(directory / f"{name}.pem")
         self._write(self.path, certificate.sign(self._key, hashes.SHA256()))
 
@@ -88,6 +102,15 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - 2 * _DAY)
             .not_valid_after(now + days * _DAY)
+            # Python 3.13 verifies strictly, by RFC 5280: 4.2.1.1 and 4.2.1.2 ask for both.
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+                critical=False,
+            )
         )
 
     @staticmethod
