@@ -391,7 +391,7 @@ def _settings(struct: inspect.StructType, prefix: str) -> Iterator[Setting]:
         if section is None:
             yield Setting(path, _words(shape), _default(field, shape), shape.description)
             continue
-        description = shape.description or (section.cls.__doc__ or "").strip()
+        description = shape.description or " ".join((section.cls.__doc__ or "").split())
         yield Setting(f"{path}{suffix}", "section", "", description)
         yield from _settings(section, f"{path}{suffix}.")
 

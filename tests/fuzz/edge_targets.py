@@ -228,7 +228,7 @@ def _variable(number: int) -> bytes:
 
 MQTT = Target(run_one, _mqtt_seeds, head=1, memory_per_byte=64)
 """A SUBSCRIBE has a filter in four bytes, and an empty user property takes five: each is an object or two."""
-WEBSOCKET = Target(_websocket, _websocket_seeds, head=1, memory_per_byte=64)
+WEBSOCKET = Target(_websocket, _websocket_seeds, head=1, memory_per_byte=72)
 """A frame without content takes two bytes, and an object for as long as its read is handled."""
 PROXY = Target(_proxy, _proxy_seeds)
 TOPICS = Target(_topics, _topic_seeds, memory_per_byte=64)

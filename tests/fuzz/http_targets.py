@@ -193,6 +193,13 @@ def _check_answer(exchange: HttpExchange) -> None:
         msgspec.json.decode(body)
 
 
+def _gzip(data: bytes) -> bytes:
+    """Compress with the number of Unix as the system's: Python 3.13 says that it is unknown."""
+    found = bytearray(gzip.compress(data, mtime=0))
+    found[9] = 3
+    return bytes(found)
+
+
 def _request_seeds() -> list[bytes]:
     array, host = b'[1,{"a":"b"},"c"]', b"Host: a\r\n"
     event = b'{"id":"1","source":"s","specversion":"1.0","type":"t","time":"2020-01-01T00:00:00Z","data":{"a":1}}'
@@ -210,9 +217,9 @@ def _request_seeds() -> list[bytes]:
         post(b"/a", event, b"Content-Type: application/cloudevents+json\r\n"),
         post(b"/a", b"[" + event + b"," + other + b"]", b"Content-Type: application/cloudevents-batch+json\r\n"),
         post(b"/a", b"data", b"ce-specversion: 1.0\r\nce-time: 2020-01-01T00:00:00.5Z\r\nce-x: \"a\"\r\n" + binary),
-        post(b"/a", gzip.compress(array, mtime=0), b"Content-Encoding: gzip\r\n" + json),
+        post(b"/a", _gzip(array), b"Content-Encoding: gzip\r\n" + json),
         post(b"/a", zstandard.compress(array), b"Content-Encoding: zstd\r\n" + json),
-        post(b"/a", gzip.compress(bomb, mtime=0)[:9_000], b"Content-Encoding: gzip\r\n"),
+        post(b"/a", _gzip(bomb)[:9_000], b"Content-Encoding: gzip\r\n"),
         post(b"/a", zstandard.compress(bomb), b"Content-Encoding: zstd\r\n"),
         post(b"/api/v2/write?bucket=plant&precision=s", b'm,a=1 b=2.5,c="x",d=3i,e=t 1700000000\n# no\n'),
         post(b"/write?db=p/{measurement}/{a}&u=a&p=b", b"m,a=1 b=2\nm b=2\n", b"Authorization: Token a:b\r\n"),

@@ -19,6 +19,7 @@ import socket
 import sys
 import tempfile
 import time
+import warnings
 from typing import TYPE_CHECKING, TextIO
 
 import msgspec
@@ -69,6 +70,12 @@ def import_everything(packages: tuple[str, ...], modules: tuple[str, ...]) -> No
                 importlib.import_module(module.name)
 
 
+def _fork() -> int:
+    """Fork in silence. Python 3.12 and later warn where libraries have threads, as if the node had printed it."""
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        return os.fork()
+
+
 def serve(control: socket.socket) -> tuple[Request, list[int]] | None:
     """Fork a process for each request; return in it, with the request and its descriptors.
 
@@ -83,9 +90,9 @@ def serve(control: socket.socket) -> tuple[Request, list[int]] | None:
         if not message:
             return None
         (number, reported), (may_begin, begin) = os.pipe(), os.pipe()
-        parent = os.fork()
+        parent = _fork()
         if parent == 0:
-            child = os.fork()
+            child = _fork()
             if child == 0:
                 os.close(begin)
                 os.read(may_begin, 1)

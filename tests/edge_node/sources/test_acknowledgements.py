@@ -54,6 +54,7 @@ class BrokersEnd:
                     self.send(ConnAck(self.session_present, self.code))
                 elif isinstance(packet, Subscribe):
                     self.send(SubAck(packet.packet_id, tuple(each.qos for each in packet.filters)))
+        writer.close()  # since Python 3.12 a server waits for its connections
 
     def send(self, *packets: Packet) -> None:
         assert self._writer is not None

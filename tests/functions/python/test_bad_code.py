@@ -349,7 +349,7 @@ class Node:
 def process(record, ctx):
     if record["n"] == 3:
         value = 1
-        for _ in range(3000): value = Node(value)
+        for _ in range(3000 if sys.version_info < (3, 12) else 30_000): value = Node(value)
         return {"x": value}
     return record
 """)
