@@ -20,6 +20,8 @@ from weft.commands.running import RunningHub
 from weft.output import Failed
 
 CONFIG = "node: press-shop-7\ndata_dir: data\nstreams: {telemetry: {from: 'plant/{line}/telemetry'}}\n"
+FREE = CONFIG + "listeners: {mqtt: {bind: '127.0.0.1:0'}}\nhttp: null\n"
+"""The same, whatever else runs on this machine."""
 
 
 def weft(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +38,7 @@ def weft(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 @pytest.fixture
 def edge_yaml(tmp_path: Path) -> Path:
     path = tmp_path / "edge.yaml"
-    path.write_text(CONFIG)
+    path.write_text(FREE)
     return path
 
 

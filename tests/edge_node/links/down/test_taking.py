@@ -30,7 +30,9 @@ def message(number: int, topic: str = "down/x", payload: bytes = b"go", **fields
 async def running(folder: Path) -> EdgeNode:
     links = {"cloud": Link(to=("http://127.0.0.1:9",), down=Down(), hold_at_start_s=0.0)}
     streams = {"telemetry": Stream(from_=("plant/#",))}
-    node = EdgeNode(EdgeConfig(node="press-1", data_dir=str(folder), streams=streams, links=links))
+    node = EdgeNode(
+        EdgeConfig(node="press-1", data_dir=str(folder), streams=streams, links=links, listeners={}, http=None)
+    )
     await node.start()
     return node
 
