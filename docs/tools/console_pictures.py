@@ -1,4 +1,5 @@
-"""Pictures of the console while the demo runs: an outage, the backlog behind it, and the timeline closed again.
+"""Pictures of the console while the demo runs: an outage, the backlog behind it, and the timeline closed again. And
+those of the tutorials, by the configurations of their pages.
 
 ``./run docs pictures`` makes them, with Chromium, in some minutes. They show real data at real times, so that each run
 makes others: they are made again when the page has changed, and looked at.
@@ -8,12 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
+import socket
 import sys
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from paho.mqtt.client import CallbackAPIVersion, Client
 
 from tests.support.browser import PROGRAM, BrowserPage, browser_page
+from tests.support.waiting import until
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 WIDTH, HEIGHT = 1280, 760
@@ -90,7 +98,85 @@ async def _again(page: BrowserPage, address: str) -> None:
     await page.until('document.querySelector(".chart canvas")')
 
 
+# Pictures of the tutorials: what their readers see after a minute of messages.
+
+TUTORIAL = Path(__file__).parents[1] / "tutorial" / "data-engineer.md"
+EDGE_PAGE, STREAM_PAGE = "http://127.0.0.1:8080/", "http://127.0.0.1:8090/console#/streams/telemetry?window=2"
+MACHINES = {"m1": 21.5, "m2": 19.0}
+MESSAGES_S, SEND_EACH_S = 75.0, 0.5
+
+
+@contextlib.asynccontextmanager
+async def _running(folder: Path, *command: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a hub or a node until the end, or until it was ended."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "weft", *command, cwd=folder)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _publish(seconds: float) -> None:
+    """Be the two machines for some time; one topic is misspelt, as in the tutorial."""
+    client = Client(CallbackAPIVersion.VERSION2)
+    client.connect("127.0.0.1", 1883)
+    client.loop_start()
+    for number in range(round(seconds / SEND_EACH_S)):
+        for machine, base in MACHINES.items():
+            reading = json.dumps({"temperature": base + number % 40 / 20})
+            client.publish(f"plant/press/{machine}/telemetry", reading, 1)
+        if not number % 20:
+            client.publish("plant/press/m1/temperatur", "22.0", 1)
+        await asyncio.sleep(SEND_EACH_S)
+    client.disconnect()
+    client.loop_stop()
+
+
+async def make_tutorials() -> None:
+    """Take a picture of the node's page, of the stream's timeline, and of the node's page without its hub."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for text, file in re.findall(r"```yaml\n(# (\w+\.yaml)\n.*?)```", TUTORIAL.read_text(), re.DOTALL):
+            (folder / file).write_text(text)
+        async with (
+            _running(folder, "hub", "run", "hub.yaml") as hub,
+            _running(folder, "edge", "run", "edge.yaml"),
+            browser_page(folder / "browser") as page,
+        ):
+            await page.size(1100, HEIGHT)
+            await until(lambda: _listens(EDGE_PAGE) and _listens(STREAM_PAGE))
+            sending = asyncio.create_task(_publish(MESSAGES_S))
+            await asyncio.sleep(MESSAGES_S - 20)
+            for file, url, shown in (
+                ("tutorial-node", EDGE_PAGE, 'document.querySelectorAll("canvas").length >= 3'),
+                ("tutorial-timeline", STREAM_PAGE, 'document.querySelector(".lanes li")'),
+            ):
+                await page.open("about:blank")
+                await page.open(url)
+                await page.until(shown)
+                await asyncio.sleep(2.0)  # what is drawn comes with the next readings
+                await page.picture(PICTURES / f"{file}.png")
+            hub.terminate()
+            await hub.wait()
+            await page.open("about:blank")
+            await page.open(f"{EDGE_PAGE}#links")
+            await page.until('document.body.innerText.includes("cannot connect")')
+            await page.js('document.getElementById("links").scrollIntoView()')
+            await page.picture(PICTURES / "tutorial-outage.png")
+            await sending
+
+
+def _listens(url: str) -> bool:
+    """Return whether a page is there."""
+    address = urlsplit(url)
+    with socket.socket() as probe:
+        return probe.connect_ex((address.hostname, address.port)) == 0
+
+
 if __name__ == "__main__":
     if PROGRAM is None:
         raise SystemExit("no Chromium here (Debian: apt install chromium)")
+    asyncio.run(make_tutorials())
     asyncio.run(make())
