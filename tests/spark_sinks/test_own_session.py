@@ -39,9 +39,9 @@ def reported(attempt):
     try:
         attempt()
     except Exception as error:
-        print("told", error)
-told(lambda: source(spark.read))
-told(lambda: read(spark, {stream!r}, store={store!r}))
+        print("reported", error)
+reported(lambda: source(spark.read))
+reported(lambda: read(spark, {stream!r}, store={store!r}))
 """
 
 
@@ -98,7 +98,7 @@ def test_a_python_that_lacks_libraries_is_named_with_the_setting(hub: Hub, other
     hub.write(1)
     chosen = {"PYSPARK_PYTHON": str(other_python), "PYTHONPATH": str(ROOT)}
     said = run(WRONG_PYTHON, hub, other_python, tmp_path, **chosen)
-    source, helper = said.split("told ")[1:]
+    source, helper = said.split("reported ")[1:]
     assert f"Spark's Python workers run in {other_python}, which lacks msgspec. Before the Spark session" in source
     assert "set PYSPARK_PYTHON to a Python that has weft-fabric with its extra 'spark'" in source
     assert helper.startswith(f"PYSPARK_PYTHON is {other_python}, which lacks cbor2, crc32c, deltalake, msgspec,")

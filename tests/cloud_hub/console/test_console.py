@@ -322,9 +322,10 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
                 await page.js('location.hash = "#/regions"')
                 await page.until('document.querySelector(".table tbody").innerText.includes("No region.")')
                 await page.js('location.hash = "#/tokens"')
-                await page.until('document.querySelector(".table tbody").innerText.includes("No token is declared")')
+                names = '[...document.querySelectorAll(".table tbody th")].map((name) => name.textContent)'
+                await page.until(f'{names}.sort().join(" ") === "admin link reader"')
                 await page.js('location.hash = "#/audit"')
-                await page.until('document.querySelector(".table tbody").innerText.includes("No act yet")')
+                await page.until('document.querySelector(".table tbody").innerText.includes("a test")')
             await page.js('document.querySelector("#leave").click(); location.hash = ""')
         page.errors[:] = [each for each in page.errors if " 401 " not in each]
 
