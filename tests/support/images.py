@@ -10,20 +10,29 @@ import hashlib
 import io
 import json
 import os
+import platform
 import shutil
 import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
 
+from deploy.images.tree import MACHINES
+
 PROGRAMS = ("unshare", "setpriv", "mount")
+ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 NOBODY = 65534
 """The ordinary user, where the tests are root's."""
-# $1: the root. $2: the volume. Then the user, and the command. As the namespace's root, which is an ordinary user.
+# $1: the root. $2: the volume. $3: the user. $4: the line that makes the kernel run another processor's programs by an
+# emulator, only in this namespace (Linux 6.7). Then the command. As the namespace's root, which is an ordinary user.
 _ROOM = """
 mount --rbind "$1" "$1" && mount --bind "$2" "$1/var/lib/weft" && mount --rbind /proc "$1/proc" &&
 mount --rbind /dev "$1/dev" && mount -t tmpfs tmpfs "$1/tmp" && mount -o remount,bind,ro "$1" || exit 99
-root=$1 user=$3; shift 3; cd "$root"
+if [ -n "$4" ]; then
+  known=/proc/sys/fs/binfmt_misc
+  mount -t binfmt_misc binfmt_misc "$known" && printf %s "$4" > "$known/register" || exit 99
+fi
+root=$1 user=$3; shift 4; cd "$root"
 exec unshare --user --map-user="${user%:*}" --map-group="${user#*:}" --root="$root" --wd=/ "$@"
 """
 # As root: folders of the tests are closed to others, so what the user needs is shown at another place.
@@ -88,7 +97,7 @@ def rootless(image: Image, root: Path, volume: Path) -> list[str]:
         volume: folder for ``/var/lib/weft``.
 
     Raises:
-        LookupError: this machine does not let an ordinary user; the sentence says why.
+        LookupError: this machine does not let an ordinary user, or has no emulator; the sentence says why.
     """
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         raise LookupError(f"{', '.join(missing)}: not installed")
@@ -100,4 +109,28 @@ def rootless(image: Image, root: Path, volume: Path) -> list[str]:
         places = ["/mnt/root", "/mnt/volume"]
     if subprocess.run([*before[:2], *namespace, "true"], capture_output=True, check=False).returncode:
         raise LookupError("this machine allows no namespaces of users and mounts")
-    return [*before, *namespace, "sh", "-c", _ROOM, "-", *places, image.settings["User"]]
+    line = _emulated(image.configuration["architecture"])
+    mount = [*before[:2], *namespace, "mount", "-t", "binfmt_misc", "none", "/mnt"]
+    if line and subprocess.run(mount, capture_output=True, check=False).returncode:
+        raise LookupError("this machine's Linux has emulators only for all of it, and none for a namespace")
+    return [*before, *namespace, "sh", "-c", _ROOM, "-", *places, image.settings["User"], line]
+
+
+def _emulated(architecture: str) -> str:
+    """Return what ``binfmt_misc`` of Linux is told about an architecture's programs, "" for this machine's own.
+
+    Raises:
+        LookupError: there is no emulator of it here.
+    """
+    machine = MACHINES[architecture]
+    if machine == platform.machine():
+        return ""
+    emulator = shutil.which(f"qemu-{machine}-static")
+    if emulator is None:
+        raise LookupError(f"qemu-{machine}-static is not installed (Debian: apt install qemu-user-static)")
+    # The ELF header: 64 bits, little-endian, version 1, any system; a program or a shared object (2, 3); the machine.
+    # F: the emulator is opened now, since it is not in the root.
+    magic = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00" + ELF_MACHINES[machine].to_bytes(2, "little")
+    mask = b"\xff" * 7 + b"\x00" + b"\xff" * 8 + b"\xfe\xff\xff\xff"
+    escaped = ("".join(f"\\x{byte:02x}" for byte in each) for each in (magic, mask))
+    return f":weft-{architecture}:M::{':'.join(escaped)}:{emulator}:F"
