@@ -141,8 +141,8 @@ def seconds_by_part(path: Path, threads: Mapping[int, Spent]) -> dict[str, float
 
 # Flame graph: each rectangle is a call, as wide as the samples in which it was running, above those that it made.
 
-WAITS = ("Condition.wait", "epoll_pwait", "_worker (concurrent/futures")
-"""Pieces of frames of threads that wait."""
+WAITS = ("Condition.wait", "epoll_pwait", "_worker (concurrent/futures", "pthread_cond_timedwait")
+"""Pieces of frames of threads that wait; the last is how a thread waits for the interpreter's lock."""
 FIRST = ("run_until_stopped", "WriterThread._run")
 """Calls that a graph begins with; those that lead there are the same in each stack."""
 LIBRARY = " (libc.so.6)"
@@ -176,7 +176,10 @@ def frames_of(stack: str) -> list[str] | None:
     if any(wait in frame for frame in frames for wait in WAITS):
         return None
     first = next((at for at, frame in enumerate(frames) if frame.startswith(FIRST)), 0)
-    shown = [frame for frame in frames[first:] if ".py" in frame or frame.endswith(LIBRARY)]
+    shown = [
+        frame for frame in frames[first:]
+        if ".py" in frame or (frame.endswith(LIBRARY) and not frame.startswith("0x"))
+    ]  # fmt: skip
     names = [re.sub(r":\d+\)$", ")", frame.replace("(weft/", "(").removesuffix(LIBRARY)) for frame in shown]
     return [thread.partition(": ")[2] or "thread", *names]
 
