@@ -210,7 +210,7 @@ class UserCode:
     """
 
     def __init__(self, begin: Begin, clock: Callable[[], float] = time.monotonic) -> None:
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+        self._encoder = _ENCODER
         self._begin = begin
         self._clock = clock
         self._process_id = os.getpid()
@@ -337,13 +337,6 @@ def _load(begin: Begin) -> types.ModuleType:
     return module
 
 
-def _plain(value: Any) -> Any:
-    """Return numbers and arrays of numpy as plain values."""
-    if callable(plain := getattr(value, "tolist", None)):
-        return plain()
-    raise TypeError(f"a value of type {type(value).__name__} cannot be part of a record: use text, numbers, lists")
-
-
 class _TimeLimit:
     """A limit on the time of one call, by a signal. It ends waiting, and loops of Python code. It cannot end a loop in
     C, or one that catches everything: for these the node ends the process."""
@@ -378,24 +371,27 @@ class _TimeLimit:
 
 
 DEPTH_MAX = 32
-"""Deepest nesting of lists and mappings, as in payloads. Deeper ones depend on the decoder's remaining stack: a state
-that was written now might not be decoded at the next start."""
+"""Deepest nesting of lists and mappings, as in payloads. Deeper ones depend on the release of Python and the decoder's
+remaining stack: a state that was written now might not be decoded at the next start."""
+_TOO_DEEP = f"lists and mappings are more than {DEPTH_MAX} deep in each other"
 
 _PLAIN = frozenset({str, int, float, bool, bytes, NoneType})
 _NAMES = frozenset({str, int})
 
 
 def plain(value: Any, depth: int = 1) -> Any:
-    """Return a value with times as text. Other objects that MessagePack can encode stay unchanged.
+    """Return a value as text, numbers, lists and mappings, as they are in a record: times as text, arrays of numpy as
+    lists, objects of data classes as mappings.
 
     Raises:
         TypeError: it cannot be part of a record.
+        ValueError, OverflowError: likewise.
     """
     kind = type(value)
     if kind in _PLAIN:
         return value
     if depth > DEPTH_MAX:
-        raise TypeError(f"lists and mappings are more than {DEPTH_MAX} deep in each other")
+        raise TypeError(_TOO_DEEP)
     if isinstance(value, list | tuple):
         return value if {*map(type, value)} <= _PLAIN else [plain(each, depth + 1) for each in value]
     if isinstance(value, dict):  # also a returned record
@@ -407,8 +403,29 @@ def plain(value: Any, depth: int = 1) -> Any:
     if isinstance(value, datetime.datetime):
         return value.isoformat()
     if isinstance(value, msgspec.Raw | msgspec.msgpack.Ext):
-        raise TypeError(f"a value of type {kind.__name__} cannot be part of a record: use text, numbers, lists")
-    return value
+        raise _no_value(value)
+    if callable(listed := getattr(value, "tolist", None)):  # of numpy
+        return plain(listed(), depth)
+    # What else MessagePack can encode, such as a set, may be nested as well: it is measured in its encoded form.
+    try:
+        found = msgspec.msgpack.decode(_ENCODER.encode(value))
+    except RecursionError:
+        raise TypeError(_TOO_DEEP) from None
+    return plain(found, depth)
+
+
+def _hook(value: Any) -> Any:
+    """Return numbers and arrays of numpy within other objects as plain values."""
+    if callable(listed := getattr(value, "tolist", None)):
+        return listed()
+    raise _no_value(value)
+
+
+def _no_value(value: Any) -> TypeError:
+    return TypeError(f"a value of type {type(value).__name__} cannot be part of a record: use text, numbers, lists")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_hook)
 
 
 # Limits that the process of a user's code puts on itself before it loads the code.

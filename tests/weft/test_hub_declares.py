@@ -28,6 +28,7 @@ from weft.cloud_hub.admin_facts.credentials import Credentials
 from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.api.views import parse_moment
 from weft.commands import hub_tokens
+from weft.commands.common import load_hub
 from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 from weft.storage import hub_keys
@@ -62,7 +63,7 @@ SOON_S = 10.0
 def config(tmp_path: Path) -> Path:
     """A hub's configuration with a store that a hub has used."""
     path = tmp_path / "hub.yaml"
-    path.write_text(HUB.format(port=8090, processes=1))
+    path.write_text(HUB.format(port=free_port(), processes=1))
     asyncio.run(open_cluster(open_store(str(tmp_path / "store")), 2))
     return path
 
@@ -118,7 +119,7 @@ def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
 
 def test_the_first_token_makes_the_store_of_a_hub_that_never_ran(tmp_path: Path) -> None:
     config, tokens = tmp_path / "hub.yaml", tmp_path / "tokens"
-    config.write_text(HUB.format(port=8090, processes=1).replace("anonymous: never\n", ""))
+    config.write_text(HUB.format(port=free_port(), processes=1).replace("anonymous: never\n", ""))
     create_token(tokens, "filed", Scope.READER)
     made = weft("hub", "token", "import", config, "--file", tokens)
     assert made.exit_code == 0, "no hub is open, so none is closed"
@@ -163,7 +164,7 @@ def test_what_is_refused_makes_no_store_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], error: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "hub.yaml").write_text(HUB.format(port=8090, processes=1))
+    (tmp_path / "hub.yaml").write_text(HUB.format(port=free_port(), processes=1))
     (tmp_path / "names").write_text("a\nb\n")
     create_token(tmp_path / "tokens", "filed", Scope.READER, "acme")
     before = set(tmp_path.rglob("*"))
@@ -498,7 +499,7 @@ def test_hubs_that_were_closed_by_a_first_token_can_be_opened(config: Path) -> N
     assert "demands no token" in str(weft("hub", "open", config, "--yes").exception)
     dry = weft("hub", "token", "add", config, "ops", "--scope", "admin", "--dry-run").stdout
     assert "it is the first one" in dry
-    assert "no hub answers at 127.0.0.1:8090" in dry
+    assert f"no hub answers at {load_hub(str(config)).listen}" in dry
     weft("hub", "token", "add", config, "ops", "--scope", "admin", "--yes")
     assert required(config)
     assert "tokens are declared: ops" in str(weft("hub", "open", config, "--yes").exception)

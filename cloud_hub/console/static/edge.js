@@ -40,10 +40,10 @@ async function lanesOf({ tenant, edge, streams }, known, signal) {
 
 const COLUMNS = (places) => [
   { key: "stream", title: "Stream", value: (l) => l.stream, cell: (l) => streamLink(l.stream) },
-  { key: "log", title: "Log", value: (l) => l.log, cell: (l) => el("code", {}, l.log) },
+  { key: "log", title: "Log", kind: "short", value: (l) => l.log, cell: (l) => el("code", {}, l.log) },
   { key: "complete", title: "Complete up to", value: (l) => millis(l.complete_up_to), cell: (l) => when(l.complete_up_to) },
   { key: "pending", title: "To come", kind: "number", value: (l) => l.holes.reduce((sum, h) => sum + h.end - h.first, 0) },
-  { key: "gaps", title: "Never comes", value: (l) => -l.gaps.length, cell: (l) => el("ul", { class: "plain" },
+  { key: "gaps", title: "Never comes", kind: "wide", value: (l) => -l.gaps.length, cell: (l) => el("ul", { class: "plain" },
     segments(l, places, Date.now()).filter((each) => each.kind === "gap").map((each) => el("li", {}, badge("bad", each.reason), ` ${each.text}`))) },
   { key: "records", title: "Read", value: () => null, cell: (l) =>
     el("a", { href: `#/records/${encodeURIComponent(l.stream)}?${new URLSearchParams({ edge: l.edge })}`, "aria-label": `Records of ${l.stream}` }, "Records") },
@@ -56,7 +56,7 @@ const FUNCTIONS = [
   { key: "out", title: "Rows out", kind: "number", value: (f) => f.rows_out, cell: (f) => count(f.rows_out) },
   { key: "errors", title: "Errors", kind: "number", value: (f) => f.errors,
     cell: (f) => (f.errors ? badge("warn", count(f.errors)) : "0") },
-  { key: "last", title: "Last error", value: (f) => f.last_error, cell: (f) => f.last_error || "" },
+  { key: "last", title: "Last error", kind: "wide", value: (f) => f.last_error, cell: (f) => f.last_error || "" },
 ];
 
 /** Lines of the record of acts that name an edge, among the newest. */

@@ -81,14 +81,14 @@ const COLUMNS = [
   { key: "missing", title: "Missing records", kind: "number", value: (e) => e.missing_records,
     cell: (e) => count(e.missing_records) },
   { key: "outage", title: "Outage left", kind: "number", value: (e) => outageS(e, e.read), cell: (e) => outageLeft(e, e.read) },
-  { key: "disk", title: "Disk", value: (e) => (taken(e) === null ? null : -taken(e)), cell: (e) => disk(e, e.read) },
-  { key: "link", title: "Linked for", value: (e) => millis(e.connected_since),
+  { key: "disk", title: "Disk", kind: "short", value: (e) => (taken(e) === null ? null : -taken(e)), cell: (e) => disk(e, e.read) },
+  { key: "link", title: "Linked for", kind: "short", value: (e) => millis(e.connected_since),
     cell: (e) => (e.connected_since
       ? el("span", { title: e.connected_at ? `at ${e.connected_at}` : "" }, duration(e.read - millis(e.connected_since)))
       : "") },
-  { key: "software", title: "Release", value: (e) => e.software,
+  { key: "software", title: "Release", kind: "short", value: (e) => e.software,
     cell: (e) => e.software || el("span", { class: "unknown" }, "unknown") },
-  { key: "clock", title: "Clock", value: (e) => (clock(e) ? 0 : e.clock_off_seconds ?? null),
+  { key: "clock", title: "Clock", kind: "short", value: (e) => (clock(e) ? 0 : e.clock_off_seconds ?? null),
     cell: (e) => {
       if (clock(e)) return badge("bad", "behind", clock(e).why);
       if (e.clock_off_seconds === null || e.clock_off_seconds === undefined) {

@@ -9,7 +9,7 @@ const SHARDS = [
   { key: "shard", title: "Shard", value: (s) => s.shard },
   { key: "owner", title: "Owner", value: (s) => s.owner, cell: (s) => (s.own ? badge("good", "this process") : s.owner || "unknown") },
   { key: "trouble", title: "Store", value: (s) => (s.trouble ? 0 : 1),
-    cell: (s) => (s.trouble ? el("span", {}, badge("bad", "trouble"), ` ${s.trouble}`) : "good") },
+    cell: (s) => (s.trouble ? el("div", { class: "wide" }, badge("bad", "trouble"), ` ${s.trouble}`) : "good") },
   { key: "lanes", title: "Lanes", kind: "number", value: (s) => s.lanes, cell: (s) => count(s.lanes) },
   { key: "sessions", title: "Sessions", kind: "number", value: (s) => s.sessions, cell: (s) => count(s.sessions) },
   { key: "pending", title: "Bytes waiting", kind: "number", value: (s) => s.pending_bytes, cell: (s) => count(s.pending_bytes) },
@@ -45,7 +45,7 @@ const NODES = [
   { key: "links", title: "Links", kind: "number", value: (n) => n.links, cell: (n) => count(n.links) },
   { key: "load", title: "Load", kind: "number", value: (n) => n.load ?? null, cell: load },
   { key: "clock", title: "Clock", kind: "number", value: (n) => n.clock_off_seconds ?? null, cell: clock },
-  { key: "software", title: "Release", value: (n) => n.software },
+  { key: "software", title: "Release", kind: "short", value: (n) => n.software },
   { key: "seen", title: "Seen", kind: "number", value: (n) => n.seen_seconds_ago, cell: (n) => `${count(Math.round(n.seen_seconds_ago))} s ago` },
 ];
 
@@ -141,13 +141,13 @@ export function nodes({ main, signal, me }) {
 
 export const ACTS = [
   { key: "entry", title: "Line", value: (a) => a.entry },
-  { key: "at", title: "When (UTC)", value: (a) => millis(a.at), cell: (a) => utc(millis(a.at)) },
+  { key: "at", title: "When (UTC)", kind: "short", value: (a) => millis(a.at), cell: (a) => utc(millis(a.at)) },
   { key: "by", title: "Who", value: (a) => a.by },
   { key: "origin", title: "From", value: (a) => a.origin, cell: (a) => el("code", {}, a.origin) },
   { key: "act", title: "Act", value: (a) => a.act, cell: (a) => (a.act === "unusable" ? badge("bad", a.act) : a.act) },
   { key: "name", title: "What", value: (a) => `${a.kind} ${a.name}`, cell: (a) => `${a.kind} ${a.name}${a.target ? `, ${a.target}` : ""}` },
-  { key: "command", title: "Command", value: (a) => a.command, cell: (a) => (a.command ? el("code", {}, a.command) : "") },
-  { key: "reason", title: "Why", value: (a) => a.reason },
+  { key: "command", title: "Command", kind: "wide", value: (a) => a.command, cell: (a) => (a.command ? el("code", {}, a.command) : "") },
+  { key: "reason", title: "Why", kind: "wide", value: (a) => a.reason },
 ];
 export const ACTS_LISTED = 200;
 

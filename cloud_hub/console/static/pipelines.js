@@ -14,7 +14,7 @@ const COLUMNS = [
   { key: "stream", title: "Reads", value: (p) => p.stream, cell: (p) => (p.stream === "*" ? "several streams" : streamLink(p.stream)) },
   { key: "rate", title: "Rate", kind: "number", value: (p) => p.rate, cell: (p) => rate(p.rate) },
   { key: "lag", title: "Records behind", kind: "number", value: (p) => p.lag, cell: (p) => count(p.lag) },
-  { key: "batch", title: "Last batch", value: (p) => p.batch, cell: (p) => (p.batch === null ? el("span", { class: "unknown" }, "none yet")
+  { key: "batch", title: "Last batch", kind: "short", value: (p) => p.batch, cell: (p) => (p.batch === null ? el("span", { class: "unknown" }, "none yet")
     : `${p.batch}: ${count(p.records)} records in ${p.seconds.toFixed(1)} s`) },
   { key: "idle", title: "Without records for", kind: "number", value: (p) => p.idle_seconds,
     cell: (p) => (p.idle_seconds === null ? "" : duration(p.idle_seconds * 1000)) },

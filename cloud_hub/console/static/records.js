@@ -40,7 +40,7 @@ const COLUMNS = [
   { key: "seq", title: "Number", kind: "number", value: (r) => r.seq, cell: (r) =>
     el("a", { href: traceLink(r.stream, { shard: r.shard, offset: r.offset }), title: "The way of this record" }, count(r.seq)) },
   { key: "payload", title: "Payload", kind: "wide", value: (r) => r.payload ?? r.payload_base64, cell: payload },
-  { key: "received", title: "Received (UTC)", value: (r) => millis(r.received), cell: (r) => utc(millis(r.received)) },
+  { key: "received", title: "Received (UTC)", kind: "short", value: (r) => millis(r.received), cell: (r) => utc(millis(r.received)) },
 ];
 
 export function records({ main, signal, onChange, rest: [name], query }) {

@@ -24,7 +24,7 @@ const REGIONS = [
   { key: "records", title: "Records behind", kind: "number", value: (r) => r.records, cell: (r) => count(r.records) },
   { key: "bytes", title: "Bytes behind", kind: "number", value: (r) => r.bytes, cell: (r) => size(r.bytes) },
   { key: "seconds", title: "Behind by", kind: "number", value: (r) => r.seconds, cell: (r) => behind(r.seconds) },
-  { key: "pinned", title: "Pinned history", value: (r) => r.seconds, cell: (r) => {
+  { key: "pinned", title: "Pinned history", kind: "short", value: (r) => r.seconds, cell: (r) => {
     const most = `of at most ${duration(r.pin_seconds * 1000)}`;
     if (!r.seconds) return el("span", {}, behind(r.seconds), " ", most);
     const told = `${duration(r.seconds * 1000)} ${most}`;

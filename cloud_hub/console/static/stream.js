@@ -19,12 +19,12 @@ const STEPS = 10;
 
 const COLUMNS = (places) => [
   { key: "edge", title: "Edge", value: (l) => l.edge },
-  { key: "log", title: "Log", value: (l) => l.log, cell: (l) => el("code", {}, l.log) },
-  { key: "complete", title: "Complete up to (UTC)", value: (l) => millis(l.complete_up_to),
+  { key: "log", title: "Log", kind: "short", value: (l) => l.log, cell: (l) => el("code", {}, l.log) },
+  { key: "complete", title: "Complete up to (UTC)", kind: "short", value: (l) => millis(l.complete_up_to),
     cell: (l) => utc(millis(l.complete_up_to)) },
   { key: "pending", title: "To come", kind: "number", value: (l) => l.holes.reduce((sum, h) => sum + h.end - h.first, 0),
     cell: (l) => count(l.holes.reduce((sum, h) => sum + h.end - h.first, 0)) },
-  { key: "gaps", title: "Never comes", value: (l) => -l.gaps.length, cell: (l) => {
+  { key: "gaps", title: "Never comes", kind: "wide", value: (l) => -l.gaps.length, cell: (l) => {
     const told = segments(l, places, Date.now()).filter((each) => each.kind === "gap");
     return told.length ? el("ul", { class: "plain" }, told.map((each) => el("li", {}, badge("bad", each.reason), ` ${each.text}`))) : "";
   } },

@@ -41,7 +41,7 @@ const TABLES = [
   { key: "stream", title: "Stream", value: (s) => s.stream, cell: (s) => streamLink(s.stream) },
   { key: "state", title: "State", value: of((t) => (t.error ? 0 : t.is_stopped ? 1 : 2)), cell: (s) => {
     if (!s.table) return el("span", { class: "unknown" }, "not known here");
-    if (s.table.error) return el("span", {}, badge("bad", "error"), " ", s.table.error);
+    if (s.table.error) return el("div", { class: "wide" }, badge("bad", "error"), " ", s.table.error);
     return s.table.is_stopped ? badge("warn", "waits", "It has records that cannot become rows.") : badge("good", "good");
   } },
   { key: "rows", title: "Rows", kind: "number", value: (s) => s.table_rows, cell: (s) => count(s.table_rows) },

@@ -123,6 +123,39 @@ async def test_an_edge_whose_disk_is_nearly_full_stands_out_with_its_functions(p
         await page.open("about:blank")  # before the hub ends: it continues asking for the streams of the edge
 
 
+HAS_ROOM = NodeReport(
+    32 << 20, 1 << 30, 992 << 20, 10_000, 3 * 86400, [FunctionReport("hot", "where", 30, 20, 1, "no " * 50)], 0
+)  # fmt: skip
+LINES_OF = """((cell) => { const text = document.createRange(); text.selectNodeContents(cell.firstElementChild || cell);
+    return new Set([...text.getClientRects()].map((each) => Math.round(each.bottom))).size; })"""
+SCROLLS_BY = "((box) => box.scrollWidth - box.clientWidth)(document.querySelector('.table .scroll'))"
+
+
+async def test_amounts_stay_on_one_line_and_the_table_scrolls_in_its_box(page: BrowserPage) -> None:
+    async with hub_with_fleet(report=HAS_ROOM) as (hub, _):
+        await page.size(1100)
+        await page.open(f"{hub.url}/console#/fleet")
+        await page.until(f"{ROWS} === 41")
+        await page.js(
+            '[...document.querySelectorAll(".table thead button")].find((e) => e.textContent === "Disk").click()'
+        )
+        for width in (1100, 390):
+            await page.size(width)
+            cell = CELL.format(COLUMN.format("Disk"))
+            await page.until(f'{cell}?.textContent === "992 MiB of 1 GiB free"')
+            assert await page.js(f"{LINES_OF}({cell})") == 1, width
+            assert await page.js(FITS), f"the page is wider than {width}"
+            # A narrow window has the cells of a row below each other.
+            assert (await page.js(SCROLLS_BY) > 0) == (width == 1100)
+        await page.size(1100)
+        await page.open(f"{hub.url}/console#/edges/default/press-1")
+        last = "document.querySelector(\"[aria-label=Functions] tbody td[data-label='Last error']\")"
+        await page.until(f"{last}?.textContent.startsWith('no no')")
+        assert await page.js(f"{LINES_OF}({last})") > 1, "long texts wrap"
+        assert await page.js(FITS)
+        await page.open("about:blank")
+
+
 async def test_a_person_signs_in_once_and_the_token_goes_with_the_tab(page: BrowserPage, tmp_path: Path) -> None:
     tokens = str(tmp_path / "tokens")
     reader = create_token(tokens, "mara", Scope.READER, "default")

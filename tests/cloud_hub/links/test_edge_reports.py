@@ -22,6 +22,7 @@ node: press-7
 data_dir: {folder}/data
 disk: {{budget: 64MiB}}
 listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+http: {{bind: "127.0.0.1:0"}}
 streams:
   telemetry: {{from: "plant/#", payload: json}}
   hot: {{from_stream: telemetry, functions: [where: t > 70, set: {{f: t * 2}}]}}

@@ -292,17 +292,31 @@ async def test_what_code_has_started_ends_at_the_next_start_after_a_kill(
     assert not [*tmp_path.glob("weft-function-*")]
 
 
+TOO_DEEP = "TypeError: lists and mappings are more than 32 deep in each other"
+
+
 @pytest.mark.parametrize(
     ("value", "kept"),
     [
-        ("deep(33)", "TypeError: lists and mappings are more than 32 deep in each other"),
-        ("deep(900)", "TypeError: lists and mappings are more than 32 deep in each other"),
-        ("circle", "TypeError: lists and mappings are more than 32 deep in each other"),
+        ("deep(33)", TOO_DEEP),
+        ("deep(900)", TOO_DEEP),
+        ("circle", TOO_DEEP),
+        ("deep(33, Node)", TOO_DEEP),
+        ("deep(5_000, Node)", TOO_DEEP),
+        ("Node(deep(32, lambda value: frozenset([value])))", TOO_DEEP),
+        ("Array(deep(33))", TOO_DEEP),
+        ("Node(Array(deep(32)))", TOO_DEEP),
+        ("Node({(1, 2): 3})", "TypeError: a mapping has keys that are not all strings"),
+        ("Node(msgspec.Raw(b'\\xc1'))", "DecodeError: MessagePack data is malformed"),
         ("{(1, 2): 3}", "TypeError: a mapping has keys that are not all strings"),
         ("[{None: 3}]", "TypeError: a mapping has keys that are not all strings"),
         ("msgspec.msgpack.Ext(5, b'x')", "TypeError: a value of type Ext cannot be part of a record"),
         ("msgspec.Raw(b'\\xc1')", "TypeError: a value of type Raw cannot be part of a record"),
-        ("deep(20)", None),
+        ("deep(31)", None),
+        ("deep(31, Node)", None),
+        ("Node(Array(deep(30)))", None),
+        ("Node({2, datetime.date(2026, 1, 1)} - {2})", {"inner": ["2026-01-01"]}),
+        ("Node(datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))", {"inner": "2026-01-01T00:00:00+00:00"}),
         ("[datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)]", ["2026-01-01T00:00:00+00:00"]),
         ("[1, {'a': (1.5, b'x', None)}]", [1, {"a": [1.5, b"x", None]}]),
     ],
@@ -312,12 +326,18 @@ async def test_only_values_that_the_node_can_hold_come_out_and_are_kept(
 ) -> None:
     """A state of any depth might not be read at the next start, and the node would not start at all."""
     it = subject(f"""
-import datetime, msgspec
+import dataclasses, datetime, msgspec
 circle = []
 circle.append(circle)
-def deep(count):
+@dataclasses.dataclass(frozen=True)
+class Node:
+    inner: object
+class Array:
+    def __init__(self, value):
+        self.tolist = lambda: value
+def deep(count, around=lambda value: [value]):
     value = 1
-    for _ in range(count): value = [value]
+    for _ in range(count): value = around(value)
     return value
 def process(record, ctx):
     if record["n"] == 1:
@@ -339,8 +359,13 @@ def process(record, ctx):
     assert it.function._current.restarts == 0
 
 
-async def test_an_answer_that_is_too_deep_for_the_node_costs_its_own_record(subject: Make) -> None:
-    it = subject("""
+@pytest.mark.parametrize(("depth", "is_kept"), [(32, True), (33, False), (3_000, False)])
+@pytest.mark.parametrize("around", ["{'x': value}", "[value]", "Node(value)"])
+async def test_an_answer_has_the_same_bound_of_depth_with_every_python(
+    subject: Make, around: str, depth: int, is_kept: bool
+) -> None:
+    """The mapping that is returned is the first level."""
+    it = subject(f"""
 import dataclasses, sys
 sys.setrecursionlimit(100_000)
 @dataclasses.dataclass
@@ -349,9 +374,13 @@ class Node:
 def process(record, ctx):
     if record["n"] == 3:
         value = 1
-        for _ in range(3000 if sys.version_info < (3, 12) else 30_000): value = Node(value)
-        return {"x": value}
+        for _ in range({depth} - 1): value = {around}
+        return {{"n": 3, "x": value}}
     return record
 """)
-    assert [each["n"] for each in await it.feed(*({"n": n} for n in range(6)))] == [0, 1, 2, 4, 5]
-    assert len(it.out.rejected()) == 1
+    assert [each["n"] for each in await it.feed(*({"n": n} for n in range(6)))] == [
+        n for n in range(6) if is_kept or n != 3
+    ]
+    assert [TOO_DEEP in each for each in it.out.rejected()] == [True] * (not is_kept)
+    assert it.function._current is not None
+    assert it.function._current.restarts == 0
