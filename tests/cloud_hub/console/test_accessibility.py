@@ -39,6 +39,7 @@ REACHABLE = """[...document.querySelectorAll(
     !each.disabled && each.checkVisibility() && !each.closest("details:not([open]) > :not(summary)"))
     .map({NAME}).filter((each) => !globalThis.reached.has(each))"""
 TABS_MAX = 400
+WALKS = 3
 
 
 @asynccontextmanager
@@ -117,13 +118,17 @@ async def test_the_keys_alone_reach_every_page_and_all_of_it(page: BrowserPage, 
             await page.until(f"document.title.startsWith({name!r}) && document.activeElement.id === 'main'")
         for name in PAGES:
             await opened(page, name)
-            await page.js("document.querySelector('#main').focus()")
-            await page.js("globalThis.reached = new Set(), 0")
-            for _ in range(TABS_MAX):
-                await page.key("Tab", 9)
-                kind, text, is_seen = await page.js(FOCUS)
-                assert is_seen, f"{name}: {kind} {text!r} has the focus and does not show it"
-                if not await page.js('document.querySelector("main").contains(document.activeElement)'):
+            # What comes into a page while it is walked through is reached by the next walk.
+            for _ in range(WALKS):
+                await page.js("document.querySelector('#main').focus()")
+                await page.js("globalThis.reached = new Set(), 0")
+                for _ in range(TABS_MAX):
+                    await page.key("Tab", 9)
+                    kind, text, is_seen = await page.js(FOCUS)
+                    assert is_seen, f"{name}: {kind} {text!r} has the focus and does not show it"
+                    if not await page.js('document.querySelector("main").contains(document.activeElement)'):
+                        break
+                    await page.js(f"globalThis.reached.add({NAME}(document.activeElement)), 0")
+                if (missed := await page.js(REACHABLE.replace("{NAME}", NAME))) == []:
                     break
-                await page.js(f"globalThis.reached.add({NAME}(document.activeElement)), 0")
-            assert await page.js(REACHABLE.replace("{NAME}", NAME)) == [], name
+            assert missed == [], name
