@@ -30,8 +30,10 @@ from weft.storage.segment_log import LogError, LogFailed
 
 DUE_S = 0.002
 """Time for which queues are served at the end of a turn; the others wait for their owner's round."""
-SLICE = 128
-"""Messages of one queue's backlog that are delivered before other owners have a turn."""
+SLICE = 256
+"""Messages of one queue's backlog that are delivered before other owners have a turn, if ``DUE_S`` is enough."""
+RUN_MAX = 128
+"""Maximum number of messages that consumers get by turns before the next look at the time."""
 PAGE_BYTES = 256 << 10
 """Payload bytes that a queue reads from the log at a time, about."""
 PAGE_RECORDS = 256
@@ -137,6 +139,7 @@ class Deliveries:
             # The mark must be durable before the first delivery: after a crash it flags the message as redelivered.
             if queue.kept and seq >= queue.marks.durable:
                 if queue.marks.is_writing:
+                    queue.marks.late()
                     break
                 count = 1 if consumption in queue.getters else min(consumption.room, SLICE)
                 self._mark(queue, queue.marks.ahead(count))
@@ -145,7 +148,9 @@ class Deliveries:
                 batches.add((consumption,), self._give_one(queue, consumption, message, priority), (message,))
                 left -= 1
                 continue
-            takers, count = queue.consumptions.by_turns(consumption, message.topic, self._unacknowledged, left)
+            takers, count = queue.consumptions.by_turns(
+                consumption, message.topic, self._unacknowledged, min(left, RUN_MAX)
+            )
             run = self._run(queue, takers, message, count, fresh) if count > 1 else [message]
             batches.add(takers, self._give(queue, takers, run, priority), run)
             left -= len(run)
@@ -161,7 +166,7 @@ class Deliveries:
             self._read(queue)
         if queue.kept and marks.is_due(queue.ready.peek()[0]) and queue.ready.has_new(marks.durable):
             with contextlib.suppress(LogError):  # the readers will wait for it, then
-                self._write_mark(queue, AHEAD_MAX)
+                self._write_mark(queue, marks.reach, is_early=True)
 
     def _run(
         self, queue: Queue, takers: Sequence[Consumption], message: LogRecord, count: int, fresh: int
@@ -335,16 +340,17 @@ class Deliveries:
     def _mark(self, queue: Queue, count: int) -> None:
         """Record in the log that the next messages may have been delivered, and deliver them once it is durable."""
         try:
-            self._write_mark(queue, count)
+            self._write_mark(queue, count, is_early=False)
         except LogError as error:
             logger.warning("messages of queue %r wait: %s", queue.name, error)
             self._loop.call_later(RETRY_S, self._due.soon, queue)
 
-    def _write_mark(self, queue: Queue, count: int) -> None:
-        end = max(queue.ready.next(count)) + 1
+    def _write_mark(self, queue: Queue, count: int, *, is_early: bool) -> None:
+        seqs = queue.ready.next(count)
+        end = max(seqs) + 1
         self._writer.marked(queue, end)
         self._writer.flush()
-        queue.marks.write(end)
+        queue.marks.write(end, seqs[len(seqs) // 2], is_early=is_early)
         self._log.on_durable(partial(self._marked, queue, end))
 
     def _marked(self, queue: Queue, end: int, error: BaseException | None) -> None:

@@ -548,11 +548,15 @@ class Unsettled:
 
 # Marks in the log about the deliveries of one queue, so that a message redelivered after a crash is flagged.
 
-AHEAD_MAX = 1024
-"""Maximum number of messages marked before they are delivered. After a crash they are flagged as redelivered, even
-those that were not delivered."""
 EXACT = 16
 """Number of marks, counted from the first, that cover only the messages delivered at once."""
+_STEPS = 10
+"""Number of marks after them that each cover twice as many messages as the last."""
+_STEPS_MAX = 12
+"""The same, where readers have waited for marks that were written early."""
+AHEAD_MAX = 1 << _STEPS_MAX
+"""Maximum number of messages marked before they are delivered: a quarter of it, unless readers wait for marks. After a
+crash they are flagged as redelivered, even those that were not delivered."""
 
 
 class DeliveryMarks:
@@ -565,11 +569,16 @@ class DeliveryMarks:
     | ``suspect`` | position of ``durable`` at the last crash: messages below it may have been delivered |
     """
 
-    __slots__ = ("_times", "attempts", "durable", "suspect", "writing")
+    __slots__ = ("_due", "_is_early", "_steps", "attempts", "durable", "suspect", "writing")
 
     def __init__(self) -> None:
         self.durable = self.writing = self.suspect = 0
-        self._times = 0
+        self._steps = -EXACT
+        """Times that the reach of marks has doubled; negative before."""
+        self._due = 0
+        """Message from which on the next mark should be written; in the middle of those of the last mark."""
+        self._is_early = False
+        """True if the last mark was written before a reader needed it, and none has waited for it."""
         self.attempts: dict[int, int] = {}
         """Message that came back -> its failed deliveries. Changed by the methods alone."""
 
@@ -590,25 +599,38 @@ class DeliveryMarks:
     def ahead(self, count: int) -> int:
         """Return the number of messages to mark where ``count`` can be delivered. Marking ahead saves readers that take
         a message or two at a time from waiting for the disk each time."""
-        self._times += 1
-        return max(count, min(1 << max(self._times - EXACT, 0), AHEAD_MAX))
+        self._steps = max(self._steps, min(self._steps + 1, _STEPS))
+        return max(count, self.reach)
+
+    @property
+    def reach(self) -> int:
+        """Return the number of messages that a mark covers at least."""
+        return 1 << max(self._steps, 0)
 
     def is_due(self, seq: int) -> bool:
-        """Return whether the next mark should be written before a reader waits for it: marks run ahead as far as they
-        may, and fewer than half of ``AHEAD_MAX`` messages are marked.
+        """Return whether the next mark should be written before a reader waits for it: readers have gone on for long,
+        and half of the last mark's messages are left at most.
 
         Args:
             seq: the next message.
         """
-        return (
-            self._times >= EXACT + AHEAD_MAX.bit_length()
-            and not self.is_writing
-            and seq + AHEAD_MAX // 2 >= self.durable
-        )
+        return self._steps >= _STEPS and seq >= self._due and not self.is_writing
 
-    def write(self, end: int) -> None:
-        """Note that a mark is on its way to the log."""
-        self.writing = end
+    def write(self, end: int, due: int, *, is_early: bool) -> None:
+        """Note that a mark is on its way to the log.
+
+        Args:
+            due: message from which on the next mark should be written.
+            is_early: no reader needs it yet.
+        """
+        self.writing, self._due, self._is_early = end, due, is_early
+
+    def late(self) -> None:
+        """Note that a reader waits for the mark on its way. If that was written early, readers take more during a
+        commit than half of a mark's messages, so the next ones cover twice as many."""
+        if self._is_early:
+            self._is_early = False
+            self._steps = min(self._steps + 1, _STEPS_MAX)
 
     def written(self, end: int) -> None:
         """Note that it is durable."""

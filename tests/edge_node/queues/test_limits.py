@@ -232,7 +232,7 @@ async def test_messages_of_a_high_priority_are_not_marked_again_and_again(monkey
     for priority, count in ((0, 1100), (1, 60), (0, 1)):
         room.publish(*[b"x"] * count, headers=((PRIORITY, priority),))
         await room.settle_down()
-    room.queue().marks._times = 40  # marks run ahead as far as they may
+    room.queue().marks._steps = 10  # marks run ahead as far as they may
     monkeypatch.setattr(room.queues.writer, "marked", lambda _, end: marked.append(end))
     taker = room.consume(prefetch=1)
     for _ in range(50):

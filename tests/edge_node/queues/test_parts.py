@@ -27,7 +27,7 @@ from weft.edge_node.queues.definitions import (
 )
 from weft.edge_node.queues.exchange import Destination, Exchange, HeadersBindings, PatternTree
 from weft.edge_node.queues.queue import Queue
-from weft.edge_node.queues.ready import DeliveryMarks, LoadedMessages, Ready, SeqRuns, Unsettled
+from weft.edge_node.queues.ready import AHEAD_MAX, EXACT, DeliveryMarks, LoadedMessages, Ready, SeqRuns, Unsettled
 from weft.edge_node.subscriptions.message import LogRecord
 from weft.protocols.topics import check_topic
 
@@ -274,6 +274,27 @@ def test_a_queue_s_state_is_changed_in_its_room_alone() -> None:
                 if isinstance(owner, ast.Attribute) and owner.attr in fields and "queue" in ast.unparse(owner.value):
                     found.append(f"{path.name}: {ast.unparse(target)}")
     assert found == []
+
+
+def test_marks_of_deliveries_run_ahead_by_more_where_readers_wait_for_early_ones() -> None:
+    marks = DeliveryMarks()
+    assert [marks.ahead(3) for _ in range(EXACT + 4)] == [3] * EXACT + [3, 4, 8, 16]
+    while marks.reach < AHEAD_MAX // 4:
+        assert not marks.is_due(0), "readers take a few messages, so far"
+        marks.ahead(1)
+    assert marks.ahead(1) == AHEAD_MAX // 4
+    end, reaches = 0, []
+    for is_early, waits in ((False, 2), (True, 0), (True, 2), (True, 1), (True, 1)):
+        first, end = end, end + 10 * marks.reach  # nine of ten messages are other queues'
+        middle = (first + end) // 2
+        marks.write(end, middle, is_early=is_early)
+        assert not marks.is_due(end - 1), "one is on its way"
+        for _ in range(waits):
+            marks.late()
+        marks.written(end)
+        assert [marks.is_due(seq) for seq in (first, middle - 1, middle, end)] == [False, False, True, True]
+        reaches.append(marks.ahead(1))
+    assert reaches == [AHEAD_MAX // 4] * 2 + [AHEAD_MAX // 2] + [AHEAD_MAX] * 2
 
 
 def test_memory_of_loaded_messages_is_given_back() -> None:

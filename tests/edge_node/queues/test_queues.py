@@ -9,7 +9,7 @@ import pytest
 
 from tests.edge_node.queues.room import Room
 from tests.support.waiting import PATIENCE_S
-from weft.edge_node.queues import consuming, state
+from weft.edge_node.queues import consuming, ready, state
 from weft.edge_node.queues.definitions import QueueError, Reason
 from weft.edge_node.queues.ready import Outcome
 
@@ -66,6 +66,37 @@ async def test_a_restart_in_order_flags_only_what_was_delivered() -> None:
     assert taker.payloads == [b"%d" % number for number in range(2, 20)]
     assert taker.flagged == [b"%d" % number for number in range(2, 7)]
     assert [delivery.attempts for delivery, _ in taker.got[:6]] == [1, 1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(("is_quick", "ahead"), [(False, 4), (True, 16)])
+async def test_a_crash_flags_what_readers_had_and_what_they_were_about_to_get(
+    monkeypatch: pytest.MonkeyPatch, is_quick: bool, ahead: int
+) -> None:
+    """Readers that take more during a commit than is marked have further marks, and other readers do not."""
+    monkeypatch.setattr(ready, "EXACT", 0)
+    monkeypatch.setattr(ready, "_STEPS", 2)
+    monkeypatch.setattr(ready, "_STEPS_MAX", 4)
+    room, longest = Room(), 0
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
+    room.publish(*(b"%d" % number for number in range(300)))
+    await room.settle_down()
+    taker = room.consume(prefetch=1)
+    for _ in range(12):
+        had = len(taker.got)
+        for _ in range(40 if is_quick else 1):  # between two commits
+            taker.settle()
+            room.batch.store()
+            await asyncio.sleep(0)
+        longest = max(longest, len(taker.got) - had)
+        await room.settle_down()
+    delivered, acknowledged = len(taker.got), len(taker.got) - len(taker.unsettled)
+    assert longest == (ahead if is_quick else 1), "messages between two commits"
+    room.power_cut()
+    taker = room.consume()
+    await room.settle_down()
+    assert taker.payloads == [b"%d" % number for number in range(acknowledged, 300)]
+    assert taker.flagged == taker.payloads[: len(taker.flagged)]
+    assert delivered <= acknowledged + len(taker.flagged) <= delivered + ahead
 
 
 async def test_a_restart_knows_the_bytes_of_what_is_left() -> None:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.edge_node.queues.room import Room, Taker
 from tests.storage.fakes import FakeFileSystem, eio
-from weft.edge_node.queues import contents
+from weft.edge_node.queues import contents, ready
 from weft.edge_node.queues.ready import Outcome
 from weft.storage.segment_log import LogFailed, LogSettings
 
@@ -44,10 +44,19 @@ class Model:
 
 
 class QueuesMachine(RuleBasedStateMachine):
-    @initialize(memory=st.sampled_from([0, 1 << 20]))
-    def start(self, memory: int) -> None:
+    @initialize(memory=st.sampled_from([0, 1 << 20]), early=st.booleans())
+    def start(self, memory: int, early: bool) -> None:
+        """Begin with empty queues.
+
+        Args:
+            memory: bytes for messages that come next.
+            early: marks of deliveries run ahead from the first on, and by more once readers wait for them.
+        """
         self.loop = asyncio.new_event_loop()
         self.memory, contents.LOADED_BYTES_MAX = contents.LOADED_BYTES_MAX, memory
+        self.marks = ready.EXACT, ready._STEPS, ready._STEPS_MAX
+        if early:
+            ready.EXACT, ready._STEPS, ready._STEPS_MAX = 0, 1, 3
         self.number = 0
         self.models = {name: Model() for name in QUEUES}
         self.run(self.make())
@@ -249,6 +258,7 @@ class QueuesMachine(RuleBasedStateMachine):
         self.started()
         self.run(drain())
         contents.LOADED_BYTES_MAX = self.memory
+        ready.EXACT, ready._STEPS, ready._STEPS_MAX = self.marks
         self.loop.close()
 
 
