@@ -117,7 +117,7 @@ def rootless(image: Image, root: Path, volume: Path) -> list[str]:
 
 
 def _emulated(architecture: str) -> str:
-    """Return what ``binfmt_misc`` of Linux is told about an architecture's programs, "" for this machine's own.
+    """Return the line by which ``binfmt_misc`` of Linux knows an architecture's programs; "" for this machine's own.
 
     Raises:
         LookupError: there is no emulator of it here.
