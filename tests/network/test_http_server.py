@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -200,12 +202,16 @@ BAD_REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConte
 async def test_bad_requests_are_few_short_lines_without_a_traceback(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def ask_now(data: bytes) -> bytes:
+        # The server closes before it has read everything, so the rest is reset. What was answered comes before that,
+        # and a stream of asyncio would raise without it.
+        with socket.create_connection(server.addresses[0], PATIENCE_S) as client:
+            with contextlib.suppress(ConnectionError):
+                client.sendall(data)
+            return client.recv(1000)
+
     async def ask(data: bytes) -> bytes:
-        reader, writer = await half_open(server, data)
-        try:
-            return await reader.read()
-        finally:
-            writer.close()
+        return await asyncio.to_thread(ask_now, data)
 
     caplog.set_level(logging.INFO)
     for clock in (1.0, 1.5, 1.9, 2.5):
