@@ -31,6 +31,7 @@ from weft.config.units import Address
 from weft.edge_node.check.rules import check
 from weft.edge_node.ingest import ingest
 from weft.edge_node.node import EdgeNode
+from weft.edge_node.queues import delivery
 from weft.edge_node.servers.clients import context
 from weft.protocols import amqp1
 from weft.protocols.amqp.content import write_content
@@ -143,7 +144,7 @@ async def node(folder: Path, more: str = "") -> AsyncIterator[EdgeNode]:
     """Run a whole edge node in this process, in which no turn of a client ends by the clock."""
     # Under Valgrind a turn takes fifty times as long, and longer beside other work: reads would be put off into later
     # turns and commits, some more in each round than in another.
-    context.READS_S_MAX = context.TURN_S_MAX = scheduling.ROUND_S = ingest.ANSWERS_S_MAX = NEVER_S
+    context.READS_S_MAX = context.TURN_S_MAX = scheduling.ROUND_S = ingest.ANSWERS_S_MAX = delivery.DUE_S = NEVER_S
     text = NODE.format(folder=folder, more=more)
     running = EdgeNode(parse(text, str(folder / "edge.yaml"), EdgeConfig, check).config)
     await running.start()
