@@ -4,12 +4,13 @@ A test file is near when few imports lie between it and what was changed: its ow
 the folder that mirrors the changed module's and those that import the module are distance 1. A change at the bottom of
 the house reaches nearly every test, so the list ends where its known costs pass ``SECONDS``; what is left out is said.
 
-With ``--commits N`` it prints what continuous integration counts as near (tests/rotation.py).
+With ``--near`` it prints what continuous integration counts as near (tests/rotation.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -55,13 +56,6 @@ def changed_files(base: str) -> list[str]:
     return sorted({line for answer in answers for line in answer.stdout.splitlines()})
 
 
-def files_of_commits(count: int) -> list[str]:
-    """Return the files that the last ``count`` commits changed, also on merged branches, and that are still there."""
-    log = ["git", "log", f"--max-count={count}", "--name-only", "--format=", "HEAD"]
-    answer = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=True)
-    return sorted({line for line in answer.stdout.splitlines() if line and (ROOT / line).exists()})
-
-
 def near(changed: Iterable[str], graph: Mapping[str, set[str]], files: Iterable[str]) -> list[str]:
     """Return the tests that changed themselves, or are of a changed module's folder, or import it; and what changed.
 
@@ -70,7 +64,7 @@ def near(changed: Iterable[str], graph: Mapping[str, set[str]], files: Iterable[
     tests = {file for file in files if is_test(file)}
     found = set(changed)
     for file in changed:
-        if not file.startswith("tests/") and "/" in file and not file.endswith(".md"):
+        if not file.startswith("tests/") and "." in file and not file.endswith(".md"):
             found.update(_mirrored(file, tests), graph.get(file, set()) & tests)
     return sorted(found)
 
@@ -158,13 +152,13 @@ def main() -> None:
     """Print the test files, one a line; what is left out goes to standard error."""
     parser = argparse.ArgumentParser(prog="./run test --changed")
     parser.add_argument("base", nargs="?", default="HEAD", help="the revision to compare with")
-    parser.add_argument("--commits", type=int, help="print what is near to the changes of so many commits")
+    parser.add_argument("--near", action="store_true", help="print what is near, slow tests too")
     arguments = parser.parse_args()
     files = python_files()
-    if arguments.commits:
-        print("\n".join(near(files_of_commits(arguments.commits), importers(files), files)))
-        return
     changed = changed_files(arguments.base)
+    if arguments.near:
+        print("\n".join(near(filter(os.path.exists, changed), importers(files), files)))
+        return
     chosen = choose(distances(changed, importers(files), files))
     text = f"{len(changed)} changed files: {len(chosen.files)} test files, about {chosen.seconds:.0f} s of two workers"
     if chosen.left_out:

@@ -1,8 +1,8 @@
-"""Slow tests in turn: continuous integration makes those near what was changed last, and a third of the others.
+"""Slow tests in turn: continuous integration makes those near the change, and a quarter of the others.
 
-Which third it is moves with the number of commits, as the seeds of searches do, so that three commits in a row make
-all. ``--rotate FILE`` turns it on; ``python -m tests.changed --commits N`` writes the file. Without it a run of slow
-tests makes all of them, as ``./run test --all`` does.
+Which quarter it is moves with the number of commits, as the seeds of searches do, so that four commits in a row make
+all. ``--rotate FILE`` turns it on; ``python -m tests.changed --near REVISION`` writes the file. Without it a run of
+slow tests makes all of them, as ``./run test --all`` does.
 
 A search that takes turns of its own (``search(turns=3)``) keeps them: of two kinds of turns some would never meet.
 """
@@ -21,7 +21,7 @@ from tests.durations import SLOW_S
 from tests.searches import MARK, asks_for_folders
 from tests.support.slices import SLICE
 
-PARTS = 3
+PARTS = 4
 SHARED = "rotation"
 """Key of what a worker tells the process that started it."""
 
@@ -92,7 +92,7 @@ class Rotation:
             self._tests[folder, reason] = count
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print what this third has."""
+        """Print what this part has."""
         if not self._tests or hasattr(self._config, "workerinput"):
             return
         terminalreporter.section(f"slow tests in turn: part {SLICE.number % PARTS + 1} of {PARTS}")
@@ -104,6 +104,6 @@ class Rotation:
             ]
             terminalreporter.line(" ".join(f"{count:7d}" for count in counts) + f"  {folder or 'all'}")
         terminalreporter.line(
-            "near: a change of the last commits can touch them; turn: it is their turn; always: searches with turns of"
-            " their own, and what the quick stage left; waits: made two commits later at most, and by --all"
+            "near: the change can touch them; turn: it is their turn; always: searches with turns of"
+            " their own, and what the quick stage left; waits: made three commits later at most, and by --all"
         )

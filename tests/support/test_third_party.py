@@ -110,6 +110,7 @@ def test_the_time_of_making_is_not_the_time_of_the_test(plant: Plant, monkeypatc
     def make(self: Go, attempt: third_party.Attempt) -> None:
         limits.append(signal.getitimer(signal.ITIMER_REAL))
 
+    plant("exit 1")
     monkeypatch.setattr(Go, "make", make)
     before, _ = signal.getitimer(signal.ITIMER_REAL)
     TOOL.obtain()

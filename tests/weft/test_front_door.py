@@ -160,10 +160,13 @@ RECORDS = """\
 #!/bin/sh
 called="called $*"
 [ ! -e "$called" ] || called="$called again"
-{ for name in cc gcc-12 java python3 sh; do command -v "$name" >/dev/null && echo "has $name"; done; env; } >"$called"
+{
+  for name in cc gcc-12 java go node mvn helm python3 sh; do command -v "$name" >/dev/null && echo "has $name"; done
+  env
+} >"$called"
 """
 """Stands for ``./run`` and notes each call in a file: the linters run beside the tests."""
-TOOLCHAIN = ("cc", "gcc-12", "java")
+TOOLCHAIN = ("cc", "gcc-12", "java", "go", "node", "mvn", "helm")
 CI_TOOLS = ("bash", "cat", "dirname", "env", "find", "ln", "mkdir", "mktemp", "nice", "rm", "sh")
 """What ``.ci/run`` needs of a machine; all its programs would take seconds to link."""
 
@@ -183,6 +186,7 @@ def test_ci_clears_the_variables_and_runs_the_quick_tests_without_compiler_and_j
 ) -> None:
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    (tmp_path / ".ci/base").write_text("cd0ea74b\n")
     (tmp_path / ".venv/bin").mkdir(parents=True)
     for program in ("run", ".venv/bin/python"):
         (tmp_path / program).write_text(RECORDS)
@@ -198,8 +202,8 @@ def test_ci_clears_the_variables_and_runs_the_quick_tests_without_compiler_and_j
     }  # fmt: skip
     subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=environment, check=True, timeout=PATIENCE_S)
     calls = {path.name: set(path.read_text().splitlines()) for path in tmp_path.glob("called *")}
-    ahead, near = "called -m tests.support.third_party", "called -m tests.changed --commits 50"
-    slow, counted, again = "called test --all", "called bench count", "called setup again"
+    ahead, near = "called -m tests.support.third_party", "called -m tests.changed --near cd0ea74b"
+    slow, counted, again = "called test --all", "called bench count", "called setup --all"
     assert calls.keys() == {"called setup", "called lint", "called test", ahead, near, again, slow, counted}
     for call in calls.values():
         assert {f"{name}={value}" for name, value in passed.items()} <= call
