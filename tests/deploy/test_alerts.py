@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
@@ -25,11 +26,16 @@ MINUTES = 2_000
 """Length of all series, more than the day that the slowest alert takes."""
 
 
-class Case(NamedTuple):
+Series = dict[str, str]
+
+
+class Case:
     """Series with which the alert comes once its time is over, and series like them with which it never does."""
 
-    bad: dict[str, str]
-    good: dict[str, str]
+    def __init__(self, bad: Series, *good: Series, after_minutes: int = 0) -> None:
+        self.bad, self.good = bad, good
+        self.after_minutes = after_minutes
+        """How long the expression says nothing, whatever the series are."""
 
 
 def edge(name: str, labels: str = "") -> str:
@@ -48,20 +54,25 @@ def rising(by: float, start: float = 0) -> str:
     return f"{start:.0f}+{by}x{MINUTES}"
 
 
-def flag(series: str, bad: float = 1, good: float = 0) -> Case:
-    """An alert on one value."""
-    return Case({series: still(bad)}, {series: still(good)})
+def flag(series: str, bad: float = 1, *good: float) -> Case:
+    """An alert on one value; ``good`` is 0 unless it is given."""
+    return Case({series: still(bad)}, *({series: still(value)} for value in good or (0,)))
 
 
-def slow(series: str, name: str, bound: str) -> Case:
-    """Half of what was measured lies above ``bound`` seconds; or one in a thousand does."""
-    low, middle, last = (
-        series.replace(name, f"{name}_bucket").replace("}", f', le="{le}"}}') for le in ("0.01", bound, "+Inf")
-    )
-    return Case(
-        {low: rising(10), middle: rising(50), last: rising(100)},
-        {low: rising(999), middle: rising(999), last: rising(1000)},
-    )
+def share(used: str, of: str, bound: float) -> Case:
+    """Of a whole of 1,000, a little more than ``bound`` and a little less."""
+    return Case(*({used: still(1000 * bound + by), of: still(1000)} for by in (20, -20)))
+
+
+def slow(series: str, name: str, bound: float) -> Case:
+    """Half of what was measured takes a little more than ``bound`` seconds, or a little less; or one in a thousand."""
+
+    def measured(highest: float, low: int, middle: int) -> Series:
+        counts = {"0.01": low, f"{highest:g}": middle, "+Inf": 1000}
+        bucket = series.replace(name, f"{name}_bucket")
+        return {bucket.replace("}", f', le="{le}"}}'): rising(count) for le, count in counts.items()}
+
+    return Case(measured(1.05 * bound, 100, 500), measured(0.95 * bound, 100, 500), measured(2 * bound, 999, 999))
 
 
 REGION = 'region="east", shard="1"'
@@ -73,83 +84,91 @@ TABLE = f'tenant="default", {STREAM}'
 PIPELINE = 'tenant="default", pipeline="machine-hours"'
 RULE = f'{TABLE}, rule="oil"'
 UNTIL_FULL = (edge("weft_edge_log_budget_bytes"), edge("weft_edge_log_unsafe_bytes"))
-WAITS = edge("weft_edge_link_pending_seconds", LINK)
-BEHIND = {WAITS: still(7200), edge("weft_edge_link_connected", LINK): still(1)}
+WAITS, HELD = edge("weft_edge_link_pending_seconds", LINK), edge("weft_edge_link_held", LINK)
+BEHIND = {WAITS: still(3700), edge("weft_edge_link_connected", LINK): still(1), HELD: still(0)}
 
 
 def outage(hours: float) -> Case:
-    """A log that is full in so many hours, all the time; and one that fills as fast while the link keeps up."""
+    """A log that is full in a little less than so many hours, all the time, in an outage of a little over ten minutes.
+
+    And one with a little more room; and one whose oldest record waits for a little less.
+    """
     budget, unsafe = UNTIL_FULL
     a_minute = GI / 60
-    bad = {budget: rising(a_minute, int(hours * GI)), unsafe: rising(a_minute), WAITS: still(3600)}
-    return Case(bad, {**bad, WAITS: still(1)})
+
+    def left(share: float, waits_s: float) -> Series:
+        room = rising(a_minute, int(share * hours * GI))
+        return {budget: room, unsafe: rising(a_minute), WAITS: still(waits_s)}
+
+    return Case(left(0.97, 620), left(1.03, 620), left(0.97, 580), left(1.03, 20 * 3600))
 
 
 FREE = hub("weft_hub_store_free_bytes")
-CASES = {
+YOUNG = 360
+"""Minutes after which a slope of the store's disk counts."""
+
+
+def falling(hours: float) -> Series:
+    """A disk that is full in so many hours from the beginning."""
+    return {FREE: f"{hours * GI:.0f}-{GI / 60}x{MINUTES}"}
+
+
+CASES: dict[str, Case | list[Case]] = {
     "WeftEdgeDown": flag(edge("up"), 0, 1),
     "WeftEdgeLogFailed": flag(edge("weft_edge_log_failed")),
     "WeftEdgeLogFull": flag(edge("weft_edge_log_full")),
     "WeftEdgeLogLow": flag(edge("weft_edge_log_low")),
-    "WeftEdgeOutageHoursFew": outage(20),
-    "WeftEdgeOutageHoursNearlyOver": outage(3),
+    "WeftEdgeOutageHoursFew": outage(24),
+    "WeftEdgeOutageHoursNearlyOver": outage(4),
     "WeftEdgeGap": Case(
         {edge("weft_edge_stream_lost_records", f'{STREAM}, reason="budget"'): still(12)},
         {edge("weft_edge_stream_lost_records", f'{STREAM}, reason="operator"'): still(12)},
     ),
-    "WeftEdgeAcksSlow": slow(edge("weft_edge_ack_latency_seconds"), "weft_edge_ack_latency_seconds", "2"),
-    "WeftEdgeDiskSlow": slow(edge("weft_edge_log_sync_latency_seconds"), "weft_edge_log_sync_latency_seconds", "1"),
-    "WeftEdgeCardWearsOut": flag(edge("weft_edge_log_card_lifetime_seconds"), 100 * DAY_S, 0),
+    "WeftEdgeAcksSlow": slow(edge("weft_edge_ack_latency_seconds"), "weft_edge_ack_latency_seconds", 1),
+    "WeftEdgeDiskSlow": slow(edge("weft_edge_log_sync_latency_seconds"), "weft_edge_log_sync_latency_seconds", 0.5),
+    "WeftEdgeCardWearsOut": flag(edge("weft_edge_log_card_lifetime_seconds"), 360 * DAY_S, 370 * DAY_S, 0),
     "WeftEdgeQueuesNearlyFull": Case(
-        {edge("weft_edge_queue_bytes"): still(95), edge("weft_edge_queue_bytes_max"): still(100)},
+        {edge("weft_edge_queue_bytes"): still(92), edge("weft_edge_queue_bytes_max"): still(100)},
+        {edge("weft_edge_queue_bytes"): still(88), edge("weft_edge_queue_bytes_max"): still(100)},
         {edge("weft_edge_queue_bytes"): still(0), edge("weft_edge_queue_bytes_max"): still(0)},
     ),
     "WeftEdgeLinkDown": Case(
         {edge("weft_edge_link_connected", LINK): still(0), edge("weft_edge_link_paused", LINK): still(0)},
         {edge("weft_edge_link_connected", LINK): still(0), edge("weft_edge_link_paused", LINK): still(1)},
     ),
-    "WeftEdgeBehind": Case(
-        {**BEHIND, edge("weft_edge_link_held", LINK): still(0)}, {**BEHIND, edge("weft_edge_link_held", LINK): still(1)}
-    ),
+    "WeftEdgeBehind": Case(BEHIND, BEHIND | {WAITS: still(3500)}, BEHIND | {HELD: still(1)}),
     "WeftEdgeLinkPaused": flag(edge("weft_edge_link_paused", LINK)),
-    "WeftEdgeLinkBudget": Case(
-        {
-            edge("weft_edge_link_budget_used_bytes", LINK): still(95),
-            edge("weft_edge_link_budget_bytes", LINK): still(100),
-        },
-        {
-            edge("weft_edge_link_budget_used_bytes", LINK): still(50),
-            edge("weft_edge_link_budget_bytes", LINK): still(100),
-        },
+    "WeftEdgeLinkBudget": share(
+        edge("weft_edge_link_budget_used_bytes", LINK), edge("weft_edge_link_budget_bytes", LINK), 0.9
     ),
     "WeftEdgeNothingBecomesDurable": flag(edge("weft_edge_link_canary_overdue", LINK)),
     "WeftEdgeHubLostRecords": flag(edge("weft_edge_link_alarm", LINK)),
     "WeftEdgeConflict": flag(edge("weft_edge_conflict")),
     "WeftEdgeCertificateEnds": flag(
-        edge("weft_edge_listener_certificate_expires_timestamp_seconds", 'listener="mqtts"'), 10 * DAY_S, 100 * DAY_S
+        edge("weft_edge_listener_certificate_expires_timestamp_seconds", 'listener="mqtts"'), 13.8 * DAY_S, 14.3 * DAY_S
     ),
     "WeftEdgeClockUnsynchronised": flag(edge("weft_edge_clock_synchronised"), 0, 1),
     "WeftEdgeFunctionInTrouble": flag(edge("weft_edge_function_in_trouble", STREAM)),
     "WeftEdgeFunctionVersionRefused": flag(edge("weft_edge_function_version_refused", STREAM)),
     "WeftEdgeFunctionRejects": Case(
         {
-            edge("weft_edge_function_rows_rejected_total", STREAM): rising(10),
+            edge("weft_edge_function_rows_rejected_total", STREAM): rising(5.2),
             edge("weft_edge_function_rows_in_total", STREAM): rising(100),
         },
         {
-            edge("weft_edge_function_rows_rejected_total", STREAM): rising(1),
+            edge("weft_edge_function_rows_rejected_total", STREAM): rising(4.8),
             edge("weft_edge_function_rows_in_total", STREAM): rising(100),
         },
     ),
-    "WeftEdgeFunctionBehind": flag(edge("weft_edge_function_lag_records", STREAM), 50_000, 500),
+    "WeftEdgeFunctionBehind": flag(edge("weft_edge_function_lag_records", STREAM), 10_200, 9_800),
     "WeftEdgeMisfits": Case(
         {
-            edge("weft_edge_schema_misfits_total", f'{STREAM}, outcome="refused"'): rising(1),
-            edge("weft_edge_schema_misfits_total", f'{STREAM}, outcome="dead_lettered"'): rising(1),
+            edge("weft_edge_schema_misfits_total", f'{STREAM}, outcome="refused"'): rising(0.55),
+            edge("weft_edge_schema_misfits_total", f'{STREAM}, outcome="dead_lettered"'): rising(0.5),
             edge("weft_edge_schema_checked_total", STREAM): rising(100),
         },
         {
-            edge("weft_edge_schema_misfits_total", f'{STREAM}, outcome="refused"'): rising(0),
+            edge("weft_edge_schema_misfits_total", f'{STREAM}, outcome="refused"'): rising(0.95),
             edge("weft_edge_schema_checked_total", STREAM): rising(100),
         },
     ),
@@ -162,24 +181,28 @@ CASES = {
         {edge("weft_edge_connections_refused_total"): still(3)},
     ),
     "WeftEdgeRefusesPasswords": Case(
-        {edge("weft_edge_authentications_refused_total"): rising(60)},
-        {edge("weft_edge_authentications_refused_total"): rising(6)},
+        {edge("weft_edge_authentications_refused_total"): rising(12.5)},
+        {edge("weft_edge_authentications_refused_total"): rising(11.5)},
     ),
     "WeftEdgeFilesNearlyOut": Case(
         {
-            edge("process_open_fds"): still(950), edge("process_max_fds"): still(1000),
+            edge("process_open_fds"): still(820), edge("process_max_fds"): still(1000),
             edge("weft_edge_build_info", 'version="1"'): still(1),
         },
-        {hub("process_open_fds"): still(5), hub("process_max_fds"): still(1000)},
+        {
+            edge("process_open_fds"): still(780), edge("process_max_fds"): still(1000),
+            edge("weft_edge_build_info", 'version="1"'): still(1),
+        },
+        {hub("process_open_fds"): still(990), hub("process_max_fds"): still(1000)},
     ),
     "WeftHubDown": flag(hub("up"), 0, 1),
     "WeftHubStoreTrouble": flag(hub("weft_hub_store_trouble", 'shard="0"')),
-    "WeftHubCommitsSlow": slow(hub("weft_hub_commit_latency_seconds"), "weft_hub_commit_latency_seconds", "10"),
-    "WeftHubStoreSlow": slow(hub("weft_hub_store_put_latency_seconds"), "weft_hub_store_put_latency_seconds", "5"),
-    "WeftHubClockWrong": flag(hub("weft_hub_clock_off_seconds"), -60, 0),
+    "WeftHubCommitsSlow": slow(hub("weft_hub_commit_latency_seconds"), "weft_hub_commit_latency_seconds", 5),
+    "WeftHubStoreSlow": slow(hub("weft_hub_store_put_latency_seconds"), "weft_hub_store_put_latency_seconds", 3),
+    "WeftHubClockWrong": flag(hub("weft_hub_clock_off_seconds"), -5.2, -4.8),
     "WeftHubEdgesClocksDiffer": flag(hub("weft_hub_links_clock_differs"), 2),
     "WeftHubEdgesGone": Case(
-        {hub("weft_hub_links"): "500+0x100 300+0x2000"}, {hub("weft_hub_links"): "500+0x100 480+0x2000"}
+        {hub("weft_hub_links"): "500+0x100 390+0x2000"}, {hub("weft_hub_links"): "500+0x100 410+0x2000"}
     ),
     "WeftHubEdgesSilent": flag(hub("weft_hub_edges_silent", 'over="4m"'), 2, 0),
     "WeftHubEdgesSilentForADay": flag(hub("weft_hub_edges_silent", 'over="1d"'), 1, 0),
@@ -191,22 +214,22 @@ CASES = {
         {hub("weft_hub_edges_outage_left_short", 'under="1d", linked="0"'): still(1)},
         {hub("weft_hub_edges_outage_left_short", 'under="1d", linked="1"'): still(1)},
     ),
-    "WeftHubBackupOld": flag(hub("weft_hub_backup_age_seconds"), 3 * DAY_S, DAY_S),
-    "WeftHubRegionBehind": Case(
-        {REGION_LAG: still(60), REGION_KEPT: still(100)}, {REGION_LAG: still(40), REGION_KEPT: still(100)}
-    ),
-    "WeftHubRegionBudget": Case(
-        {REGION_USED: still(95), REGION_BUDGET: still(100)}, {REGION_USED: still(85), REGION_BUDGET: still(100)}
-    ),
+    "WeftHubBackupOld": flag(hub("weft_hub_backup_age_seconds"), 2.05 * DAY_S, 1.95 * DAY_S),
+    "WeftHubRegionBehind": share(REGION_LAG, REGION_KEPT, 0.5),
+    "WeftHubRegionBudget": share(REGION_USED, REGION_BUDGET, 0.9),
     "WeftHubRegionBudgetUsedUp": flag(hub("weft_hub_region_budget_used_up", 'region="east"')),
     "WeftHubRegionLost": flag(hub("weft_hub_region_lost_chunks", REGION)),
-    "WeftHubDiskFillsUp": Case({FREE: f"{160 * GI}-{GI / 60}x{MINUTES}"}, {FREE: still(100 * GI)}),
-    "WeftHubDiskNearlyFull": flag(FREE, GI / 2, 100 * GI),
+    "WeftHubDiskFillsUp": Case(falling(7 * 24 + 2), falling(7 * 24 + 16), {FREE: still(100 * GI)}, after_minutes=YOUNG),
+    "WeftHubDiskNearlyFull": [
+        Case(falling(31), falling(33.5), after_minutes=YOUNG), flag(FREE, 0.98 * GI, 1.02 * GI)
+    ],
     "WeftHubConflict": flag(hub("weft_hub_conflicts")),
     "WeftHubIssuerAway": flag(hub("weft_hub_jwt_keys_failing_seconds"), 3700, 3500),
-    "WeftHubDeclarationsOld": flag(hub("weft_hub_cluster_log_age_seconds"), 90, 3),
+    "WeftHubDeclarationsOld": flag(hub("weft_hub_cluster_log_age_seconds"), 62, 58),
     "WeftHubDeclarationsUnusable": flag(hub("weft_hub_cluster_log_unusable")),
-    "WeftHubCertificateEnds": flag(hub("weft_hub_certificate_expires_timestamp_seconds"), 10 * DAY_S, 0),
+    "WeftHubCertificateEnds": flag(
+        hub("weft_hub_certificate_expires_timestamp_seconds"), 13.8 * DAY_S, 14.3 * DAY_S, 0
+    ),
     "WeftHubReloadFailed": Case(
         {hub("weft_hub_tls_reload_failures_total"): rising(1)}, {hub("weft_hub_tls_reload_failures_total"): still(3)}
     ),
@@ -216,17 +239,21 @@ CASES = {
     ),
     "WeftHubFilesNearlyOut": Case(
         {
-            hub("process_open_fds"): still(950), hub("process_max_fds"): still(1000),
+            hub("process_open_fds"): still(820), hub("process_max_fds"): still(1000),
             hub("weft_hub_build_info", 'version="1"'): still(1),
         },
-        {edge("process_open_fds"): still(5), edge("process_max_fds"): still(1000)},
+        {
+            hub("process_open_fds"): still(780), hub("process_max_fds"): still(1000),
+            hub("weft_hub_build_info", 'version="1"'): still(1),
+        },
+        {edge("process_open_fds"): still(990), edge("process_max_fds"): still(1000)},
     ),
     "WeftHubStreamIncomplete": Case(
-        {hub("weft_hub_stream_complete_up_to_timestamp_seconds", TABLE): still(1)},
-        {hub("weft_hub_stream_complete_up_to_timestamp_seconds", TABLE): rising(60, 1)},
+        {hub("weft_hub_stream_complete_up_to_timestamp_seconds", TABLE): rising(60, -3700)},
+        {hub("weft_hub_stream_complete_up_to_timestamp_seconds", TABLE): rising(60, -3500)},
     ),
     "WeftHubStreamUnknown": flag(hub("weft_hub_stream_complete_up_to_timestamp_seconds", TABLE), 0, 10),
-    "WeftHubTableBehind": flag(hub("weft_hub_stream_table_lag_seconds", TABLE), 7200, 30),
+    "WeftHubTableBehind": flag(hub("weft_hub_stream_table_lag_seconds", TABLE), 3700, 3500),
     "WeftHubTableStopped": flag(hub("weft_hub_stopped_tables")),
     "WeftHubPipelineTrouble": flag(hub("weft_hub_pipeline_trouble", PIPELINE)),
     "WeftHubQualityRule": flag(hub("weft_hub_quality_rule_alarm", RULE)),
@@ -266,9 +293,10 @@ def tried(name: str, case: Case) -> list[dict[str, Any]]:
     expression = f'{asked} (ALERTS{{alertname="{name}", alertstate="firing"}})'
     never: list[dict[str, Any]] = []
     made = []
-    for word, series in zip(("bad", "good"), case, strict=True):
+    begins = case.after_minutes + lasting
+    for word, series in (("bad", case.bad), *(("good", each) for each in case.good)):
         came = [{"labels": _label_text(alert.severity, named, series), "value": 1}] if word == "bad" else never
-        looks = [(lasting + 120, came), *([(lasting - 1, never)] if lasting else [])]
+        looks = [(begins + 120, came), *([(begins - 1, never)] if begins else [])]
         made.append(
             {
                 "name": f"{name} {word}",
@@ -315,19 +343,55 @@ def test_promtool_finds_no_fault_in_the_configuration(tmp_path: Path) -> None:
     assert jobs == {EDGE_JOB, HUB_JOB}
 
 
+RULE_OF = {rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
+
+
+def judged(folder: Path, rules: Sequence[dict[str, Any]]) -> list[str]:
+    """Return promtool's word on each rule over its cases, empty where it finds no fault.
+
+    One file for each rule, alone: promtool would evaluate all rules at each step of each test.
+    """
+    files = []
+    for number, rule in enumerate(rules):
+        alone = folder / f"{number}-rule.yaml"
+        alone.write_text(yaml.safe_dump({"groups": [{"name": "alone", "rules": [rule]}]}))
+        files.append(folder / f"{number}.yaml")
+        cases = CASES[rule["alert"]]
+        tests = [
+            each for case in (cases if isinstance(cases, list) else [cases]) for each in tried(rule["alert"], case)
+        ]
+        document = {"rule_files": [str(alone)], "evaluation_interval": "1m", "tests": tests}
+        files[-1].write_text(yaml.safe_dump(document))
+    done = subprocess.run(
+        [promtool(), "test", "rules", *map(str, files)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    said = re.split(r"^Unit Testing: .*\n", done.stdout, flags=re.MULTILINE)[1:]
+    assert len(said) == len(rules), done.stdout
+    return ["" if each.strip() == "SUCCESS" else each for each in said]
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_each_alert_comes_when_it_should_and_not_otherwise(tmp_path: Path) -> None:
-    """One file for each alert, with its rule alone: promtool would evaluate all rules at each step of each test."""
-    rules = {rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
-    files = []
-    for name, case in CASES.items():
-        alone = tmp_path / f"{name}-rule.yaml"
-        alone.write_text(yaml.safe_dump({"groups": [{"name": name, "rules": [rules[name]]}]}))
-        files.append(tmp_path / f"{name}.yaml")
-        document = {"rule_files": [str(alone)], "evaluation_interval": "1m", "tests": tried(name, case)}
-        files[-1].write_text(yaml.safe_dump(document))
-    done = subprocess.run(
-        [promtool(), "test", "rules", *map(str, files)], capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    said = judged(tmp_path, [RULE_OF[name] for name in CASES])
+    assert {name: text for name, text in zip(CASES, said, strict=True) if text} == {}
+
+
+BOUND = re.compile(r"([<>]=?) (?!0\b)(\d[\d.]*(?: \* \d[\d.]*)*)")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_cases_stand_at_both_sides_of_each_bound(tmp_path: Path) -> None:
+    """A bound that is a tenth higher or lower, or is one of another number of the expression, would be noticed."""
+    moved = {}
+    for name, rule in RULE_OF.items():
+        for match in BOUND.finditer(rule["expr"]):
+            for factor in (0.9, 1.1):
+                text = rule["expr"]
+                text = f"{text[: match.start(2)]}{factor} * {match[2]}{text[match.end(2) :]}"
+                moved[name, match[0], factor] = {**rule, "expr": text}
+    assert len(moved) > 40
+    said = judged(tmp_path, list(moved.values()))
+    assert [bound for bound, text in zip(moved, said, strict=True) if not text] == []

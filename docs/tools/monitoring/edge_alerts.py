@@ -8,15 +8,16 @@ NODE = "job, instance"
 LINK = f"{NODE}, link"
 _DAY_S = 86400
 _P99 = "histogram_quantile(0.99, sum by (job, instance, le) (rate({}_bucket[10m])))"
-ROOM_SECONDS = (
-    "(weft_edge_log_budget_bytes - weft_edge_log_unsafe_bytes)"
-    " / (deriv(weft_edge_log_unsafe_bytes[30m]) > 0)"
+_LOG_FULL_WITHIN = (
+    "((weft_edge_log_budget_bytes - weft_edge_log_unsafe_bytes)"
+    " / (deriv(weft_edge_log_unsafe_bytes[30m]) > 0) < {} * 3600)"
     f" and on ({NODE}) max by ({NODE}) (weft_edge_link_pending_seconds) > 600"
 )
-"""Time until the log of a node is full, at the rate at which what no hub has grows; only where records wait.
+"""Hours until the log of a node is full, at the rate at which what no hub has grows; only where records wait.
 
 ``deriv`` takes the link's own rate into account. Without the second condition a node that was just started, and fills
-its retention, would look as if it were about to overflow.
+its retention, would look as if it were about to overflow. A comparison binds tighter than ``and``: without its own
+parentheses the first bound would be one of the seconds for which records wait.
 """
 
 STORING = (
@@ -40,12 +41,12 @@ STORING = (
         "full-disk-or-link-down.md",
     ),
     Alert(
-        "WeftEdgeOutageHoursFew", f"{ROOM_SECONDS} < 24 * 3600", "15m", WARNING,
+        "WeftEdgeOutageHoursFew", _LOG_FULL_WITHIN.format(24), "15m", WARNING,
         "the log is full in {{ $value | humanizeDuration }} if records continue waiting like this",
         "Bring the link up before then, or raise `disk.budget`.", "full-disk-or-link-down.md",
     ),
     Alert(
-        "WeftEdgeOutageHoursNearlyOver", f"{ROOM_SECONDS} < 4 * 3600", "15m", CRITICAL,
+        "WeftEdgeOutageHoursNearlyOver", _LOG_FULL_WITHIN.format(4), "15m", CRITICAL,
         "the log is full in {{ $value | humanizeDuration }} if records continue waiting like this",
         "Bring the link up now, or raise `disk.budget`. A full log acknowledges nothing.", "full-disk-or-link-down.md",
     ),

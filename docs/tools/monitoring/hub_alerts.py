@@ -7,7 +7,13 @@ from docs.tools.monitoring.alert import CRITICAL, HUB_JOB, WARNING, Alert
 _NODE = "job, instance"
 _DAY_S = 86400
 _P99 = "histogram_quantile(0.99, sum by (job, instance, le) (rate({}_bucket[10m])))"
-_DISK_SECONDS = "min by (job) (weft_hub_store_free_bytes) / (max by (job) (-deriv(weft_hub_store_free_bytes[1d])) > 0)"
+_DISK_FULL_WITHIN = (
+    "(min by (job) (weft_hub_store_free_bytes) / (max by (job) (-deriv(weft_hub_store_free_bytes[1d])) > 0)"
+    f" < {{}} * {_DAY_S}) and on (job) max by (job) (max_over_time(weft_hub_store_free_bytes[18h] offset 6h))"
+)
+"""Days until the disk is full, at the rate of the last day. A slope of fewer than six hours says nothing: a restore, a
+first backup or a young hub fills a disk at a rate that ends by itself.
+"""
 _FREE_MIN = 1 << 30
 _STREAM = ("tenant", "stream")
 
@@ -110,14 +116,14 @@ COMMITTING = (
         "two-regions.md", ("region", "shard"),
     ),
     Alert(
-        "WeftHubDiskFillsUp", f"{_DISK_SECONDS} < 7 * {_DAY_S}", "1h", WARNING,
+        "WeftHubDiskFillsUp", _DISK_FULL_WITHIN.format(7), "1h", WARNING,
         "the disk of the store is full in {{ $value | humanizeDuration }} at the rate of the last day",
         "Set or lower `retain_log`, remove old rows, or move the store to a larger disk. `weft hub status` says until "
         "when it lasts.", "watch-a-fleet.md", by_instance=False,
     ),
     Alert(
         "WeftHubDiskNearlyFull",
-        f"{_DISK_SECONDS} < {_DAY_S} or min by (job) (weft_hub_store_free_bytes) < {_FREE_MIN}", "10m", CRITICAL,
+        f"{_DISK_FULL_WITHIN.format(1)} or min by (job) (weft_hub_store_free_bytes) < {_FREE_MIN}", "10m", CRITICAL,
         "the disk of the store is full within a day, or has less than 1 GiB free",
         "Make room now. A full disk takes no commit: edges keep what they have, until their own disks are full.",
         "watch-a-fleet.md", by_instance=False,
