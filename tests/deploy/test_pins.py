@@ -32,7 +32,7 @@ def has_changed() -> bool:
 
 def refused(python: str, pins: list[Requirement], target: Path) -> list[str]:
     """Return what pip says of each pin that this Python cannot install. One call of pip names the first of them."""
-    said = []
+    said: list[str] = []
     while True:
         done = subprocess.run(
             [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries=1",
