@@ -656,7 +656,8 @@ class Hub:
         TenantRequests(
             changes, self._tenants, self._summaries, quotas=self._declared.quotas.of,
             table_bytes=self._tables.bytes_of, stream_bytes=self._tables.stream_bytes,
-        ).add_to(application)  # fmt: skip
+            response_bytes_max=self._settings.response_bytes_max,
+        ).add_to(application, self._api.bounded)  # fmt: skip
         TokenRequests(store, changes).add_to(application)
         RegionRequests(
             store, self._known.now, changes, regions=self._settings.regions, declared=self._declared.regions,

@@ -1,19 +1,22 @@
 """HTTP servers with bounds on connections: otherwise anyone who reaches the port could use up the process's file
 descriptors and its memory, and block its other listeners.
 
-aiohttp waits without limit for the head of a request, and needs the head before it can ask for a token.
+aiohttp waits without limit for the head of a request, and needs the head before it can ask for a token. What it does
+with a request before and after the application's code is decided here, for each server of a process (`connection_of`);
+the list is in docs/security.md, "What libraries do by themselves".
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from aiohttp import web
+from aiohttp import StreamReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from weft.bounds.bound import Owner, Refusals, address_owner
@@ -34,10 +37,23 @@ LINE_INTERVAL_S = 1.0
 LINE_MAX = 300
 """Longest such line."""
 
-REFUSALS = frozenset({400, 401, 403, 404, 405, MISDIRECTED_REQUEST})
+REFUSALS = frozenset({400, 401, 403, 404, 405, 417, MISDIRECTED_REQUEST})
 """Statuses behind which a connection ends: a flood of requests that are refused pays for a connection each time."""
 AT_ONCE = 16
 """Requests that begin in one turn of the event loop, some 2 ms of work; those that wait take turns by address."""
+
+HEAD_LINE_BYTES_MAX = 8190
+"""Longest first line of a request; as long is the name, and the value, of a field of its head."""
+HEAD_FIELDS_MAX = 128
+"""Maximum number of fields of a head and of a trailer, together."""
+PARSED_BYTES_MAX = 64 << 10
+"""Half of the bytes of a body that wait for the handler before no more is parsed. They are in 4,096 chunks at most:
+some 4 ms of the loop, where a read of the socket may have ten times as many."""
+LINGER_S, LINGER_BYTES_MAX = 2.0, 4 << 20
+"""Time for which, and bytes of a body until which, an answered request is read on: without it the system would reset
+the connection, and a client that still sends might not get its answer."""
+SOFTWARE = "weft"
+"""Value of the field Server. aiohttp's own tells strangers the versions of Python and of the library."""
 
 LISTENER = "https"
 """Name of a listener with TLS, for log lines."""
@@ -112,6 +128,58 @@ class _Turns:
         self._begun = 0
 
 
+class _Connection(web.RequestHandler):
+    """One connection, with what is done around each answer: also around those that no application gives, such as to
+    requests that are not HTTP."""
+
+    __slots__ = ()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer, or its end, and read the rest of the request."""
+        if not resp.prepared:
+            resp.headers[hdrs.SERVER] = SOFTWARE
+            if resp.status in REFUSALS:
+                resp.force_close()
+        answer, has_left = await super().finish_response(request, resp, start_time)
+        if not has_left:
+            await self._discard(request.content)
+        return answer, has_left
+
+    async def _discard(self, body: StreamReader) -> None:
+        """Read the rest of a body. What is too long, or never ends, ends the connection: aiohttp closes it."""
+        left = LINGER_BYTES_MAX
+        with contextlib.suppress(TimeoutError, web.RequestPayloadError):
+            async with asyncio.timeout(LINGER_S):
+                while left > 0 and self.connected and not body.is_eof():
+                    left -= len(await body.readany())
+                    await asyncio.sleep(0)  # what was received already is there at once, piece by piece
+
+
+def connection_of(server: web.Server) -> web.RequestHandler:
+    """Return a connection for a server of the process, for a peer that has connected."""
+    return _Connection(
+        server,
+        loop=asyncio.get_running_loop(),
+        access_log=None,  # type: ignore[arg-type]  # as `AppRunner` has it; the annotation lacks it
+        logger=logger,
+        max_line_size=HEAD_LINE_BYTES_MAX,
+        max_field_size=HEAD_LINE_BYTES_MAX,
+        max_headers=HEAD_FIELDS_MAX,
+        read_bufsize=PARSED_BYTES_MAX,
+        # A body would be unpacked before anyone looks at the request's path or token, a thousand bytes from each one.
+        auto_decompress=False,
+        # What follows an answer would be read without turns and without a bound on its size.
+        lingering_time=0.0,
+    )
+
+
+async def _name_software(_: web.BaseRequest, answer: web.StreamResponse) -> None:
+    """Name the software in an answer that a handler sends piece by piece."""
+    answer.headers[hdrs.SERVER] = SOFTWARE
+
+
 class HttpServer:
     """A server of one application at one address. Belongs to the event loop's thread.
 
@@ -184,14 +252,7 @@ class HttpServer:
         if owner is not None:
             self._busy_of[owner] += 1
         try:
-            answer = await handler(request)
-            if answer.status in REFUSALS and not answer.prepared:
-                answer.force_close()
-            return answer
-        except web.HTTPException as error:
-            if error.status in REFUSALS:
-                error.force_close()
-            raise
+            return await handler(request)
         except ConnectionError as error:
             if connection.transport is None or connection.transport.is_closing():
                 raise PeerGoneError from error
@@ -227,20 +288,21 @@ class HttpServer:
         """
         loop = asyncio.get_running_loop()
         logger.filters = [BadRequests(self._monotonic)]  # of all servers of the process
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._shutdown_s, logger=logger)
+        application.on_response_prepare.append(_name_software)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._shutdown_s)
         await self._runner.setup()
         server = self._runner.server
         assert server is not None, "it is set up"
 
         def accept() -> web.RequestHandler:
-            connection = server()
+            connection = connection_of(server)
             # The connection gets its transport, and so its address, in the next turn of the loop.
             loop.call_soon(loop.call_soon, self._note_idle, connection)
             return connection
 
         def accept_tls(_: asyncio.Transport, shaken: NetworkConnection) -> web.RequestHandler:
             shaken.closed()  # its handshake is over; from here on it counts as idle or busy
-            connection = server()
+            connection = connection_of(server)
             loop.call_soon(self._note_idle, connection)
             return connection
 

@@ -32,7 +32,7 @@ from weft.cloud_hub.admin_facts.documents import (
 )
 from weft.cloud_hub.admin_facts.tenants import StreamUse, TenantUse
 from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.answers import PAGE_DEFAULT, PAGE_MAX, integer
+from weft.cloud_hub.api.answers import PAGE_DEFAULT, PAGE_MAX, LongAnswer, encoded, integer
 from weft.cloud_hub.api.summaries import ShardSummaries
 from weft.cloud_hub.api.tokens import (
     GRANT_CHARACTERS_MAX,
@@ -49,6 +49,7 @@ from weft.cloud_hub.api.tokens import (
 from weft.cloud_hub.api.views import View, moment, moment_after
 from weft.cloud_hub.clock import ADVICE, ClockWrong, HubClock
 from weft.cloud_hub.cluster import LEAVING
+from weft.network.http_server import Handler
 from weft.protocols.errors import CodecError, UnsupportedVersion
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.link import PAIR_BODY_BYTES_MAX, PAIR_PATH, PairAnswer, PairRequest, spoken
@@ -218,6 +219,9 @@ WRONG_BURST = 10
 WRONG_PER_S = 0.1
 ALL_WRONG_BURST, ALL_WRONG_PER_S = 1000, 10.0
 """The same of all addresses together: an attacker may have many."""
+FLOOD_S = 60.0
+"""Time after a wrong code for which the bound of all addresses holds for its address. It holds for no others: an edge
+with the right code pairs while strangers guess."""
 _EVERYBODY = Owner(OwnerKind.ADDRESS, "")
 _WRONG = "this code opens nothing here"
 _ADVICE = (
@@ -243,6 +247,8 @@ class PairRequests:
         self._log, self._credentials, self._now, self._read_body = log, credentials, now, read_body
         self._wrong: Rates[Owner] = Rates(WRONG_PER_S, WRONG_BURST, monotonic)
         self._all_wrong: Rates[Owner] = Rates(ALL_WRONG_PER_S, ALL_WRONG_BURST, monotonic)
+        self._recent: Rates[Owner] = Rates(1 / FLOOD_S, 0.0, monotonic)
+        """Addresses with a wrong code in the last ``FLOOD_S``."""
 
     def add_to(self, application: web.Application) -> None:
         """Add the request to the application of the API."""
@@ -254,17 +260,28 @@ class PairRequests:
             # Only browsers send it, and no page has a reason to try codes with the addresses of its readers.
             raise ApiError(403, "pairing is not for browsers", "use `weft edge pair`")
         owner = address_owner(request.remote or "")
-        if wait_s := max(self._wrong.debt_s(owner), self._all_wrong.debt_s(_EVERYBODY)):
-            raise ApiError(429, "too many wrong codes came", "wait, and ask for a new code", retry_s=wait_s)
+        self._check(owner)
         asked = _decode(await self._read_body(request, PAIR_BODY_BYTES_MAX, "a pairing has some hundred bytes"))
+        self._check(owner)  # other connections of the address may have had wrong codes while this one held its back
         code = hash_token(spoken(asked.code))
         try:
             answer = await self._redeem(asked, code, request.remote or "")
         except NotPaired:
             self._wrong.charge(owner, 1)
             self._all_wrong.charge(_EVERYBODY, 1)
+            self._recent.charge(owner, 1 - self._recent.debt_s(owner) / FLOOD_S)
             raise ApiError(403, _WRONG, _ADVICE) from None
         return web.Response(body=msgspec.json.encode(answer) + b"\n", content_type="application/json")
+
+    def _check(self, owner: Owner) -> None:
+        """Refuse an address that sent too many wrong codes, or one of too many that all sent.
+
+        Raises:
+            ApiError: 429.
+        """
+        flood_s = min(self._all_wrong.debt_s(_EVERYBODY), self._recent.debt_s(owner))
+        if wait_s := max(self._wrong.debt_s(owner), flood_s):
+            raise ApiError(429, "too many wrong codes came", "wait, and ask for a new code", retry_s=wait_s)
 
     async def _redeem(self, asked: PairRequest, code: str, origin: str) -> PairAnswer:
         name = self._credentials.paired_by(code)
@@ -599,6 +616,9 @@ class Account(Protocol):
         ...
 
 
+_Usage = Callable[[web.Request], Awaitable[LongAnswer]]
+
+
 class TenantRequests:
     """Handlers of the requests.
 
@@ -606,22 +626,28 @@ class TenantRequests:
         quotas: those of a tenant, as this process knows them.
         table_bytes, stream_bytes: bytes of the tables of a tenant, and of one stream; None where this process does not
             know.
+        response_bytes_max: longest list of streams.
     """
 
     def __init__(
         self, changes: RequestedChanges, account: Account, summaries: ShardSummaries, *,
         quotas: Callable[[str], Quotas], table_bytes: Callable[[str], int | None],
-        stream_bytes: Callable[[str, str], int | None],
+        stream_bytes: Callable[[str, str], int | None], response_bytes_max: int,
     ) -> None:  # fmt: skip
+        self._response_bytes_max = response_bytes_max
         self._changes, self._access = changes, changes.access
         self._account, self._summaries = account, summaries
         self._quotas, self._table_bytes, self._stream_bytes = quotas, table_bytes, stream_bytes
         self._since = changes.clock.now()
 
-    def add_to(self, application: web.Application) -> None:
-        """Add the requests to the application of the API."""
+    def add_to(self, application: web.Application, bounded: Callable[[_Usage], Handler]) -> None:
+        """Add the requests to the application of the API.
+
+        Args:
+            bounded: bounds the answers in progress of a reader.
+        """
         application.add_routes([
-            web.get(USAGE, self.get_usage), web.get(TENANTS, self.get_list), web.get(TENANT_WAY, self.get),
+            web.get(USAGE, bounded(self.get_usage)), web.get(TENANTS, self.get_list), web.get(TENANT_WAY, self.get),
             web.put(TENANT_WAY, self.put),
         ])  # fmt: skip
 
@@ -663,20 +689,23 @@ class TenantRequests:
         except StoreError as error:
             raise ApiError(503, f"the cluster log cannot be read: {error}", "try again") from error
 
-    async def get_usage(self, request: web.Request) -> web.Response:
+    async def get_usage(self, request: web.Request) -> LongAnswer:
         """Return what a tenant uses: numbers of all shards, and what came to this process."""
         tenant, is_readable = self._access.streams(request)
         limit, after = integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX), request.query.get("after", "")
         shards = await self._summaries.every()
-        every = shards.streams(tenant)
+        every = await shards.streams(tenant)
         use = self._account.known(tenant)
         names = [name for name in every if name > after and is_readable(name)]
-        streams: list[View] = []
-        for name in names[:limit]:
+
+        def stream(name: str) -> View:
             records = sum(part.end or 0 for part in every[name])
             came = use.streams.get(name, StreamUse()) if use is not None else StreamUse()
             size = self._stream_bytes(tenant, name)
-            streams.append({"stream": name, "records": records, "received": _received(came), "table_bytes": size})
+            return {"stream": name, "records": records, "received": _received(came), "table_bytes": size}
+
+        page = await encoded(names[:limit], stream, self._response_bytes_max)
+        taken = len(page.views)
         view = {
             "tenant": tenant,
             "quotas": _quotas_view(self._quotas(tenant)),
@@ -689,11 +718,11 @@ class TenantRequests:
             "received": _received(StreamUse() if use is None else use.total()),
             "throttled_seconds": 0.0 if use is None else use.waited_ns / 1e9,
             "refused": 0 if use is None else use.refused,
-            "streams": streams,
-            "next_after": names[limit - 1] if len(names) > limit else None,
+            "streams": page.views,
+            "next_after": names[taken - 1] if taken < len(names) else None,
             **shards.view(),
         }
-        return json_answer(view)
+        return LongAnswer([msgspec.json.encode(view) + b"\n"], headers={"Cache-Control": "no-store"})
 
 
 def _received(came: StreamUse) -> View:

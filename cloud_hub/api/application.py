@@ -368,21 +368,21 @@ class Api:
         stream = "/v1/streams/{stream}"
         application.add_routes(
             [
-                web.get("/v1/edges", self._bounded(self._get_edges)),
-                web.get("/v1/edges/{edge}", self._bounded(self._get_edge)),
-                web.get("/v1/streams", self._bounded(self._get_streams)),
-                web.get(stream, self._bounded(self._get_stream)),
-                web.get(f"{stream}/lanes", self._bounded(self._get_lanes)),
-                web.get(f"{stream}/completeness", self._bounded(self._get_completeness)),
-                web.get(f"{stream}/records", self._bounded(self._get_records)),
-                web.get(f"{stream}/series", self._bounded(self._get_series)),
-                web.get(f"{stream}/rows", self._bounded(self._get_rows)),
-                web.get(f"{stream}/trace", self._bounded(self._get_trace)),
+                web.get("/v1/edges", self.bounded(self._get_edges)),
+                web.get("/v1/edges/{edge}", self.bounded(self._get_edge)),
+                web.get("/v1/streams", self.bounded(self._get_streams)),
+                web.get(stream, self.bounded(self._get_stream)),
+                web.get(f"{stream}/lanes", self.bounded(self._get_lanes)),
+                web.get(f"{stream}/completeness", self.bounded(self._get_completeness)),
+                web.get(f"{stream}/records", self.bounded(self._get_records)),
+                web.get(f"{stream}/series", self.bounded(self._get_series)),
+                web.get(f"{stream}/rows", self.bounded(self._get_rows)),
+                web.get(f"{stream}/trace", self.bounded(self._get_trace)),
             ]
         )
         return application
 
-    def _bounded(self, handler: Callable[[web.Request], Awaitable[web.Response | LongAnswer]]) -> Handler:
+    def bounded(self, handler: Callable[[web.Request], Awaitable[web.Response | LongAnswer]]) -> Handler:
         """Return the handler with a bound on the answers in progress for its readers."""
 
         async def bounded(request: web.Request) -> web.StreamResponse:
@@ -424,7 +424,7 @@ class Api:
         tenant, is_readable = self._access.streams(request)
         after, limit = request.query.get("after", ""), integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
         shards = await self._summaries.every()
-        every = shards.streams(tenant)
+        every = await shards.streams(tenant)
         names = [name for name in every if name > after and is_readable(name)]
 
         def view(name: str) -> View:

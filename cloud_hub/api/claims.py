@@ -21,6 +21,7 @@ from weft.cloud_hub.api.tokens import (
 )
 from weft.cloud_hub.api.views import moment
 from weft.cloud_hub.settings import JwtSettings
+from weft.cloud_hub.shard.lane_session import AUDIT_TENANT
 from weft.protocols.lane import NAME_RULE, valid_name
 
 SECOND = 10**9
@@ -198,7 +199,11 @@ def _is_for(audience: Any, wanted: str) -> bool:
 def _tenant(claims: Mapping[str, Any], rules: JwtSettings, shown: str) -> str:
     if rules.tenant_claim is None:
         return rules.tenant
-    return _named(claims, rules.tenant_claim, "tenant", shown)
+    tenant = _named(claims, rules.tenant_claim, "tenant", shown)
+    if tenant == AUDIT_TENANT:  # its acts are those of all tenants, as what `Right.ACTS` opens
+        advice = f"only a token of the hub opens it: `weft hub token add --tenant {AUDIT_TENANT}`"
+        raise JwtRefused(f"{shown} names the hub's own tenant {tenant}", advice)
+    return tenant
 
 
 def _edge(claims: Mapping[str, Any], rules: JwtSettings, shown: str) -> str:

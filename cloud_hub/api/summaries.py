@@ -590,8 +590,11 @@ class Listed(NamedTuple):
             return as_of
         return {**as_of, "missing_shards": [{"shard": shard, "trouble": why} for shard, why in self.missing.items()]}
 
-    def streams(self, tenant: str) -> dict[str, list[StreamPart]]:
-        """Return a tenant's streams that are not deleted, by name, each with its parts by shard."""
+    async def streams(self, tenant: str) -> dict[str, list[StreamPart]]:
+        """Return a tenant's streams that are not deleted, by name, each with its parts by shard.
+
+        Others have a turn after each shard, which has at most ``limits.streams_per_tenant`` of them.
+        """
         found: dict[str, list[StreamPart]] = {}
         for each in self.summaries:
             first = bisect_left(each.streams, (tenant,), key=lambda part: (part.tenant,))
@@ -600,6 +603,7 @@ class Listed(NamedTuple):
                 if part.tenant != tenant:
                     break
                 found.setdefault(part.stream, []).append(part)
+            await asyncio.sleep(0)
         return {name: found[name] for name in sorted(found) if any(part.is_there for part in found[name])}
 
     @property

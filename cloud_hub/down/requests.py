@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from msgspec import Meta
 
 from weft.bounds import NestedShares, Rates
@@ -119,6 +119,10 @@ EDGES_MAX = 500
 BODY_BYTES_MAX = 512 << 10
 BODY_S = 10.0
 """Longest time that a request's body may take."""
+PLAIN = "identity"
+"""Content-Encoding of a body that is not packed (RFC 9110, section 8.4.1), the only one that the hub takes."""
+CODING_SHOWN_MAX = 40
+"""Longest part of another one in an answer."""
 KEY_CHARACTERS_MAX = 255
 EXPIRES_S = 3600.0
 UNDER_WAY_MAX, UNDER_WAY_OF_ONE_MAX = 2000, 500
@@ -331,8 +335,10 @@ async def read_body(request: web.Request, bytes_max: int, advice: str) -> bytes:
         advice: what to do when it is too long.
 
     Raises:
-        ApiError: 408, 413.
+        ApiError: 408, 413, 415.
     """
+    if (coding := request.headers.get(hdrs.CONTENT_ENCODING, PLAIN)).lower() != PLAIN:
+        raise ApiError(415, f"a body with the coding {coding[:CODING_SHOWN_MAX]!r}", "send it without Content-Encoding")
     if (request.content_length or 0) > bytes_max:
         raise ApiError(413, f"a body of {request.content_length} bytes", f"at most {bytes_max} are possible")
     try:
@@ -340,6 +346,7 @@ async def read_body(request: web.Request, bytes_max: int, advice: str) -> bytes:
             body = await request.content.read(bytes_max + 1)
             while len(body) <= bytes_max and (more := await request.content.read(bytes_max + 1 - len(body))):
                 body += more
+                await asyncio.sleep(0)  # of tiny chunks, some thousand are parsed at each read
     except TimeoutError:
         raise ApiError(408, f"the body did not come in {BODY_S:g} s", _NOTHING_STORED) from None
     if len(body) > bytes_max:

@@ -375,7 +375,8 @@ def check_lane(identity: TokenIdentity | None, lane: Lane, *, is_relay: bool) ->
         _check_write(identity, lane)
     if is_hubs_own(lane.tenant, lane.stream):
         advice = "replicate streams of the configuration only; if this edge runs a release of Weft, report this"
-        raise LinkRefused(RefuseCode.BAD_HELLO, f"stream {lane.stream} is the hub's own", advice)
+        whose = f"stream {lane.stream} of tenant {lane.tenant}"
+        raise LinkRefused(RefuseCode.BAD_HELLO, f"{whose} is the hub's own", advice)
 
 
 def check_edge(identity: TokenIdentity | None, node: NodeName) -> None:

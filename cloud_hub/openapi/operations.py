@@ -97,6 +97,7 @@ ERRORS = {
     "the declared facts forbid it.",
     410: "The log no longer has these records.",
     413: "The body, or what it asks for, is too large.",
+    415: "The body is packed, with `Content-Encoding`.",
     421: "A hub without tokens is not read under this name.",
     429: "Too much of this token, or without tokens of this address, is under way.",
     500: "The log is damaged where it was read.",
@@ -200,7 +201,7 @@ _PIPELINE_OF_PATH = Parameter("pipeline", _Name, "Name of the pipeline.", "path"
 _TOKEN_OF_PATH = Parameter("name", str, "Name of the token.", "path", required=True)
 _REASON = Parameter("reason", str, "Why, for the record of administrative acts.")
 _OF_STREAM = READING | {404}
-_OF_CHANGES = frozenset({400, 401, 403, 408, 409, 413, 421, 503})
+_OF_CHANGES = frozenset({400, 401, 403, 408, 409, 413, 415, 421, 503})
 _OF_MESSAGES = frozenset({400, 401, 403, 404, 421, 429, 503})
 _OF_PULLS = frozenset({400, 401, 403, 404, 421, 503})
 _PATH = "/v1/streams/{stream}"
@@ -377,7 +378,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "Name of the request. Repeated with it, the request stores nothing again.", "header",
             ),
         ),
-        errors=_OF_MESSAGES | {408, 409, 413},
+        errors=_OF_MESSAGES | {408, 409, 413, 415},
         body=MessageRequest,
     ),
     Operation(
@@ -391,7 +392,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "pull", "post", WAY, "Ask an edge for the records of a window. The answer comes when the request is durable.",
-        PullAnswer, PULLERS, parameters=(TENANT,), errors=_OF_PULLS | {408, 409, 413, 429}, body=PullWindow,
+        PullAnswer, PULLERS, parameters=(TENANT,), errors=_OF_PULLS | {408, 409, 413, 415, 429}, body=PullWindow,
         status=202,
     ),
     Operation(
@@ -400,7 +401,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "usage", "get", USAGE, "Return what a tenant uses of the hub, its quotas, and what came of each stream.",
-        UsageAnswer, parameters=(TENANT, _after(), _limit("streams")), errors=frozenset({400, 401, 403, 421, 503}),
+        UsageAnswer, parameters=(TENANT, _after(), _limit("streams")), errors=READING - {500},
     ),
     Operation(
         "tenant", "get", TENANT_WAY, "Return the quotas of a declared tenant.", TenantAnswer, (Scope.GRANTED,),

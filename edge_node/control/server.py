@@ -39,6 +39,7 @@ from weft.edge_node.control.client import (
     socket_path,
 )
 from weft.edge_node.streams import STATE_STREAMS
+from weft.network.http_server import connection_of
 from weft.protocols.lane import format_log_id
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogError, LogFull, SegmentLog
@@ -111,10 +112,12 @@ class Control:
         app.router.add_post(RELOAD_PATH, self._reload)
         app.router.add_post(REPLAY_PATH, self._replay)
         app.router.add_post(LINKS_PATH, self._links)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+        self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         await self._runner.setup()
-        assert self._runner.server is not None
-        self._server = await asyncio.get_running_loop().create_unix_server(self._runner.server, sock=listening)
+        server = self._runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: connection_of(server), sock=listening)
 
     async def close(self) -> None:
         """Stop listening. Records whose notices are not durable by then may stay or be dropped; no client has an answer

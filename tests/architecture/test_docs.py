@@ -13,10 +13,23 @@ from docs.tools import downsampling
 from docs.tools.generate import DECISIONS, PICTURE, REFERENCE, decisions_page, pages
 from docs.tools.picture import missing, picture
 from docs.tools.prose import broken_code, handwritten_pages, long_lines
+from weft.bounds import Refusals
+from weft.cloud_hub.admin_facts import requests
+from weft.cloud_hub.api import answers, jwt, records, series, tail
+from weft.cloud_hub.console import changes
 from weft.config.metrics.edge import EDGE_METRICS
 from weft.config.metrics.hub import HUB_METRICS
 from weft.config.models import EdgeConfig, HubConfig
 from weft.config.schema import settings
+from weft.edge_node.access import authentication
+from weft.edge_node.servers.clients import context
+from weft.edge_node.servers.http.settings import HttpSettings
+from weft.edge_node.servers.listeners import websocket_connection
+from weft.edge_node.subscriptions import limits
+from weft.network import http_server, tls
+from weft.protocols import batch, topics
+from weft.replication.runner import serve
+from weft.storage import cluster_log
 
 ROOT = Path(__file__).parents[2]
 RELEASED = r"(?:weft[-_](?:edge|hub|fabric)[-_:]|^(?:version|appVersion): \"?)(\d+\.\d+\.\d+)"
@@ -70,6 +83,57 @@ def test_every_share_on_the_page_of_security_is_a_setting_with_that_default(
         assert said in ("", defaults[name]), name
     shares = {path for path in defaults if re.match(r"limits\..*per_(user|address|edge|token|tenant)", path)}
     assert shares <= {name for name, _ in named}
+
+
+def _of_owner(places: int) -> int:
+    return answers.ReaderPlaces(Refusals(lambda: 0.0), places, "").of_owner
+
+
+def _size(count: int) -> str:
+    return f"{count >> 20} MiB" if count % (1 << 20) == 0 else f"{count >> 10} KiB"
+
+
+SHARES_OF_AN_EDGE = (
+    f"{tls.WITHOUT_DATA_BURST} at once and one a second of a connection; {tls.HANDSHAKE_RECORDS_MAX} of a handshake",
+    f"a wait of up to {authentication.BACK_OFF_MAX_S:g} s",
+    f"rounds of {context.READS_S_MAX * 1e3:g} ms | turns of {context.TURN_S_MAX * 1e3:g} ms",
+    f"more than {limits.COMMON_LEVELS} levels",
+    f"and {HttpSettings().records_max:,} messages",
+    f"turns of {websocket_connection.FRAMES_AT_ONCE} frames; {_size(websocket_connection.WAITING_BYTES_MAX)} that wait",
+    f"{_size(websocket_connection.WAITING_BYTES_OF_ONE_MAX)} of one address",
+    f"each for {http_server.IDLE_S_MAX:g} s without a request",
+)
+SHARES_OF_A_HUB = (
+    f"{cluster_log.KINDS_MAX} kinds of {cluster_log.FACTS_PER_KIND_MAX:,} facts",
+    f"{_size(cluster_log.DOCUMENTS_BYTES_MAX)} of documents | {_size(cluster_log.DOCUMENT_BYTES_MAX)} of a document",
+    f"{jwt.CHECKED_MAX:,} checked ones; {jwt.KEYS_MAX} keys of {_size(jwt.KEY_SET_BYTES_MAX)}",
+    f"{jwt.WAITING_MAX:,} requests wait {jwt.WAIT_S:g} s",
+    f"(1,024), each for {http_server.IDLE_S_MAX:g} s",
+    f"{http_server.AT_ONCE} begin in a turn of the loop",
+    f"({', '.join(map(str, sorted(http_server.REFUSALS)))}) ends its connection",
+    f"{requests.ALL_WRONG_BURST:,} at once and {requests.ALL_WRONG_PER_S:g} a second",
+    f"{requests.WRONG_BURST} at once and one in {1 / requests.WRONG_PER_S:g} s of an address",
+    f"{_size(batch.EXPANDED_BYTES_MAX)} and {batch.COUNT_MAX:,} records as rows, keys of {batch.KEY_BYTES_MAX:,} bytes",
+    f"of {serve.FRAMES_AT_ONCE} frames of a WebSocket",
+    f"{topics.PATTERN_LEVELS_MAX} levels of a lane",
+    f"{records.RECORDS_MAX:,} records | the reader asks for the rest",
+    f"{series.RECORDS_READ_MAX:,} records or {_size(series.RECORD_BYTES_READ_MAX)} of payload read, "
+    f"{series.VALUES_MAX:,} values, {series.ROWS_MAX:,} rows",
+    f"{tail.TAILS_MAX:,} in a process, half of them of one tenant | {_of_owner(tail.TAILS_MAX)} of a token; "
+    f"{tail.RECORDS_AT_ONCE} records or {_size(tail.BYTES_AT_ONCE)} at once; {tail.WRITE_S:g} s for an event",
+    f"{changes.LISTENERS_MAX} in a process, half of them of one tenant | {_of_owner(changes.LISTENERS_MAX)} of a token",
+    f"{answers.AT_ONCE} of `limits.response` | {answers.AT_ONCE_OF_OWNER} of them of a token, "
+    f"{answers.AT_ONCE_OF_TENANT} of a tenant; {answers.WAITING_MAX} requests of a token that wait "
+    f"{answers.WAIT_S:g} s, {answers.WAITING_OF_TENANT_MAX} of a tenant; {answers.PIECE_S:g} s for "
+    f"{_size(answers.PIECE_BYTES)}, and {_size(answers.LEAST_BYTES_PER_S)} a second",
+)
+
+
+@pytest.mark.parametrize("said", [*SHARES_OF_AN_EDGE, *SHARES_OF_A_HUB])
+def test_the_shares_that_are_no_settings_are_those_of_the_code(said: str) -> None:
+    heading = "### Of an edge node\n" if said in SHARES_OF_AN_EDGE else "### Of a hub\n"
+    table = (ROOT / "docs/security.md").read_text().partition(heading)[2].partition("\n#")[0]
+    assert said in table, "docs/security.md says another number than the code has"
 
 
 def test_what_names_a_release_names_that_of_pyproject() -> None:

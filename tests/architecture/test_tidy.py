@@ -206,3 +206,31 @@ def test_reads_of_a_clock_are_found(source: str, reads: int) -> None:
 )
 def test_forgotten_tasks_are_found(source: str, lines: list[int]) -> None:
     assert list(forgotten_tasks(list(ast.walk(ast.parse(source))))) == lines
+
+
+HTTP_SERVERS = {"network/http_server.py", "edge_node/control/server.py"}
+"""Modules with a server of aiohttp. Their connections are made by `connection_of`, which has all settings."""
+OTHER_SERVERS = {"TCPSite", "UnixSite", "SockSite", "NamedPipeSite", "ServerRunner", "run_app"}
+WHOLE_BODIES = {"post", "multipart", "json", "text"}
+"""Methods of a request that read, and parse, a body of any form without a turn of the loop."""
+
+
+def test_libraries_of_http_do_nothing_that_no_setting_bounds() -> None:
+    """The list is in docs/security.md, "What libraries do by themselves"."""
+    found = []
+    for path in sources(*PACKAGES):
+        for node in nodes(path):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            call, of = node.func.attr, ast.unparse(node.func.value)
+            given = {each.arg: ast.unparse(each.value) for each in node.keywords}
+            is_bound = given.get("compress") == given.get("autoping") == "False" and "max_msg_size" in given
+            if (
+                (call == "AppRunner" and not (place(path) in HTTP_SERVERS and "connection_of(" in path.read_text()))
+                or (call == "WebSocketResponse" and not is_bound)
+                or (of == "request" and call in WHOLE_BODIES)
+                or call in OTHER_SERVERS
+                or call == "enable_compression"
+            ):
+                found.append(f"{place(path)}:{node.lineno} {of}.{call}")
+    assert found == [], "bound what the library does, and write it down on that page"

@@ -30,7 +30,8 @@ node: press-1
 data_dir: {folder}/data
 listeners:
   mqtt: {{bind: "127.0.0.1:{mqtt}", anonymous: never}}
-  http: {{bind: "127.0.0.1:{posts}", anonymous: never}}{listeners}
+  http: {{bind: "127.0.0.1:{posts}", anonymous: never}}
+  ws: {{bind: "127.0.0.1:{ws}", anonymous: never}}{listeners}
 http: {{bind: "127.0.0.1:{http}"}}
 auth: {{users_file: {folder}/users, acl_file: {folder}/acl}}
 streams: {{telemetry: {{from: "plant/{{line}}/{{machine}}/telemetry", payload: json}}{streams}}}
@@ -62,13 +63,13 @@ class GuardedEdge(Service):
     def __init__(self, folder: Path, limits: str = "", streams: str = "", *, amqp: bool = False) -> None:
         self.folder = folder
         self.mqtt_port, self.http_port, self.posts_port = free_port(), free_port(), free_port()
-        self.amqp_port = free_port()
+        self.amqp_port, self.ws_port = free_port(), free_port()
         (folder / "users").write_text(users_file())
         (folder / "acl").write_text(RULES)
         config = folder / "edge.yaml"
         text = CONFIG.format(
             folder=folder, mqtt=self.mqtt_port, http=self.http_port, posts=self.posts_port, limits=limits,
-            streams=streams,
+            streams=streams, ws=self.ws_port,
             listeners=f'\n  amqp: {{bind: "127.0.0.1:{self.amqp_port}", anonymous: never}}' if amqp else "",
         )  # fmt: skip
         config.write_text(text)

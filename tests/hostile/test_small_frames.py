@@ -13,7 +13,6 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,6 @@ from tests.hostile.hub import HOSTILE, GuardedHub
 from tests.hostile.link_client import GoodLink, link_to, records
 from tests.hostile.waits import at_most
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 from weft.protocols.link import Ack
 from weft.replication.runner import LINK_PATH
 
@@ -84,26 +82,11 @@ async def test_links_of_others_hardly_notice(hub: GuardedHub, way: str, frames: 
     assert hub.memory_bytes() - before < 64 << 20
 
 
-@pytest.fixture
-def websocket(tmp_path: Path) -> Iterator[tuple[GuardedEdge, int]]:
-    """A node, and the port of its listener for MQTT over WebSocket."""
-    edge, port = GuardedEdge(tmp_path), free_port()
-    config = tmp_path / "edge.yaml"
-    listener = f'listeners:\n  ws: {{bind: "127.0.0.1:{port}", anonymous: never}}\n'
-    config.write_text(config.read_text().replace("listeners:\n", listener, 1))
-    edge.start()
-    try:
-        yield edge, port
-    finally:
-        edge.stop()
-
-
 @pytest.mark.parametrize("way", ["mqtt", "events"])
 @FLOODS
-def test_devices_of_a_node_hardly_notice(websocket: tuple[GuardedEdge, int], way: str, frames: bytes) -> None:
-    edge, port = websocket
+def test_devices_of_a_node_hardly_notice(edge: GuardedEdge, way: str, frames: bytes) -> None:
     login = "Basic " + base64.b64encode(b"mallory:mallory").decode()
-    place = (port, "/mqtt") if way == "mqtt" else (edge.posts_port, "/v1/topics?filter=public/%23")
+    place = (edge.ws_port, "/mqtt") if way == "mqtt" else (edge.posts_port, "/v1/topics?filter=public/%23")
     before = edge.memory_bytes()
     with GoodClient(edge, "device") as good:
         flood(*place, login, frames)

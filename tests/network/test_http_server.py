@@ -14,7 +14,16 @@ from aiohttp import web
 
 from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals, address_owner
-from weft.network.http_server import AT_ONCE, IDLE_S_MAX, Bound, HttpServer
+from weft.network import http_server
+from weft.network.http_server import (
+    AT_ONCE,
+    HEAD_FIELDS_MAX,
+    HEAD_LINE_BYTES_MAX,
+    IDLE_S_MAX,
+    LINGER_BYTES_MAX,
+    Bound,
+    HttpServer,
+)
 
 HALF_A_REQUEST = b"GET / HTTP/1.1\r\nHost: hub\r\nX-Slowly: "
 IDLE_MAX = 8
@@ -280,3 +289,65 @@ async def test_a_flood_of_one_address_takes_turns_with_others() -> None:
         assert order.index(good.name) <= AT_ONCE + 2, "behind one turn's work"
     finally:
         await server.close()
+
+
+# What is done around the application's code.
+
+POST = b"POST /none HTTP/1.1\r\nHost: hub\r\n"
+
+
+def sent_before_it_reads(server: HttpServer, data: bytes, times: int = 1) -> tuple[int, bytes]:
+    """Send as often as the server takes it; return how many bytes, and what it says until it ends the connection."""
+    sent, heard = 0, b""
+    with socket.create_connection(server.addresses[0], PATIENCE_S) as client:
+        with contextlib.suppress(ConnectionError):
+            for _ in range(times):
+                client.sendall(data)
+                sent += len(data)
+        with contextlib.suppress(ConnectionError):
+            while more := client.recv(1 << 16):
+                heard += more
+    return sent, heard
+
+
+async def test_a_client_that_sends_all_before_it_reads_gets_its_answer(server: Server) -> None:
+    for _ in range(8):
+        body = POST + b"Content-Length: 4000000\r\n\r\n" + bytes(4_000_000)
+        sent, heard = await asyncio.to_thread(sent_before_it_reads, server, body)
+        assert (sent, heard[:13], heard[-14:]) == (len(body), b"HTTP/1.1 404 ", b"404: Not Found")
+
+
+async def test_a_body_that_nobody_wants_is_not_read_for_long(server: Server) -> None:
+    endless = POST + b"Content-Length: 99999999999\r\n\r\n" + bytes(1 << 20)
+    sent, _ = await asyncio.to_thread(sent_before_it_reads, server, endless, 256)
+    assert sent < LINGER_BYTES_MAX + (32 << 20), "that, and what the system's buffers hold"
+    await until(lambda: server.connections == 0)
+
+
+@pytest.mark.parametrize("rest", [b"", b"3\r\nabc\r\n", b"3;" + b"x" * 100_000, b"no chunk\r\n"])
+async def test_a_body_that_never_ends_ends_the_connection(
+    server: Server, rest: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http_server, "LINGER_S", 0.05)
+    reader, writer = await half_open(server, POST + b"Transfer-Encoding: chunked\r\n\r\n")
+    assert b" 404 " in await asyncio.wait_for(reader.readuntil(b"404: Not Found"), PATIENCE_S)
+    writer.write(rest)
+    assert await closed((reader, writer))
+    assert "Traceback" not in caplog.text
+
+
+async def test_requests_that_the_application_never_sees_are_refused_like_others(server: Server) -> None:
+    for asked, status in (
+        (b"GET / HTTP/1.1\r\nHost: hub\r\nExpect: more\r\n\r\n", b"417"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
+        (b"BAD\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: hub\r\nX: " + b"x" * HEAD_LINE_BYTES_MAX + b"x\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: hub\r\n" + b"X: x\r\n" * HEAD_FIELDS_MAX + b"\r\n", b"400"),
+    ):
+        _, heard = await asyncio.to_thread(sent_before_it_reads, server, asked * 8)
+        assert heard.split()[1] == status
+        assert heard.count(b"HTTP/1.") == 1, "the others were not looked at"
+        assert b"\r\nServer: weft\r\n" in heard
+    reader, writer = await half_open(server, b"GET /long HTTP/1.1\r\nHost: hub\r\n\r\n")
+    assert b"\r\nServer: weft\r\n" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+    writer.close()

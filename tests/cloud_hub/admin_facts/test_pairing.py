@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from collections import Counter
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -14,6 +17,7 @@ from tests.cloud_hub.admin_facts.test_hub import SOON, declare
 from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
+from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub.admin_facts import changes, requests
 from weft.cloud_hub.admin_facts.changes import CannotDeclare, NotPaired
 from weft.cloud_hub.admin_facts.documents import TOKEN, Pairing, TokenDocument, decode
@@ -170,3 +174,33 @@ async def test_wrong_codes_are_told_nothing_and_are_few() -> None:
 async def test_what_is_no_pairing_is_refused(body: dict[str, Any], status: int) -> None:
     async with running_hub(MemoryStore()) as hub:
         assert (await ask(hub, **body))[0] == status
+
+
+async def held_back(hub: Hub, source: str, count: int) -> Counter[int]:
+    """Send wrong codes whose bodies all come once all requests have begun; return the statuses."""
+    body = msgspec.json.encode({"code": "1111-1111-1111", "sha256": hash_token("x")})
+    head = f"POST {PAIR_PATH} HTTP/1.1\r\nHost: hub\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    port = urlsplit(hub.url).port
+    peers = [await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0)) for _ in range(count)]
+    for _, writer in peers:
+        writer.write(head)
+    await until(lambda: len(hub._listener.server._busy) == count)
+    for _, writer in peers:
+        writer.write(body)
+    found: Counter[int] = Counter()
+    for reader, writer in peers:
+        found[int((await asyncio.wait_for(reader.readline(), PATIENCE_S)).split()[1])] += 1
+        writer.close()
+    return found
+
+
+async def test_wrong_codes_of_strangers_stop_nobody_s_pairing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "ALL_WRONG_BURST", requests.WRONG_BURST)
+    monkeypatch.setattr(requests, "ALL_WRONG_PER_S", 0.01)
+    store = MemoryStore()
+    async with running_hub(store, **SOON) as hub:
+        await paired_hub(hub, store)
+        assert await held_back(hub, "127.0.0.2", 40) == {403: requests.WRONG_BURST + 1, 429: 29}
+        assert await held_back(hub, "127.0.0.3", 5) == {403: 1, 429: 4}, "as many came as all may send"
+        status, _, _ = await ask(hub, code=CODE, sha256=hash_token("mine"))
+        assert status == 200, "an address without a wrong code"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,8 +14,9 @@ from tests.cloud_hub.test_split_hub import LANES, Edge, split
 from tests.support.silence import silent_logs
 from tests.support.waiting import until
 from weft.cloud_hub import cluster
-from weft.cloud_hub.api import summaries
-from weft.cloud_hub.api.summaries import EdgeRow, ShardSummaries, edges_after
+from weft.cloud_hub.api import answers, summaries
+from weft.cloud_hub.api.summaries import EdgeRow, Listed, ShardSummaries, ShardSummary, edges_after
+from weft.cloud_hub.api.views import StreamPart
 from weft.cloud_hub.hub import Hub
 from weft.protocols.lane import NodeName
 from weft.storage import hub_keys
@@ -112,6 +114,33 @@ async def test_a_summary_from_before_a_split_lists_no_edge_that_moved() -> None:
             lane.edge: shard for shard, lane in enumerate(LANES)
         }
         assert (await reported(asked))["usage"] == [2, 1]
+
+
+async def test_what_a_tenant_uses_is_told_in_pages_and_within_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "WAIT_S", 0.05)
+    names = [f"s{at:03}" for at in range(99)]
+    parts = [StreamPart("default", name, 0, True, 1, [], 0, 1, 1, [], True, True, None, None, []) for name in names]
+    listed, may_go_on = Listed([ShardSummary(0, 1, 1, [], parts, [], [], [], 0, [], 0)], {}, 1), asyncio.Event()
+
+    async def every() -> Listed:
+        await may_go_on.wait()
+        return listed
+
+    async with running_hub(MemoryStore(), response_bytes_max=2_000) as hub:
+        monkeypatch.setattr(hub._summaries, "every", every)
+        asked = [asyncio.create_task(get(hub, "/v1/usage")) for _ in range(answers.AT_ONCE_OF_OWNER)]
+        await until(lambda: hub._api._answers.bytes == answers.AT_ONCE_OF_OWNER * 2_000)
+        assert (await get(hub, "/v1/usage"))[0] == 429
+        may_go_on.set()
+        assert [status for status, _ in await asyncio.gather(*asked)] == [200] * len(asked)
+        found: list[str] = []
+        after: str | None = ""
+        while after is not None:
+            _, page = await get(hub, f"/v1/usage?after={after}")
+            found += [each["stream"] for each in page["streams"]]
+            assert 0 < len(page["streams"]) < 30, "as many as the longest answer has room for"
+            after = page["next_after"]
+        assert found == names
 
 
 class Counted(list[EdgeRow]):

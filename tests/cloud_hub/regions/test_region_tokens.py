@@ -84,15 +84,17 @@ async def test_a_region_relays_lanes_of_its_tenant_and_does_nothing_else(tmp_pat
     edge = create_token(tokens, "edge", Scope.EDGE, "default", "press-2")
     other = LANE._replace(tenant="other")
     async with running_hub(MemoryStore(), tokens=tokens) as hub:
-        _, opened, own, foreign, down, acts = await said(
+        _, opened, own, foreign, down, acts, beside = await said(
             hub, of_all, hello(), opening(LANE), opening(LANE._replace(stream="own"), 0, 2), opening(other, RELAY, 3),
             opening(LANE._replace(stream=DOWN_STREAM), RELAY, 4),
             opening(Lane(AUDIT_TENANT, "e", 1, AUDIT_STREAM), RELAY, 5),
+            opening(Lane(AUDIT_TENANT, "e", 1, "telemetry"), RELAY, 6),
         )  # fmt: skip
-        answers = {each.lane: each for each in (opened, own, foreign, down, acts)}  # type: ignore[union-attr]
+        answers = {each.lane: each for each in (opened, own, foreign, down, acts, beside)}  # type: ignore[union-attr]
         assert isinstance(answers[1], LaneOpened)
         assert isinstance(answers[3], LaneOpened)
-        for number, code in ((2, RefuseCode.UNAUTHORISED), (4, RefuseCode.BAD_HELLO), (5, RefuseCode.BAD_HELLO)):
+        refusals = {2: RefuseCode.UNAUTHORISED} | dict.fromkeys((4, 5, 6), RefuseCode.BAD_HELLO)
+        for number, code in refusals.items():
             closed = answers[number]
             assert isinstance(closed, LaneClosed)
             assert closed.code == code

@@ -205,6 +205,11 @@ async def test_claims_name_tenant_and_edge_and_roles_have_rights(tmp_path: Path)
         assert "no claim 'device.name'" in await world.refusal(token("presses"))
         assert "no right at this hub" in await world.refusal(token("reader")), "only roles count where there are some"
         assert "names no tenant" in await world.refusal(token("line 1", **{"https://weft.test/tenant": "a/b"}))
+        for role in ("shift", "operators", "presses"):
+            of_hub = token(role, **{"https://weft.test/tenant": "weft-audit"}, device={"name": "press-7"})
+            assert "names the hub's own tenant weft-audit" in await world.refusal(of_hub), (
+                "which has acts of all tenants"
+            )
 
 
 async def test_checked_tokens_are_remembered_within_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

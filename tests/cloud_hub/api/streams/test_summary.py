@@ -122,11 +122,11 @@ async def test_streams_that_are_there_are_listed() -> None:
     held[0].next_offset["acme", "other"] = 5
     held[0] = ShardState.decode(held[0].encode())
 
-    assert list((await listed(held)).streams("default")) == ["s0", "s1", "s2", "written"]
-    assert list((await listed(held)).streams("acme")) == ["other"]
+    assert list(await (await listed(held)).streams("default")) == ["s0", "s1", "s2", "written"]
+    assert list(await (await listed(held)).streams("acme")) == ["other"]
     for n in range(30):
         held[n % 2].set_lane(lane(f"e{n}", f"s{n % 3}"), None)
-    assert list((await listed(held)).streams("default")) == ["written"]
+    assert list(await (await listed(held)).streams("default")) == ["written"]
 
 
 async def test_pages_of_lanes_are_all_lanes_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ async def test_two_hundred_thousand_lanes_never_hold_the_loop() -> None:
         lanes, more = await lanes_after(held, "default", "s0", "edge-5/0000000000000001", 1000)
         assert (len(lanes), more, lanes[0][1].edge) == (1000, True, "edge-50")
         assert len((await encoded(lanes, lambda each: lane_view(each[1], each[2], each[0]), 1 << 20)).views) == 1000
-        every = (await listed(held)).streams("default")
+        every = await (await listed(held)).streams("default")
         return sum(part.lanes for parts in every.values() for part in parts)
 
     quickest = float("inf")
