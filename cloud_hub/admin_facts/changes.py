@@ -590,8 +590,16 @@ def remove_quality(key: StreamKey) -> Decision:
     return decide
 
 
-def doubts(rules: QualityRules, schema: PayloadSchema | None) -> Iterator[str]:
-    """Yield what may be a mistake in rules: a rule that the stream's schema, as it is now, gives nothing to check."""
+_NOT_THERE = "is not a field of the stream's schema, and no edge has named a topic level like this yet"
+
+
+def doubts(rules: QualityRules, schema: PayloadSchema | None, levels: Collection[str]) -> Iterator[str]:
+    """Yield what may be a mistake in rules: a rule that the stream, as it is now, gives nothing to check.
+
+    Args:
+        levels: the stream's topic levels, as edges have named them so far.
+    """
+    others = {*levels, *OWN_KEYS}
     for name, rule in rules.rules.items():
         if schema is None and (rule.fits or rule.range is not None):
             yield f"{name}: nothing is checked until the stream has a schema (`weft hub schema set`)"
@@ -599,10 +607,10 @@ def doubts(rules: QualityRules, schema: PayloadSchema | None) -> Iterator[str]:
         fields = {} if schema is None else schema.fields
         if rule.unique is not None:
             for each in rule.unique.fields:
-                if each not in fields and each not in OWN_KEYS:
-                    yield f"{name}: {each!r} is not a field of the stream's schema, and is taken for a topic level"
-        if rule.not_null is not None and rule.not_null not in fields:
-            yield f"{name}: {rule.not_null!r} is not a field of the stream's schema, and is taken for a topic level"
+                if each not in fields and each not in others:
+                    yield f"{name}: {each!r} {_NOT_THERE}"
+        if rule.not_null is not None and rule.not_null not in fields and rule.not_null not in levels:
+            yield f"{name}: {rule.not_null!r} {_NOT_THERE}"
         if rule.range is None:
             continue
         field = fields.get(rule.range.field_)
@@ -854,6 +862,16 @@ CHUNKS_BYTES = 64 << 20
 
 class NoRecords(Exception):
     """A stream without records in the log. The message says what to do."""
+
+
+async def topic_levels(store: ObjectStore, cluster: Cluster, stream: StreamKey) -> set[str]:
+    """Return the topic levels of a stream, as edges have named them so far.
+
+    Raises:
+        StoreError, Corrupt: the log cannot be read.
+    """
+    found = await load_every_shard(first_logs(store, cluster), frozenset({stream}))
+    return {name for _, state in found for name in state.stream_fields(*stream)}
 
 
 async def newest_payloads(

@@ -15,6 +15,7 @@ import msgspec
 import yaml
 
 from weft.config.payload_schema.languages import (
+    Place,
     ProtoMessage,
     avro_fields,
     column_type,
@@ -124,6 +125,10 @@ PLACES_MAX = 4096
 """Maximum number of places in payloads that are looked at."""
 TEXTS_MAX = 256
 """Number of texts of a field that are compared with times."""
+TIMES_SHARE = 0.9
+"""Share of these texts from which on the draft says that they are times, and how many are not."""
+_TIME_TEXT = re.compile(r"[0-9]{4}(-?)[0-9]{2}\1[0-9]{2}[Tt ][0-9]{2}")
+_DAY_TEXT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _MISSING = object()
 _NONE = type(None)
 _NUMBERS = {int, float}
@@ -143,7 +148,7 @@ class _Spot:
         self.kinds: Counter[type] = Counter()
         self.low: float | None = None
         self.high: float | None = None
-        self.texts: dict[str, None] = {}
+        self.texts: Counter[str] = Counter()
         self.inside: dict[str, _Spot] = {}
         self.items: _Spot | None = None
         self.left_out = False
@@ -182,9 +187,8 @@ class PayloadSample:
             low, high = min(numbers), max(numbers)
             place.low = low if place.low is None else min(low, place.low)
             place.high = high if place.high is None else max(high, place.high)
-        if kinds[str] and len(place.texts) < TEXTS_MAX:
-            found = (each for each in values if type(each) is str)
-            place.texts.update(dict.fromkeys(each for each, _ in zip(found, range(TEXTS_MAX), strict=False)))
+        if kinds[str] and (room := TEXTS_MAX - place.texts.total()) > 0:
+            place.texts.update(islice((each for each in values if type(each) is str), room))
         if kinds[dict]:
             objects = values if kinds[dict] == len(values) else [each for each in values if type(each) is dict]
             self._look_inside(place, objects)
@@ -276,7 +280,7 @@ def _type_of(place: _Spot, kind: type) -> tuple[str | None, str]:
     if kind is list:
         return _array(place)
     if kind is str:
-        return ("timestamp", "") if _are_times(place.texts) else ("string", "")
+        return _text(place.texts)
     if kind in {int, float}:
         unit = _unit(place)
         return (f"timestamp({unit})", "") if unit else ("int" if _fits(place, kind) else "float", between)
@@ -307,11 +311,25 @@ def _unit(place: _Spot) -> str | None:
     return next((unit for unit, size in _UNITS.items() if low * size <= place.low <= place.high <= high * size), None)
 
 
-def _are_times(texts: Iterable[str]) -> bool:
+def _text(texts: Counter[str]) -> tuple[str, str]:
+    """Return the type of texts, and what to know of it."""
+    total = texts.total()
+    days = Counter({each: count for each, count in texts.items() if _DAY_TEXT.fullmatch(each) and _time_of(each)})
+    times = Counter({each: count for each, count in texts.items() if _TIME_TEXT.match(each) and _time_of(each)})
+    for type_, found in (("date", days), ("timestamp", times)):
+        if total and found.total() >= TIMES_SHARE * total:
+            others = f"{total - found.total()} of {total} texts are none" if found.total() < total else ""
+            is_local = type_ == "timestamp" and not any(time.tzinfo for each in found if (time := _time_of(each)))
+            zone = "without an offset, so in UTC; local_timestamp takes no zone for granted" if is_local else ""
+            return type_, "; ".join(filter(None, (zone, others)))
+    return "string", ""
+
+
+def _time_of(text: str) -> datetime | None:
     try:
-        return all("-" in text[:5] and len(text) > 12 and datetime.fromisoformat(text) for text in texts)
+        return datetime.fromisoformat(text)
     except ValueError:
-        return False
+        return None
 
 
 # Compatibility of a version of a schema with the one before: whose payloads which version still reads.
@@ -427,6 +445,10 @@ def _unreadable_message(written: ProtoMessage, read: ProtoMessage, seen: set[tup
 
 LEFT_OUT_MAX = 1000
 """Maximum number of places without a column that are counted."""
+LEFT_OUT_SHOWN = 5
+"""Number of them that an error names."""
+_JSON_SCHEMA = ("$schema", "$ref", "$defs", "properties", "allOf", "anyOf", "oneOf")
+"""Names by which a JSON Schema is known: those that write a model out as one may leave out `$schema`."""
 
 
 class Imported(NamedTuple):
@@ -435,7 +457,7 @@ class Imported(NamedTuple):
     settings: dict[str, Any]
     """The settings of the model, unchecked."""
     left_out: list[str]
-    """Paths of places that get no column: values of several types, maps, arrays of objects."""
+    """Paths of places that get no column: values of several types, maps, arrays of objects. Some with the reason."""
 
 
 def imported(text: str) -> Imported | None:
@@ -453,7 +475,7 @@ def imported(text: str) -> Imported | None:
     if written.get("type") in {"record", "error"} and isinstance(written.get("fields"), list):
         settings, left_out = _fields(avro_fields(parse_avro(text)))
         return Imported({"format": "avro", "definition": json.dumps(written), "fields": settings}, left_out)
-    if "$schema" in written or isinstance(written.get("properties"), dict):
+    if not written.keys().isdisjoint(_JSON_SCHEMA):
         settings, left_out = _fields(json_schema_fields(written))
         return Imported({"format": "json", "fields": settings}, left_out)
     return None
@@ -471,12 +493,12 @@ def imported_descriptors(data: bytes, message: str | None) -> Imported:
     return Imported({"format": "protobuf", "definition": definition, **named, "fields": settings}, left_out)
 
 
-def _fields(places: Iterable[tuple[FieldPath, dict[str, Any] | None]]) -> tuple[dict[str, Any], list[str]]:
+def _fields(places: Iterable[Place]) -> tuple[dict[str, Any], list[str]]:
     fields: dict[str, Any] = {}
     taken, left_out = set[str](), list[str]()
     for path, settings in islice(places, FIELDS_MAX + LEFT_OUT_MAX):
-        if settings is None or not path:
-            left_out.append(format_path(path))
+        if not isinstance(settings, dict) or not path:
+            left_out.append(format_path(path) + (f" ({settings})" if isinstance(settings, str) else ""))
             continue
         if len(fields) == FIELDS_MAX:
             raise ValueError(f"it has more than {FIELDS_MAX} fields: declare those that are wanted as columns, in YAML")
@@ -484,7 +506,8 @@ def _fields(places: Iterable[tuple[FieldPath, dict[str, Any] | None]]) -> tuple[
         taken.add(name.casefold())
         fields[name] = settings if path != (name,) else {key: value for key, value in settings.items() if key != "from"}
     if not fields:
-        raise ValueError("it has no field that can be a column")
+        named = [each for each in left_out if each != format_path(())][:LEFT_OUT_SHOWN]
+        raise ValueError(": ".join(filter(None, ("it has no field that can be a column", ", ".join(named)))))
     return fields, left_out
 
 

@@ -7,6 +7,7 @@ import binascii
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 from weft.config.payload_schema.paths import STEPS_MAX, FieldPath, format_path
@@ -18,8 +19,14 @@ TYPES_MAX = 4096
 DEPTH_MAX = 64
 """Maximum depth of types in each other, as they are written; a type may refer to itself by its name."""
 FIXED_BYTES_MAX = 1 << 20
+Place = tuple[FieldPath, dict[str, Any] | str | None]
+"""A place in payloads, and the settings of its field; or the reason why it cannot be a column, None if its type is."""
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
-_UNITS = {"timestamp-millis": "ms", "timestamp-micros": "us", "timestamp-nanos": "ns"}
+_AVRO_TIMES = {
+    f"{prefix}timestamp-{word}": f"{name}({unit})"
+    for prefix, name in (("", "timestamp"), ("local-", "local_timestamp"))
+    for word, unit in (("millis", "ms"), ("micros", "us"), ("nanos", "ns"))
+}
 _AVRO_TYPES = {"boolean": "bool", "int": "int", "long": "int", "float": "float", "double": "float", "string": "string",
           "enum": "string", "bytes": "binary", "fixed": "binary"}  # fmt: skip
 
@@ -167,8 +174,10 @@ def avro_column_type(kind: AvroType) -> str | None:
     if kind.kind == "array":
         item = avro_column_type(kind.inside[0])
         return None if item is None or item.startswith("array") else f"array<{item}>"
-    if kind.logical in _UNITS and kind.kind == "long":
-        return f"timestamp({_UNITS[kind.logical]})"
+    if kind.logical in _AVRO_TIMES and kind.kind == "long":
+        return _AVRO_TIMES[kind.logical]
+    if kind.logical == "date" and kind.kind == "int":
+        return "date(d)"
     if kind.logical == "decimal" and kind.kind in {"bytes", "fixed"} and 1 <= kind.precision <= 38:
         return f"decimal({kind.precision},{min(kind.scale, kind.precision)})"
     return _AVRO_TYPES.get(kind.kind)
@@ -404,89 +413,224 @@ def column_type(each: ProtoField) -> str | None:
 # Schemas in JSON Schema (draft 2020-12 and those before it) as fields of the model.
 
 REFERENCES_MAX = 64
-"""Maximum number of references that follow each other."""
+"""Maximum number of references, and of schemas in `allOf`, `anyOf` and `oneOf`, that lead into each other."""
 PLACES_MAX = 4096
-_TYPES = {"boolean": "bool", "integer": "int", "number": "float", "string": "string"}
+PARTS_MAX = 1 << 16
+"""Maximum number of schemas, properties and listed values that a JSON Schema is put together from, each as often as it
+is referred to."""
+_COUNTED = ("properties", "required", "enum", "type")
+_NULL = "null"
+_NOTHING = frozenset({_NULL})
+_TYPES = {"boolean": "bool", "integer": "int", "number": "float"}
+_TEXTS = {"date-time": "timestamp", "date": "date", "date-time-local": "local_timestamp"}
+"""Formats of text that have a type: those of the specification, and one of the registry of OpenAPI."""
+_KINDS = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    NoneType: _NULL,
+    list: "array",
+    dict: "object",
+}
+_WORDS = ("description", "title", "unit", "x-unit")
 
 
-def json_schema_fields(schema: dict[str, Any]) -> Iterator[tuple[FieldPath, dict[str, Any] | None]]:
-    """Yield the places that can be columns, with the settings of their fields; None for one that cannot.
+def json_schema_fields(schema: dict[str, Any]) -> Iterator[Place]:
+    """Yield the places that can be columns, with the settings of their fields; for others the reason, or None.
 
     Raises:
-        ValueError: a reference leads nowhere, or the schema is too large.
+        ValueError: a reference leads nowhere in the schema or in a circle, or the schema is too large.
     """
-    for number, found in enumerate(_schema_fields(schema, schema, (), is_required=False)):
+    for number, found in enumerate(_JsonSchemaReader(schema).places([schema], (), is_required=False)):
         if number >= PLACES_MAX:
             raise ValueError(f"the JSON Schema has more than {PLACES_MAX} places")
         yield found
 
 
-def _schema_fields(
-    root: dict[str, Any], written: Any, path: FieldPath, *, is_required: bool
-) -> Iterator[tuple[FieldPath, dict[str, Any] | None]]:
-    schema = _resolved(root, written)
-    kind = _kind(schema)
-    properties = schema.get("properties")
-    if isinstance(properties, dict) and kind in {None, "object"}:
-        # An object without properties is a place: references that name each other and end in one would give none.
-        if len(path) >= STEPS_MAX or not properties:
-            yield path, None
+@dataclass(eq=False)
+class _Whole:
+    """Values as a JSON Schema describes them, with all that it refers to and is composed of."""
+
+    kinds: frozenset[str] | None = None
+    """Types that values may have; None if nothing is said of them."""
+    properties: dict[str, list[Any]] = field(default_factory=dict)
+    """Properties of objects, each with the schemas that all hold for it."""
+    required: set[str] = field(default_factory=set)
+    items: list[Any] = field(default_factory=list)
+    """Schemas that all hold for the items of an array."""
+    text: str | None = None
+    """Type of the column if values are text; None if nothing is said of them."""
+    words: dict[str, str] = field(default_factory=dict)
+    """Description and unit."""
+    unknown: list[str] = field(default_factory=list)
+    """Reasons why there may be more to it."""
+
+    def narrow(self, other: _Whole) -> None:
+        """Take another schema that holds as well. What this one says of text and words comes first."""
+        self.kinds = _both(self.kinds, other.kinds)
+        for name, schemas in other.properties.items():
+            self.properties.setdefault(name, []).extend(schemas)
+        self.required |= other.required
+        self.items += other.items
+        self.text = self.text or other.text
+        self.words = other.words | self.words
+        self.unknown += other.unknown
+
+
+def _both(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:
+    if one is None or other is None:
+        return other if one is None else one
+    # A whole number is a number.
+    is_whole = any("integer" in here and "number" in there for here, there in ((one, other), (other, one)))
+    return (one & other) | {"integer"} if is_whole else one & other
+
+
+def _any_of(branches: list[_Whole]) -> _Whole:
+    """Return what holds if one of several schemas does."""
+    values = [each for each in branches if each.kinds != _NOTHING]
+    if len(values) == 1:
+        # The usual optional value: `anyOf: [{type: number}, {type: "null"}]`.
+        (found,) = values
+        nulls = [each for each in branches if each is not found]
+        found.kinds = found.kinds | _NOTHING if nulls and found.kinds is not None else found.kinds
+        return found
+    found = _Whole(unknown=[reason for each in values for reason in each.unknown])
+    kinds = [each.kinds for each in branches]
+    found.kinds = None if None in kinds else frozenset().union(*(each for each in kinds if each is not None))
+    for name in dict.fromkeys(name for each in values for name in each.properties):
+        of_each = [{"allOf": each.properties[name]} for each in values if name in each.properties]
+        found.properties[name] = of_each if len(of_each) == 1 else [{"anyOf": of_each}]
+    if values and all(each.required for each in values):
+        found.required = set.intersection(*(each.required for each in values))
+    if values and all(each.items for each in values):
+        found.items = [{"anyOf": [{"allOf": each.items} for each in values]}]
+    texts = {each.text for each in values if each.kinds is None or "string" in each.kinds}
+    # Text that is a time in one branch alone is text.
+    found.text = "string" if len(texts) > 1 else next(iter(texts), None)
+    return found
+
+
+class _JsonSchemaReader:
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._parts = 0
+
+    def places(self, written: list[Any], path: FieldPath, *, is_required: bool) -> Iterator[Place]:
+        """Yield the places within schemas that all hold for one place."""
+        schema = self._all_of(written, 0)
+        kinds = schema.kinds
+        if schema.properties and (kinds is None or "object" in kinds):
+            if len(path) >= STEPS_MAX:
+                yield path, None
+                return
+            for reason in schema.unknown:
+                yield path, reason
+            is_there = not path or (is_required and _NULL not in (kinds or ()))
+            for name, inside in schema.properties.items():
+                # What is required within something optional may be missing with it.
+                yield from self.places(inside, (*path, name), is_required=is_there and name in schema.required)
             return
-        required = schema.get("required")
-        names = required if isinstance(required, list) else []
-        for name, inside in properties.items():
-            # What is required within something optional may be missing with it.
-            yield from _schema_fields(
-                root, inside, (*path, name), is_required=name in names and (is_required or not path)
-            )
-        return
-    type_ = _type(root, schema, kind)
-    if type_ is None:
-        yield path, None
-        return
-    settings: dict[str, Any] = {"type": type_, "from": format_path(path)} | ({"required": True} if is_required else {})
-    unit = schema.get("unit", schema.get("x-unit"))
-    text = schema.get("description", schema.get("title"))
-    settings |= {"unit": unit[:64]} if isinstance(unit, str) and unit else {}
-    yield path, settings | ({"description": text[:1024]} if isinstance(text, str) and text else {})
+        # An object without properties is a place: references that name each other and end in one would give none.
+        type_ = self._type(schema)
+        if type_ is None:
+            yield path, schema.unknown[0] if schema.unknown else None
+            return
+        settings: dict[str, Any] = {"type": type_, "from": format_path(path)}
+        if is_required and _NULL not in (kinds or ()):
+            settings["required"] = True
+        unit = schema.words.get("unit", schema.words.get("x-unit"))
+        text = schema.words.get("description", schema.words.get("title"))
+        settings |= {"unit": unit[:64]} if unit else {}
+        yield path, settings | ({"description": text[:1024]} if text else {})
 
+    def _type(self, schema: _Whole, *, is_item: bool = False) -> str | None:
+        kinds = (schema.kinds or _NOTHING) - _NOTHING
+        if kinds == {"integer", "number"}:
+            return "float"
+        if len(kinds) != 1:
+            return None
+        (kind,) = kinds
+        if kind == "array":
+            item = self._type(self._all_of(schema.items, 0), is_item=True) if schema.items and not is_item else None
+            return f"array<{item}>" if item else None
+        return schema.text or "string" if kind == "string" else _TYPES.get(kind)
 
-def _resolved(root: dict[str, Any], written: Any) -> dict[str, Any]:
-    for _ in range(REFERENCES_MAX):
+    def _all_of(self, written: list[Any], depth: int) -> _Whole:
+        """Return what schemas say that all hold."""
+        found = self._whole(written[0], depth) if written else _Whole()
+        for each in written[1:]:
+            found.narrow(self._whole(each, depth))
+        return found
+
+    def _whole(self, written: Any, depth: int) -> _Whole:
+        if depth > REFERENCES_MAX:
+            raise ValueError(f"JSON Schema: more than {REFERENCES_MAX} references in each other, or in a circle")
+        found = _Whole()
         if not isinstance(written, dict):
-            return {}
-        if not isinstance(reference := written.get("$ref"), str):
-            return written
+            self._count(1)
+            return found
+        parts = (written.get(name) for name in _COUNTED)
+        self._count(1 + sum(len(each) for each in parts if isinstance(each, dict | list)))
+        properties, required = written.get("properties"), written.get("required")
+        if isinstance(properties, dict):
+            found.properties = {name: [inside] for name, inside in properties.items()}
+        if isinstance(required, list):
+            found.required = {name for name in required if isinstance(name, str)}
+        found.kinds, found.text = _kinds(written), _text_type(written)
+        found.items = [written["items"]] if "items" in written else []
+        found.words = {name: text for name in _WORDS if isinstance(text := written.get(name), str)}
+        if isinstance(reference := written.get("$ref"), str):
+            self._narrow(found, self._referred(reference, depth))
+        for each in _schemas(written, "allOf"):
+            self._narrow(found, self._whole(each, depth + 1))
+        for name in ("anyOf", "oneOf"):
+            if branches := _schemas(written, name):
+                self._narrow(found, _any_of([self._whole(each, depth + 1) for each in branches]))
+        return found
+
+    def _narrow(self, found: _Whole, other: _Whole) -> None:
+        self._count(len(other.required) + sum(map(len, other.properties.values())))
+        found.narrow(other)
+
+    def _count(self, parts: int) -> None:
+        self._parts += parts
+        if self._parts > PARTS_MAX:
+            raise ValueError(f"the JSON Schema has more than {PARTS_MAX} parts, counting what it refers to each time")
+
+    def _referred(self, reference: str, depth: int) -> _Whole:
+        shown = reference[:80]
         if reference != "#" and not reference.startswith("#/"):
-            raise ValueError(f"JSON Schema: {reference[:80]} is not within this file. Write it into `$defs`")
-        found: Any = root
+            # Only what needs it is lost: catalogues of schemas refer to common parts at addresses of theirs.
+            return _Whole(unknown=[f"{shown} is not within this file. Write it into `$defs`"])
+        found: Any = self._root
         for step in reference.split("/")[1:]:
             found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
         if not isinstance(found, dict):
-            raise ValueError(f"JSON Schema: there is no {reference[:80]}")
-        written = {**found, **{name: value for name, value in written.items() if name != "$ref"}}
-    raise ValueError("JSON Schema: its references lead in a circle")
+            raise ValueError(f"JSON Schema: there is no {shown}")
+        return self._whole(found, depth + 1)
 
 
-def _kind(schema: dict[str, Any]) -> str | None:
-    kinds = schema.get("type")
-    if isinstance(kinds, list):
-        others = [each for each in kinds if each != "null"]
-        # A whole number is a number.
-        kinds = "number" if {*map(str, others)} == {"integer", "number"} else others[0] if len(others) == 1 else None
-    return kinds if isinstance(kinds, str) else None
+def _schemas(written: dict[str, Any], name: str) -> list[Any]:
+    found = written.get(name)
+    return found if isinstance(found, list) else []
 
 
-def _type(root: dict[str, Any], schema: dict[str, Any], kind: str | None) -> str | None:
-    if kind == "string" and schema.get("format") == "date-time":
-        return "timestamp"
-    if kind == "string" and schema.get("contentEncoding") == "base64":
+def _kinds(written: dict[str, Any]) -> frozenset[str] | None:
+    """Return the types that values may have, of those that a schema itself names; None if it names none."""
+    named = written.get("type")
+    kinds = {each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str)}
+    values = (
+        written["enum"] if isinstance(written.get("enum"), list) else [written["const"]] if "const" in written else []
+    )
+    if not kinds and values:
+        kinds = {_KINDS[type(each)] for each in values}
+    # OpenAPI 3.0 has its own way to say that a value may be null.
+    return frozenset({*kinds, _NULL} if kinds and written.get("nullable") is True else kinds) or None
+
+
+def _text_type(written: dict[str, Any]) -> str | None:
+    if written.get("contentEncoding") == "base64":
         return "binary"
-    if kind == "array":
-        items = _resolved(root, schema.get("items"))
-        item = _type(root, items, _kind(items)) if _kind(items) != "array" else None
-        return f"array<{item}>" if item else None
-    values = schema.get("enum")
-    if kind is None and isinstance(values, list) and values and all(isinstance(each, str) for each in values):
-        return "string"
-    return _TYPES.get(kind or "")
+    named = written.get("format")
+    return _TEXTS.get(named) if isinstance(named, str) else None

@@ -17,20 +17,26 @@ from weft.config.units import Count, Duration, OneOf, Section, format_duration, 
 
 # Types of fields: ``float``, ``timestamp(ms)``, ``decimal(10,2)``, ``array<string>``.
 
-SCALARS = ("bool", "int", "float", "string", "binary", "timestamp")
+SCALARS = ("bool", "int", "float", "string", "binary", "timestamp", "date", "local_timestamp")
+TIMES = ("timestamp", "local_timestamp", "date")
+"""Types of times and days: text, or a number since 1970."""
 TIME_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Unit of a time as a number -> its nanoseconds."""
 DECIMAL_DIGITS_MAX = 38
 """Most digits of a decimal, as in Spark and Delta."""
 TYPE_PATTERN = (
-    r"^(array<\s*)?(bool|int|float|string|binary|timestamp(\((s|ms|us|ns)\))?"
+    r"^(array<\s*)?(bool|int|float|string|binary|(local_)?timestamp(\((s|ms|us|ns)\))?|date(\(d\))?"
     r"|decimal\(\s*[0-9]{1,2}\s*(,\s*[0-9]{1,2}\s*)?\))(\s*>)?$"
 )
-SPARK_NAMES = {"boolean": "bool", "bigint": "int", "long": "int", "integer": "int", "double": "float"}
+SPARK_NAMES = {
+    "boolean": "bool", "bigint": "int", "long": "int", "integer": "int", "double": "float",
+    "timestamp_ntz": "local_timestamp",
+}  # fmt: skip
 """Spark's names of types -> ours. Only the short text form accepts them."""
 WORDS = "a type such as float, int, string, timestamp(ms) or array<float>"
 
-_TIME = re.compile(r"timestamp\(\s*(\w+)\s*\)")
+_TIME = re.compile(r"((?:local_)?timestamp)\(\s*(\w+)\s*\)")
+_DAYS = re.compile(r"date\(\s*d\s*\)")
 _DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,2})\s*(?:,\s*([0-9]{1,2})\s*)?\)")
 _ARRAY = re.compile(r"array\s*<(.*)>", re.DOTALL)
 _MEANT = {
@@ -40,7 +46,7 @@ _MEANT = {
     "text": "string",
     "str": "string",
     "bytes": "binary",
-    "date": "timestamp",
+    "day": "date",
     "datetime": "timestamp",
     "time": "timestamp",
     "list": "array<float>",
@@ -55,7 +61,7 @@ class FieldType(NamedTuple):
     name: str
     """One of ``SCALARS``, ``decimal`` or ``array``."""
     unit: str | None = None
-    """Unit of a time that is a number since 1970; None for text in ISO 8601."""
+    """Unit of a time or day that is a number since 1970, `d` for days; None for text in ISO 8601."""
     digits: int = 0
     """Digits of a decimal, those after the point included."""
     scale: int = 0
@@ -83,9 +89,11 @@ def field_type(text: str) -> FieldType:
             raise ValueError(f"expected an array of single values such as array<float>, got {quoted(text)}")
         return FieldType("array", item=field_type(match[1]))
     if match := _TIME.fullmatch(form):
-        if match[1] not in TIME_UNITS:
-            raise ValueError(f"expected timestamp(s), (ms), (us) or (ns), got {quoted(text)}")
-        return FieldType("timestamp", match[1])
+        if match[2] not in TIME_UNITS:
+            raise ValueError(f"expected {match[1]}(s), (ms), (us) or (ns), got {quoted(text)}")
+        return FieldType(match[1], match[2])
+    if _DAYS.fullmatch(form):
+        return FieldType("date", "d")
     if match := _DECIMAL.fullmatch(form):
         digits, scale = int(match[1]), int(match[2] or 0)
         if not 1 <= digits <= DECIMAL_DIGITS_MAX or scale > digits:
@@ -127,9 +135,11 @@ class SchemaField(Section, frozen=True, kw_only=True, omit_defaults=True):
         str,
         Meta(
             extra_json_schema={"x-unit": "field_type"},
-            description="Type of the column: `bool`, `int`, `float`, `string`, `binary`, `timestamp`, "
-            "`decimal(DIGITS,SCALE)`, or `array<TYPE>` of one of these. `int` and `float` have 64 bits. A `timestamp` "
-            "is text in ISO 8601; `timestamp(s)`, `(ms)`, `(us)` and `(ns)` are numbers since 1970.",
+            description="Type of the column: `bool`, `int`, `float`, `string`, `binary`, `timestamp`, `date`, "
+            "`local_timestamp`, `decimal(DIGITS,SCALE)`, or `array<TYPE>` of one of these. `int` and `float` have 64 "
+            "bits. A `timestamp` is text in ISO 8601; `timestamp(s)`, `(ms)`, `(us)` and `(ns)` are numbers since "
+            "1970. A `local_timestamp` is the same without a time zone. A `date` is a day as text in ISO 8601, and "
+            "`date(d)` a number of days since 1970.",
         ),
     ] = field(name="type")
     from_: Annotated[

@@ -301,9 +301,20 @@ def is_heard(pattern: str, heard: Set[str]) -> bool:
     return pattern in heard or ("*" in pattern and any(matches(pattern, edge) for edge in heard))
 
 
-def _silence(held: LaneState, seconds: int) -> str:
-    said = ": it stopped in order, with everything delivered" if held.ended_in_order() else ""
-    return f"the edge has said nothing for {seconds} s{said}"
+def _silence(held: LaneState, seconds: int, *, peers: bool) -> tuple[str, str]:
+    """Return why a lane is silent, and what to do about it."""
+    why = f"the edge has said nothing for {seconds} s"
+    if not held.ended_in_order(peers=peers):
+        return why, "restore its link; if its disk is gone for good, `weft hub retire`"
+    if not held.ranges:
+        return (
+            f"{why}: it stopped in order, and has never sent a record of this stream",
+            "start it again; if it is not to send any, `weft hub retire`. `retired_after` ends the lane otherwise",
+        )
+    return (
+        f"{why}: it stopped in order, with everything delivered",
+        "start it again; if it is out of service for good, `weft hub retire`",
+    )
 
 
 def held_back(
@@ -368,8 +379,6 @@ def _waits(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -
             "nothing: the moment moves on when the edge's clock has passed it. Records until then are marked `stepped`",
         )  # fmt: skip
     if now - newest.time >= SILENT_NS:
-        return held_back(
-            Reason.SILENT, held.last_seen or None, _silence(held, (now - newest.time) // _SECOND),
-            "restore its link; if its disk is gone for good, `weft hub retire`",
-        )  # fmt: skip
+        why, advice = _silence(held, (now - newest.time) // _SECOND, peers=peers)
+        return held_back(Reason.SILENT, held.last_seen or None, why, advice)
     return None

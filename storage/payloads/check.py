@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
 from functools import lru_cache
 from types import NoneType
@@ -15,7 +17,14 @@ from typing import Any
 
 import msgspec
 
-from weft.config.payload_schema.model import DECIMAL_DIGITS_MAX, TIME_UNITS, FieldType, PayloadSchema, SchemaFormat
+from weft.config.payload_schema.model import (
+    DECIMAL_DIGITS_MAX,
+    TIME_UNITS,
+    TIMES,
+    FieldType,
+    PayloadSchema,
+    SchemaFormat,
+)
 from weft.config.payload_schema.paths import FieldPath, format_path
 from weft.protocols.payloads import NESTING_MAX, nests_at_most
 from weft.storage.payloads.formats import (
@@ -43,9 +52,12 @@ _MICROSECOND = timedelta(microseconds=1)
 _TIME_MIN = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _TIME_MAX = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 """Times that Spark and Python can both show: the years 1 to 9999."""
+_DAY_US = timedelta(days=1) // _MICROSECOND
 _CONTEXT = Context(prec=DECIMAL_DIGITS_MAX, traps=[Inexact, InvalidOperation])
 EXACT_MAX = 1 << 53
 """Number below which a float of 64 bits is whole only if the number was: larger ones may have been rounded to it."""
+MAY_ROUND = re.compile(rb"[0-9.]{17}|[eE]-[0-9]{3}")
+"""JSON with a number that a float of 64 bits may not show: with at most 15 digits, each has a float of its own."""
 _NOT_A_NUMBER = Decimal("NaN")
 _WHOLE = frozenset({int, NoneType})
 _DECIMALS = frozenset({Decimal, NoneType})
@@ -88,17 +100,24 @@ def int_of(kind: FieldType, value: Any) -> int:
         Misfit: it is none of 64 bits.
     """
     number = value
-    if type(value) is Decimal:
-        number = float(value)
-        if abs(number) >= EXACT_MAX:  # by its digits: as a float, 9007199254740993.5 would be a whole number
-            is_whole = INT_MIN <= value <= INT_MAX and value == value.to_integral_value()
-            number = int(value) if is_whole else None
+    if type(value) is Decimal:  # by its digits: as floats, 9007199254740993.5 and 1e-400 would be whole numbers
+        is_whole = INT_MIN <= value <= INT_MAX and value == value.to_integral_value()
+        number = int(value) if is_whole else None
     # Beyond, each float is a whole number, whatever was rounded to it. Of JSON, the exact way has the digits.
     if type(number) is float and number.is_integer() and abs(number) < EXACT_MAX:
         number = int(number)
     if type(number) is not int or not INT_MIN <= number <= INT_MAX:
         raise expected(kind, value)
     return number
+
+
+def is_float_of_whole(kind: FieldType, value: Any) -> bool:
+    """Return whether a value for whole numbers is a float, or has one: if ``MAY_ROUND`` finds something in its JSON, it
+    may have been rounded."""
+    single = kind.item or kind
+    if single.name != "int" and (single.name != "date" or single.unit is None):
+        return False
+    return type(value) is float or (type(value) is list and float in map(type, value))
 
 
 def _float(kind: FieldType, value: Any) -> float:
@@ -178,11 +197,14 @@ def microseconds(kind: FieldType, value: Any) -> int:
     """
     found: int | None = None
     try:
-        if type(value) is datetime:  # the timestamps of MessagePack
-            found = (value - _EPOCH) // _MICROSECOND
+        if type(value) is datetime:  # the timestamps of MessagePack: moments, which no local time is
+            found = (value - _EPOCH) // _MICROSECOND if kind.name == "timestamp" else None
         elif kind.unit is None:
             if type(value) is str:
-                found = (_in_utc(datetime.fromisoformat(value)) - _EPOCH) // _MICROSECOND
+                time = datetime.fromisoformat(value)
+                # Without its offset, a moment would be another time.
+                if time.tzinfo is None or kind.name == "timestamp":
+                    found = (_in_utc(time) - _EPOCH) // _MICROSECOND
         elif type(value) is int:
             found = value * TIME_UNITS[kind.unit] // 1000
         elif type(value) is float or type(value) is Decimal:
@@ -200,6 +222,28 @@ def _in_utc(time: datetime) -> datetime:
 
 def _time(kind: FieldType, value: Any) -> Any:
     microseconds(kind, value)
+    return value
+
+
+def days_of(kind: FieldType, value: Any) -> int:
+    """Return the days since 1970 of a day.
+
+    Raises:
+        Misfit: it is not a day of the years 1 to 9999.
+    """
+    found: int | None = None
+    if kind.unit is not None:
+        found = int_of(kind, value)
+    elif type(value) is str:
+        with suppress(ValueError):
+            found = (date.fromisoformat(value) - _EPOCH.date()).days
+    if found is None or not _TIME_MIN <= found * _DAY_US <= _TIME_MAX:
+        raise expected(kind, value)
+    return found
+
+
+def _day(kind: FieldType, value: Any) -> Any:
+    days_of(kind, value)
     return value
 
 
@@ -265,6 +309,8 @@ _FITS: dict[str, Callable[[FieldType, Any], Any]] = {
     "binary": _binary,
     BASE64: _base64,
     "timestamp": _time,
+    "local_timestamp": _time,
+    "date": _day,
     "decimal": decimal_of,
     "array": _array,
 }
@@ -473,7 +519,7 @@ class TypedDecoder:
         if kind.name == "decimal":
             # For a float in MessagePack, the exact way uses its shortest text, so floats are left to it.
             return Decimal if self.is_json else int | str
-        if kind.name == "timestamp":
+        if kind.name in TIMES:
             # msgspec would read text as a time by rules of its own.
             return str if kind.unit is None else int | float
         return _SINGLE[kind.name]
@@ -516,7 +562,7 @@ class PayloadCheck:
 
     def misfits(self, payload: bytes) -> list[tuple[str, str]]:
         """Return the fields of a payload that do not fit, each with the reason; empty if all do."""
-        if self._typed is not None and self._fits(self._typed.decode(payload)):
+        if self._typed is not None and self._fits(self._typed.decode(payload), payload):
             return []
         found = RowMisfits()
         values = self._exact.read(payload, found)
@@ -526,10 +572,11 @@ class PayloadCheck:
                 found.add(name, MISSING)
         return found.items()
 
-    def _fits(self, row: Any) -> bool:
+    def _fits(self, row: Any, payload: bytes) -> bool:
         """Return whether a decoded object fits for certain. None stands for one that could not be decoded."""
         if row is None:
             return False
+        is_json = self._typed is not None and self._typed.is_json
         try:
             for get, kind, required in self._looks:
                 value = get(row)
@@ -537,6 +584,8 @@ class PayloadCheck:
                     if required:
                         return False
                 elif kind is not None:
+                    if is_json and is_float_of_whole(kind, value) and MAY_ROUND.search(payload):
+                        return False
                     fit(kind, value)
         except Misfit:
             return False

@@ -18,18 +18,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.config.payload_schema.documents import PayloadSample
-from weft.config.payload_schema.model import DEFINED, FieldType, PayloadSchema, SchemaFormat
+from weft.config.payload_schema.model import DEFINED, TIMES, FieldType, PayloadSchema, SchemaFormat
 from weft.protocols.payloads import NESTING_MAX
 from weft.storage.payloads.check import (
     BASE64,
+    MAY_ROUND,
     ExactReader,
     Node,
     TypedDecoder,
     attribute_of,
+    days_of,
     decimal_of,
     fit,
     in_json,
     int_of,
+    is_float_of_whole,
     microseconds,
     tree,
 )
@@ -56,6 +59,8 @@ _SIMPLE = {
     "binary": pa.binary(),
     BASE64: pa.binary(),
     "timestamp": TIMESTAMP,
+    "local_timestamp": pa.timestamp("us"),
+    "date": pa.date32(),
 }
 _WHOLE = frozenset({int, NoneType})
 
@@ -83,11 +88,12 @@ def _plain(kind: FieldType, values: Sequence[Any]) -> Sequence[Any]:
     """Return values that Arrow converts without changing them."""
     if kind.item is not None:
         item = kind.item
-        if item.name in ("int", "timestamp", "decimal"):
+        if item.name in ("int", "decimal", *TIMES):
             return [each if each is None else _plain(item, each) for each in values]
         return values
-    if kind.name == "timestamp":
-        return [each if each is None else microseconds(kind, each) for each in values]
+    if kind.name in TIMES:
+        number = days_of if kind.name == "date" else microseconds
+        return [each if each is None else number(kind, each) for each in values]
     if kind.name == "decimal":
         return [each if each is None else decimal_of(kind, each) for each in values]
     # Arrow cuts 1.5 to 1 where the column is of integers.
@@ -177,7 +183,7 @@ class QuickWhole:
 
 
 def _allowed(kind: FieldType) -> Types:
-    if kind.name == "timestamp":
+    if kind.name in TIMES:
         return _TIME_TEXT if kind.unit is None else _TIME_NUMBER
     return _ALLOWED[kind.name]
 
@@ -340,6 +346,7 @@ class PayloadDecoder:
         self._required = [number for number, each in enumerate(declared) if each.required]
         root = tree([each.path(name) for name, each in zip(names, declared, strict=True)])
         parts = parts_of(schema)
+        self._is_json = schema.format == "json"
         self._exact = ExactReader(names, self._kinds, root, parts)
         self._quick: Quick | QuickWhole | None = None
         if schema.format not in {"json", "msgpack"}:
@@ -366,6 +373,8 @@ class PayloadDecoder:
         if values is None:
             values, others = self._each(payloads)
             values = self._read(payloads, others, values, misfits)
+        if rounded := self._rounded(payloads, values):
+            values = self._read(payloads, rounded, values, misfits)
         made = {}
         for number, (name, kind) in enumerate(zip(self._names, self._kinds, strict=True)):
             try:
@@ -394,6 +403,19 @@ class PayloadDecoder:
         if self._quick:
             return self._quick.each(payloads.to_pylist())
         return [[None] * len(payloads) for _ in self._names], list(range(len(payloads)))
+
+    def _rounded(self, payloads: pa.Array, values: Values) -> list[int]:
+        """Return the rows in which a whole number of JSON may have been rounded to one."""
+        rows = set[int]()
+        for kind, column in zip(self._kinds, values, strict=True) if self._is_json else ():
+            # In C for nearly all columns: few devices write 21.0 for a whole number.
+            if (kind.item or kind).name in {"int", "date"} and not _WHOLE.issuperset(map(type, column)):
+                rows.update(
+                    row
+                    for row, value in enumerate(column)
+                    if is_float_of_whole(kind, value) and MAY_ROUND.search(payloads[row].as_buffer())
+                )
+        return sorted(rows)
 
     def _unfit(self, values: Values) -> list[int]:
         """Return the rows in which a value does not fit."""

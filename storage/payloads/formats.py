@@ -39,6 +39,8 @@ _WORDS = {
     "binary": "bytes",
     "base64": "text in base64",
     "timestamp": "a time as text in ISO 8601",
+    "local_timestamp": "a time without a zone or offset as text in ISO 8601",
+    "date": "a day as text in ISO 8601",
     "array": "an array",
 }
 
@@ -54,7 +56,8 @@ class Unreadable(Exception):
 def expected(kind: FieldType, value: Any) -> Misfit:
     """Return the misfit of a value of the wrong type."""
     if kind.unit is not None:
-        words = f"a time as a number of {kind.unit} since 1970"
+        what = "a day" if kind.name == "date" else "a time"
+        words = f"{what} as a number of {kind.unit} since 1970"
     elif kind.name == "decimal":
         words = f"a number of at most {kind.digits} digits, {kind.scale} of them after the point"
     else:

@@ -198,6 +198,45 @@ WRITER_VERSION_MAX = 7
 _COLUMN_DEMANDS = ("delta.generationExpression", "delta.identity", "delta.invariants")
 
 
+_FEATURES_OF_VERSIONS = (
+    (2, "appendOnly"), (2, "invariants"), (3, "checkConstraints"), (4, "changeDataFeed"), (4, "generatedColumns"),
+    (5, "columnMapping"), (6, "identityColumns"),
+)  # fmt: skip
+"""Writer versions before 7 that have a feature without listing it."""
+_LOCAL_TIME, _LOCAL_TIME_FEATURE = "timestamp_ntz", "timestampNtz"
+
+
+def _with_local_times(state: DeltaState, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the action by which a table asks its readers to know times without a zone; none if its metadata has no
+    such column, or if it asks already.
+
+    Engines refuse a table that has such a column and does not ask.
+    """
+    protocol = state.protocol
+    reads, writes = protocol.readerFeatures or [], protocol.writerFeatures or []
+    is_asked = _LOCAL_TIME_FEATURE in reads and _LOCAL_TIME_FEATURE in writes
+    fields = msgspec.json.decode(metadata["schemaString"])["fields"]
+    if is_asked or not any(_has_local_time(field["type"]) for field in fields):
+        return []
+    if protocol.minWriterVersion < WRITER_VERSION_MAX:
+        writes = [name for version, name in _FEATURES_OF_VERSIONS if version <= protocol.minWriterVersion]
+    if protocol.minReaderVersion == 2:
+        reads = ["columnMapping"]
+    action = {
+        "minReaderVersion": 3,
+        "minWriterVersion": WRITER_VERSION_MAX,
+        "readerFeatures": [*reads, _LOCAL_TIME_FEATURE],
+        "writerFeatures": [*dict.fromkeys([*writes, _LOCAL_TIME_FEATURE])],
+    }
+    return [{"protocol": action}]
+
+
+def _has_local_time(kind: Any) -> bool:
+    if isinstance(kind, dict):
+        return any(map(_has_local_time, [kind.get("elementType"), kind.get("keyType"), kind.get("valueType")]))
+    return bool(kind == _LOCAL_TIME)
+
+
 def demands_of(state: DeltaState) -> list[str]:
     """Return the demands of a table that this writer does not meet, by the names that Delta has for them."""
     protocol, properties = state.protocol, state.properties()
@@ -415,7 +454,8 @@ class TableLog:
             TableConflict, TableError, StoreError: as ``append``.
         """
         check_writable(state, self._key)
-        entry = encode_entry(operation, {}, [{"metaData": metadata}], now_ms, blind=False)
+        actions = [*_with_local_times(state, metadata), {"metaData": metadata}]
+        entry = encode_entry(operation, {}, actions, now_ms, blind=False)
         return await self.commit(state, entry, (), ())
 
     async def commit(

@@ -367,21 +367,24 @@ FIELD_IDS = {
 MAP_IDS = {"_headers": (12, 13), "_misfit": (20, 21)}
 """Numbers of name and value inside the columns that are maps."""
 LEVEL_IDS = range(1 << 16, 1 << 30)
-"""Numbers of topic levels and typed columns, by a digest of the name: they depend neither on the other columns nor on
-their order, unless two digests meet (in one of 10,000 tables with 512 levels); the later column then takes the next
-number. Iceberg has numbers of its own from 2,147,483,447 on."""
+"""Numbers of topic levels, of typed columns and of the elements of arrays, by a digest of the name: they depend neither
+on the other columns nor on their order, unless two digests meet (in one of 10,000 tables with 512 levels); the later
+column then takes the next number. Iceberg has numbers of its own from 2,147,483,447 on."""
 _KEY = b"PARQUET:field_id"
 
 
 def with_field_ids(schema: pa.Schema) -> pa.Schema:
     """Return the schema of a table's rows with the number of each column, as pyarrow's Parquet writer takes it."""
     taken: set[int] = set()
-    fields = []
+    numbers = []
     for field in schema:
-        number = FIELD_IDS.get(field.name) or _level_id(field.name, taken)
-        taken.add(number)
-        fields.append(_numbered(field.with_type(_with_ids(field.name, field.type)), number))
-    return pa.schema(fields)
+        numbers.append(FIELD_IDS.get(field.name) or _level_id(field.name, taken))
+        taken.add(numbers[-1])
+    # Behind all columns, whose numbers do not depend on the elements of arrays.
+    return pa.schema([
+        _numbered(field.with_type(_with_ids(field.name, field.type, taken)), number)
+        for field, number in zip(schema, numbers, strict=True)
+    ])  # fmt: skip
 
 
 def _level_id(name: str, taken: set[int]) -> int:
@@ -392,7 +395,11 @@ def _level_id(name: str, taken: set[int]) -> int:
     return number
 
 
-def _with_ids(column: str, kind: pa.DataType) -> pa.DataType:
+def _with_ids(column: str, kind: pa.DataType, taken: set[int]) -> pa.DataType:
+    if pa.types.is_list(kind):
+        number = _level_id(f"{column}.element", taken)
+        taken.add(number)
+        return pa.list_(_numbered(kind.value_field, number))
     if not pa.types.is_map(kind):
         return kind
     name, value = MAP_IDS[column]

@@ -31,8 +31,8 @@ COLUMNS_MAX = 1024
 """Maximum number of typed columns of a table: each is in the table's schema and in every file's footer for good."""
 STATISTICS_MAX = 32
 """Maximum number of typed columns with bounds in the table's log, where each has some for every file."""
-BOUNDED = ("long", "double", "string", "timestamp")
-"""Delta types whose bounds the log can have."""
+BOUNDED = ("long", "double", "string", "timestamp", "date")
+"""Delta types whose bounds the log can have. Of times without a zone, the files' own bounds serve."""
 _SIMPLE = {
     "boolean": pa.bool_(),
     "long": pa.int64(),
@@ -40,6 +40,8 @@ _SIMPLE = {
     "string": pa.string(),
     "binary": pa.binary(),
     "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "date": pa.date32(),
 }
 _DELTA_NAMES = {kind: name for name, kind in _SIMPLE.items()}
 
@@ -147,6 +149,13 @@ def is_typed(field: DeltaField) -> bool:
     return FIELD in (field.get("metadata") or {})
 
 
+def _is_known(kind: Any) -> bool:
+    """Return whether a column's type is one of this release. Of a later one, a column is null in the rows made here."""
+    if isinstance(kind, dict):
+        return kind.get("type") == "array" and _is_known(kind.get("elementType"))
+    return kind in _SIMPLE or kind.startswith("decimal(")
+
+
 def typed_names(schema: pa.Schema) -> list[str]:
     """Return the typed columns of a schema of rows, in its order."""
     return [field.name for field in schema if field.metadata and FIELD.encode() in field.metadata]
@@ -168,7 +177,7 @@ def bounded_names(schema: pa.Schema) -> list[str]:
 def arrow_fields(fields: Iterable[DeltaField]) -> list[pa.Field]:
     """Return the typed columns of a table as columns of rows, those of ``OWN_COLUMNS`` behind them."""
     found = list(fields)
-    typed = [_arrow_field(field) for field in found if is_typed(field)]
+    typed = [_arrow_field(field) for field in found if is_typed(field) and _is_known(field["type"])]
     kinds = {field["name"]: _plain(field["type"]) for field in found}
     return [*typed, *(own for own in OWN_COLUMNS if kinds.get(own.name) == _plain(_delta_type(own.type)))]
 

@@ -35,6 +35,31 @@ def test_times_are_known_by_their_form_or_their_name_and_size() -> None:
     assert fields(when, {"iso": "soon"})["iso"] == "string"
 
 
+def test_days_and_times_of_most_texts_are_drafted_with_what_is_known_of_them() -> None:
+    days = [f"2026-11-{day:02}" for day in range(1, 29)]
+    records: list[Any] = [
+        {
+            "ts": f"{day}T12:00:00+01:00",
+            "basic": f"{day.replace('-', '')}T120000+0100",
+            "day": day,
+            "local": f"{day} 07:00",
+        }
+        for day in days
+    ]
+    records += [
+        {"ts": "unknown", "basic": records[0]["basic"], "day": days[0], "local": "2026-11-01 07:00", "no": "2026"}
+    ]
+    assert fields(*records) == {
+        "ts": "timestamp", "basic": "timestamp", "day": "date", "local": "timestamp", "no": "string",
+    }  # fmt: skip
+    lines = draft(*records).splitlines()
+    assert "  ts: timestamp  # 1 of 29 texts are none" in lines
+    assert next(line for line in lines if "local:" in line).startswith(
+        "  local: timestamp  # without an offset, so in UTC"
+    )
+    assert fields(*[{"day": "2026-02-30"}] * 3, {"day": "2026-02-01"}) == {"day": "string"}
+
+
 def test_a_draft_says_what_it_found() -> None:
     assert (
         draft({"m": {"rpm": 900}, "t": 1, "o": [{"x": 1}]}, {"t": "hot"}, {"t": 3}, broken=1)

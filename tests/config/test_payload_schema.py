@@ -34,10 +34,17 @@ def test_yaml_json_and_a_line_declare_the_same() -> None:
     assert declared.fields["peaks"].path("peaks") == ("spectrum", 0, "a.b")
     assert parse_schema(schema_text(declared)) == declared
     line = parse_schema(
-        "temperature double, n bigint not null, d decimal(10, 2), a array<boolean>", payload_format="msgpack"
+        "temperature double, n bigint not null, d decimal(10, 2), a array<boolean>, l timestamp_ntz",
+        payload_format="msgpack",
     )
     kinds = {name: str(each.type) for name, each in line.fields.items()}
-    assert kinds == {"temperature": "float", "n": "int", "d": "decimal(10,2)", "a": "array<bool>"}
+    assert kinds == {
+        "temperature": "float",
+        "n": "int",
+        "d": "decimal(10,2)",
+        "a": "array<bool>",
+        "l": "local_timestamp",
+    }
     assert [name for name, each in line.fields.items() if each.required] == ["n"]
     assert line.format == "msgpack"
 
@@ -61,6 +68,8 @@ def test_yaml_json_and_a_line_declare_the_same() -> None:
         ("a int, a int", "a is named twice"),
         ("a decimal(50,2)", "expected decimal(DIGITS,SCALE) with 1 to 38 digits"),
         ("a timestamp(min)", "expected timestamp(s), (ms), (us) or (ns)"),
+        ("a local_timestamp(d)", "expected local_timestamp(s), (ms), (us) or (ns)"),
+        ("a date(ms)", 'got "date(ms)". Did you mean date?'),
         ("a " + "array<" * 5000 + "int" + ">" * 5000, "expected an array of single values"),
     ],
 )  # fmt: skip
@@ -98,7 +107,11 @@ def test_the_json_schema_allows_the_short_form_and_knows_the_types() -> None:
     assert "timestamp" in definitions["SchemaField"]["properties"]["type"]["pattern"]
 
 
-@given(st.sampled_from(["bool", "Float", "timestamp( s )", "decimal(5)", "array< int >"]))
+@given(
+    st.sampled_from(
+        ["bool", "Float", "timestamp( s )", "decimal(5)", "array< int >", "date( D )", "Local_Timestamp( us )"]
+    )
+)
 def test_a_type_is_written_back_in_one_way(text: str) -> None:
     kind = field_type(text)
     assert field_type(str(kind)) == kind

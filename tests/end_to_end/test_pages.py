@@ -161,7 +161,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         "replace-rabbitmq-at-the-edge.md": 2, "store-what-amqtt-receives.md": 1,
     }  # fmt: skip
     steps = [("run-a-pipeline.md", "python"), *[("publish-to-edges.md", "sh")] * 2]
-    steps += [("typed-tables.md", language) for language in (*["sh"] * 6, "python")]
+    steps += [("typed-tables.md", language) for language in (*["sh"] * 6, *["python"] * 2)]
     steps += [
         ("pull-records-from-an-edge.md", "sh"),
         ("erase-a-person.md", "sh"),

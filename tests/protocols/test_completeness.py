@@ -116,6 +116,25 @@ def test_what_holds_a_lane_back_is_said(state: LaneState, reason: Reason) -> Non
     assert reported.advice
 
 
+@pytest.mark.parametrize(
+    ("records", "word", "why", "advice"),
+    [
+        (3, None, "the edge has said nothing for 240 s", "restore its link"),
+        (3, 5, "the edge has said nothing for 240 s", "restore its link"),
+        (3, 3, "stopped in order, with everything delivered", "start it again; if it is out of service"),
+        (0, 0, "stopped in order, and has never sent a record of this stream", "`retired_after` ends the lane"),
+    ],
+)
+def test_a_silent_edge_is_told_by_how_it_fell_silent(records: int, word: int | None, why: str, advice: str) -> None:
+    state = LaneState() if not records else held(records, None)
+    state.add_mark(Mark(NOW - SILENT_NS, records))
+    state.prove_marks()
+    state.last_word = None if word is None else Mark(NOW - SILENT_NS, word)
+    [reported] = completeness({lane("press-1"): state}, (), NOW).held_back_by
+    assert (reported.reason, reported.why.endswith(why), advice in reported.advice) == (Reason.SILENT, True, True)
+    assert ("link" in reported.advice) is (word != records), "a link is nothing to restore of an edge that was stopped"
+
+
 def test_a_clock_that_was_set_back_is_named_with_how_far() -> None:
     lanes = {lane("press-1"): held(3, Mark(T, 3))}
     [reported] = completeness(

@@ -11,6 +11,7 @@ from tests.spark_sinks.conftest import EDGES, STREAM, Hub
 from weft.protocols.payloads import PayloadKind
 
 pytestmark = pytest.mark.spark
+ZONE = "spark.sql.session.timeZone"
 ROUNDS = -(-len(DRIFTS) // 10)
 
 
@@ -30,4 +31,15 @@ def test_all_kinds_of_drift_show_the_same_in_spark(spark: SparkSession, hub: Hub
     assert of_spark(read(spark, STREAM, store=hub.root, schema=SCHEMA.schema)) == expected(), "the log"
     hub.tier(SCHEMA)
     assert of_spark(table(spark, STREAM, store=hub.root)) == expected(), "the table's own columns"
-    assert of_spark(read(spark, STREAM, store=hub.root, schema=SCHEMA.schema)) == expected(), "payloads of the table"
+    by_payloads = read(spark, STREAM, store=hub.root, schema=SCHEMA.schema)
+    assert of_spark(by_payloads) == expected(), "payloads of the table"
+    zone = spark.conf.get(ZONE)
+    try:
+        spark.conf.set(ZONE, "America/New_York")
+        for frame in (table(spark, STREAM, store=hub.root), by_payloads):
+            shows = (
+                frame.where("local IS NOT NULL OR at IS NOT NULL").selectExpr("string(local)", "string(at)").distinct()
+            )
+            assert {*map(tuple, shows.collect())} == {("2026-11-01 12:00:00", None), (None, "2026-11-01 07:00:00")}
+    finally:
+        spark.conf.set(ZONE, zone)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from bench.log_writer import Delivery, LogWriter
 from tests.support.processes import Start, publish, weft
 from tests.support.waiting import wait_until
 from tests.weft.test_hub_schemas import EDGE, HUB
@@ -84,9 +85,20 @@ def test_rules_that_have_nothing_to_check_are_doubted(config: Path) -> None:
     result = weft("hub", "quality", "set", config, "telemetry", rules)
     assert result.stderr.splitlines() == [
         "warning: a: 's' is string, and a range needs numbers, so nothing is checked",
-        "warning: b: 'line' is not a field of the stream's schema, and is taken for a topic level",
+        "warning: b: 'line' is not a field of the stream's schema, and no edge has named a topic level like this yet",
         "warning: c: the stream's schema has no field 'x', so nothing is checked",
     ]
+
+
+def test_topic_levels_that_edges_have_named_are_not_doubted(config: Path) -> None:
+    with_schema(config, "fields: {n: int}")
+    log = LogWriter(str(config.parent / "store"), shards=2)
+    log.write(*(Delivery(edge, [], topics=[f"plant/{{{level}}}"]) for edge, level in (("a", "dev"), ("b", "line"))),
+              received=1)  # fmt: skip
+    rules = config.parent / "quality.yaml"
+    rules.write_text("rules: {a: {unique: [dev, n]}, b: {not_null: line}, c: {unique: [n, devv]}}")
+    result = weft("hub", "quality", "set", config, "telemetry", rules)
+    assert [line.partition(" is not a field")[0] for line in result.stderr.splitlines()] == ["warning: c: 'devv'"]
 
 
 def reading(number: int) -> str:

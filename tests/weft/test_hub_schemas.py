@@ -41,6 +41,19 @@ def declared(config: Path, text: str, stream: str = "telemetry") -> str:
 
 
 def test_a_schema_is_declared_read_compared_and_withdrawn(config: Path) -> None:
+    (config.parent / "next.yaml").write_text(FIRST)
+    assert schema("diff", config, "telemetry", config.parent / "next.yaml").splitlines() == [
+        "stream default/telemetry has no schema; `set` would declare one with 3 fields:",
+        "+ temperature: float, from t.value, unit °C, description Oil: at the valve",
+        "+ at: timestamp(ms)",
+        "+ on: bool, required true",
+    ]
+    first = json.loads(schema("diff", config, "telemetry", config.parent / "next.yaml", "--json"))
+    assert [(each["field"], each["new_column"]) for each in first] == [
+        ("temperature", True),
+        ("at", True),
+        ("on", True),
+    ]
     assert declared(config, FIRST) == "stream default/telemetry has version 1: 3 fields\n"
     assert "version 1" in declared(config, FIRST), "nothing changed, so there is no other version"
     text = schema("get", config, "telemetry")

@@ -287,9 +287,17 @@ def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: st
         raise Refused(str(error)) from None
     state = declare(config_file, decision, by, reason)
     schema = Schemas.of_state(state).of(key)
-    for doubt in changes.doubts(rules, None if schema is None else schema.schema):
+    try:
+        levels = on_store(config_file, _levels, key)
+    except CodecError as error:
+        raise Failed(f"the rules are declared; whether they fit the stream is unknown: {error}") from None
+    for doubt in changes.doubts(rules, None if schema is None else schema.schema, levels):
         click.echo(f"warning: {doubt}", err=True)
     click.echo(f"stream {'/'.join(key)} has {counted(len(rules.rules), 'rule')}")
+
+
+async def _levels(store: ObjectStore, key: StreamKey) -> set[str]:
+    return await changes.topic_levels(store, await open_cluster(store, None), key)
 
 
 @click.command("remove")
@@ -499,17 +507,13 @@ def diff(
 ) -> None:
     """Compare FILE with the schema of STREAM, and say which columns its table would get.
 
-    Without FILE, compare a version with the one before it. Nothing is changed.
+    A stream without a schema gets all of FILE. Without FILE, compare a version with the one before it. Nothing is
+    changed.
     """
-
-    key = key_of(stream)
-    known = _version(config_file, key, version)
-    if file is not None:
-        before, after = known.schema, _read_schema(file, message)
-    elif known.before:
-        before, after = _version(config_file, key, known.before).schema, known.schema
-    else:
-        raise Failed(f"version {known.version} of stream {'/'.join(key)} is the first; name a file to compare with")
+    before, after = _compared(config_file, key_of(stream), file, message, version)
+    if not before.fields and not as_json:
+        fields = counted(len(after.fields), "field")
+        click.echo(f"stream {'/'.join(key_of(stream))} has no schema; `set` would declare one with {fields}:")
     changes = differences(before, after)
     if as_json:
         print_json([_fact(each) for each in changes])
@@ -520,6 +524,23 @@ def diff(
         click.echo(f"{each}{' (another column)' if each.before and each.makes_column else ''}")
     if not changes and before.format == after.format:
         click.echo("no difference")
+
+
+def _compared(
+    config_file: str, key: StreamKey, file: str | None, message: str | None, version: int | None
+) -> tuple[PayloadSchema, PayloadSchema]:
+    """Return two schemas of a stream, the earlier one first. Where a stream has none, that one has no fields."""
+    from weft.config.payload_schema.model import PayloadSchema
+
+    if file is not None and version is None and "/".join(key) not in read_facts(config_file).facts(SCHEMA):
+        after = _read_schema(file, message)
+        return PayloadSchema(format=after.format, fields={}), after
+    known = _version(config_file, key, version)
+    if file is not None:
+        return known.schema, _read_schema(file, message)
+    if not known.before:
+        raise Failed(f"version {known.version} of stream {'/'.join(key)} is the first; name a file to compare with")
+    return _version(config_file, key, known.before).schema, known.schema
 
 
 @click.command()

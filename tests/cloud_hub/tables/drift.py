@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any, NamedTuple
 
 from weft.config.load import parse_schema
@@ -23,6 +23,8 @@ fields:
   levels: array<float>
   rpm: {type: int, from: motor.rpm}
   id: {type: string, required: true}
+  day: date
+  local: local_timestamp
 """
     ),
 )
@@ -50,6 +52,9 @@ DRIFTS = (
     _with("int, float, text", '"n": 21.0', {"n": 21}),
     _with("int, float, text", '"n": 21.5', {}, "n"),
     _with("int, float, text", '"t": "21.5"', {}, "t"),
+    _with("int, float, text", '"n": 1e-400', {}, "n"),
+    _with("int, float, text", '"n": 20.99999999999999999999', {}, "n"),
+    _with("int, float, text", '"n": 2.1e1', {"n": 21}),
     _with("null", '"t": null', {}),
     Drift("null", '{"id": null, "t": 1.5}', {"t": 1.5}, ("id",)),
     _with("missing", '"n": 1', {"n": 1}),
@@ -75,6 +80,11 @@ DRIFTS = (
     _with("times", '"at": "01.11.2026 12:00"', {}, "at"),
     _with("times", '"at": 1793534400000', {}, "at"),
     _with("times", '"at_ms": 1793534400000', {"at_ms": NOON}),
+    _with("times", '"local": "2026-11-01T12:00:00"', {"local": NOON.replace(tzinfo=None)}),
+    _with("times", '"local": "2026-11-01T12:00:00Z"', {}, "local"),
+    _with("times", '"day": "2026-11-01"', {"day": NOON.date()}),
+    _with("times", '"day": "2026-11-01T12:00:00Z"', {}, "day"),
+    _with("times", '"day": "2026-02-30"', {}, "day"),
     _with("enum grows", '"state": "maintenance"', {"state": "maintenance"}),
     _with("unit changes", '"t": 294.65', {"t": 294.65}),
     Drift("key order", '{"n": 1, "t": 1.5, "id": "p1"}', {"id": "p1", "n": 1, "t": 1.5}),
@@ -101,7 +111,7 @@ def _plain(value: Any) -> Any:
 
 def expected() -> list[tuple[dict[str, Any], tuple[str, ...]]]:
     """Return what every engine shows, in the order of ``DRIFTS``."""
-    return [(each.shows or {}, each.misfits) for each in DRIFTS]
+    return [({name: _plain(value) for name, value in (each.shows or {}).items()}, each.misfits) for each in DRIFTS]
 
 
 def silent_nulls() -> list[str]:
@@ -130,5 +140,7 @@ def page() -> Iterable[str]:
 
 def _words(value: Any) -> str:
     if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M} UTC"
+        return f"{value:%Y-%m-%d %H:%M}{' UTC' if value.tzinfo else ''}"
+    if isinstance(value, date):
+        return f"{value}"
     return json.dumps(value, ensure_ascii=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date, datetime
 from typing import Any
 
 import duckdb
@@ -12,12 +13,14 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from deltalake import QueryBuilder
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_tierer import drain
 from weft.config.load import parse_schema
 from weft.protocols.payloads import PayloadKind
 from weft.storage.object_store import ObjectStore
+from weft.storage.table import typed_columns
 from weft.storage.table.schemas import StreamSchema
 from weft.storage.table_writer.maintenance import Maintenance
 from weft.storage.table_writer.settings import STATISTICS_PROPERTY, TableSettings
@@ -219,3 +222,98 @@ async def test_files_of_a_new_table_have_bounds_of_typed_columns(directory: Obje
     footer = pq.ParquetFile(opened.file_uris()[0].removeprefix("file://")).metadata.row_group(0)
     kept = {footer.column(at).path_in_schema for at in range(footer.num_columns) if footer.column(at).is_stats_set}
     assert {"n", "s"} <= kept
+
+
+DAYS = StreamSchema(4, parse_schema("day date, local local_timestamp, at timestamp, days array<date>, m array<int>"))
+WROTE = {"day": "2026-11-01", "local": "2026-11-01T12:00:00.000001", "at": "2026-11-01T12:00:00+01:00", "m": [1, None]}
+LOCAL = datetime(2026, 11, 1, 12, 0, 0, 1)  # noqa: DTZ001
+
+
+async def joined(store: ObjectStore, process: Process) -> int:
+    """Join the files of a table. Return its version."""
+    maintenance = Maintenance(store, process.tierer, settings=TableSettings(compact_files_max=2))
+    return (await maintenance.compact(await process.tierer.take())).version
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["new table", "table of before"])
+async def test_days_and_local_times_are_columns_in_every_engine(directory: ObjectStore, is_there: bool) -> None:
+    log = await LogWriter.open(directory, shards=1)
+    process = await Process.start(directory, log)
+    if is_there:
+        await log.append(0, readings({"m": [0]}))
+        await process.write(FIRST)
+        assert table(directory).protocol().min_reader_version == 1, "no reader is asked for what no table needs"
+    await log.append(0, readings(WROTE, WROTE | {"day": "soon", "local": "2026-11-01T12:00:00Z"}, first=1))
+    await process.write(DAYS)
+    await log.append(0, readings({"day": "2026-11-02"}, first=3))
+    await process.write(DAYS)
+    opened = table(directory)
+    protocol = opened.protocol()
+    assert {"timestampNtz"} == {*(protocol.reader_features or ())}, "engines refuse such a column without it"
+    assert {"timestampNtz", "appendOnly", "invariants"} >= {*(protocol.writer_features or ())}
+    kinds = {field.name: field.type.type for field in opened.schema().fields if field.name in DAYS.schema.fields}
+    assert kinds == {"day": "date", "local": "timestamp_ntz", "at": "timestamp", "days": "array", "m": "array"}
+    wanted = [(date(2026, 11, 1), LOCAL), (None, None), (date(2026, 11, 2), None)]
+    assert columns(directory, "day", "local")[-3:] == wanted
+    misfits = [dict(row[0] or ()).keys() for row in columns(directory, "_misfit")][-3:]
+    assert misfits == [set(), {"day", "local"}, set()]
+    lazy = pl.scan_delta(opened).filter(pl.col("day") < date(2026, 11, 2)).select("day", "local").collect()
+    assert lazy.rows() == wanted[:1]
+    database = duckdb.connect()
+    database.register("telemetry", opened.to_pyarrow_dataset())
+    query = "SELECT day, local FROM telemetry WHERE local >= TIMESTAMP '2026-11-01 12:00:00'"
+    assert database.execute(query).fetchall() == wanted[:1]
+    by_delta = QueryBuilder().register("t", opened).execute(f"SELECT m FROM t WHERE day = '{wanted[2][0]}'")
+    assert len(pa.table(by_delta)) == 1
+    version = opened.version()
+    assert await joined(directory, process) > version
+    assert columns(directory, "day", "local")[-3:] == wanted
+
+
+async def test_a_release_leaves_columns_of_a_type_that_it_does_not_know(
+    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await LogWriter.open(directory, shards=1)
+    process = await Process.start(directory, log)
+    await log.append(0, readings(WROTE))
+    await process.write(DAYS)
+    with monkeypatch.context() as earlier:
+        earlier.delitem(typed_columns._SIMPLE, "timestamp_ntz")
+        await log.append(0, readings(WROTE | {"n": 1}, first=1))
+        await process.write(FIRST)
+        before = {*table(directory).file_uris()}
+        await joined(directory, process)
+        assert {*table(directory).file_uris()} == before, "joined files would lose its values"
+    assert columns(directory, "local", "n", "_schema") == [(LOCAL, None, 4), (None, 1, 3)]
+
+
+def element_ids(file: str) -> tuple[int, int]:
+    """The numbers of an array and of its elements in a file; -1 for one that has none."""
+    array = pq.ParquetFile(file.removeprefix("file://")).schema_arrow.field("m")
+    parts = (array, array.type.value_field)
+    return tuple(int((each.metadata or {}).get(b"PARQUET:field_id", -1)) for each in parts)  # type: ignore[return-value]
+
+
+async def test_elements_of_arrays_have_numbers_for_good(
+    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iceberg goes by them, and its readers refuse a file whose arrays have elements without one."""
+    log = await LogWriter.open(directory, shards=1)
+    process = await Process.start(directory, log)
+    versions = [StreamSchema(3, parse_schema("m array<int>")), DAYS, StreamSchema(9, parse_schema("a array<int>"))]
+    for number, known in enumerate([versions[0], *versions]):
+        with monkeypatch.context() as earlier:
+            if not number:  # as the first release wrote it
+                earlier.setattr("weft.storage.table.parquet._with_ids", lambda _column, kind, _taken: kind)
+            await log.append(0, readings({"m": [number, None]}, first=number))
+            await process.write(known)
+    files = [uri for uri in table(directory).file_uris() if "m" in pq.read_schema(uri.removeprefix("file://")).names]
+    numbers = {element_ids(file) for file in files}
+    assert numbers == {(845_743_027, -1), (845_743_027, 312_391_012)}
+    wanted = [([0, None],), ([1, None],), ([2, None],), (None,)]
+    assert columns(directory, "m") == wanted
+    assert pl.scan_delta(table(directory)).sort("_offset").select("m").collect().rows() == wanted
+    await joined(directory, process)
+    (file,) = table(directory).file_uris()
+    assert element_ids(file) == (845_743_027, 312_391_012)
+    assert columns(directory, "m") == wanted

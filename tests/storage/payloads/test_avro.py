@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -30,6 +31,8 @@ SCHEMA: dict[str, Any] = {
         {"name": "map", "type": {"type": "map", "values": "boolean"}},
         {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}},
         {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "local", "type": {"type": "long", "logicalType": "local-timestamp-millis"}},
     ],
 }  # fmt: skip
 
@@ -54,7 +57,7 @@ def encoded(n: int = -64, t: float | None = 1.5, s: str = "é") -> bytes:
         # A block with its size before it, and another without.
         number(-2), number(2), number(3), number(-4), number(1), number(5), number(0),
         number(1), text("k"), b"\x01", number(0), number(2), (-150).to_bytes(2, signed=True),
-        number(1_700_000_000_123),
+        number(1_700_000_000_123), number(20_758), number(1_700_000_000_123),
     ])  # fmt: skip
 
 
@@ -78,7 +81,7 @@ def test_numbers_are_those_of_the_specification() -> None:
 def test_every_type_is_read() -> None:
     assert decoder().decode(encoded()) == {
         "n": -64, "t": 1.5, "s": "é", "e": "off", "f": b"\x01\x02", "list": [3, -4, 5], "map": {"k": True},
-        "d": Decimal("-1.50"), "at": 1_700_000_000_123,
+        "d": Decimal("-1.50"), "at": 1_700_000_000_123, "day": 20_758, "local": 1_700_000_000_123,
     }  # fmt: skip
 
 
@@ -92,6 +95,8 @@ def test_payloads_become_typed_columns_and_others_misfits() -> None:
     assert columns["t"].to_pylist() == [1.5, None, None]
     assert columns["d"].to_pylist() == [Decimal("-1.50"), None, None]
     assert columns["at"].cast(pa.int64()).to_pylist() == [1_700_000_000_123_000, None, None]
+    assert columns["day"].to_pylist() == [date(2026, 11, 1), None, None]
+    assert columns["local"].to_pylist() == [datetime(2023, 11, 14, 22, 13, 20, 123_000), None, None]  # noqa: DTZ001
     reasons = [dict(row or ()).get("payload") for row in columns["_misfit"].to_pylist()]
     assert reasons == [
         None, "it does not begin with 0 and the id of a schema, as `framing: confluent` says", "it ends within a value",

@@ -17,13 +17,15 @@ from weft.config.payload_schema.model import FieldType, PayloadSchema, field_typ
 from weft.storage.payloads.check import fit
 from weft.storage.payloads.formats import Misfit
 
-NAMES = ("bool", "int", "float", "string", "timestamp", "timestamp(s)", "timestamp(ms)", "decimal(4,2)",
+NAMES = ("bool", "int", "float", "string", "timestamp", "timestamp(s)", "timestamp(ms)", "date", "date(d)",
+         "local_timestamp", "local_timestamp(ms)", "decimal(4,2)",
          "decimal(10,2)", "decimal(10,5)", "decimal(21,2)", "decimal(38,18)")  # fmt: skip
 TYPES = st.sampled_from([*NAMES, *(f"array<{name}>" for name in NAMES)]).map(field_type)
 SCALARS = st.one_of(
     st.booleans(), st.integers(), st.integers(-1000, 1000), st.floats(), st.text(max_size=4),
     st.decimals(allow_nan=False),
-    st.sampled_from(["2026-11-01T00:00:00Z", "12.50", 1.0, 99.99, (1 << 63) - 1, Decimal("1.25")]),
+    st.sampled_from(["2026-11-01T00:00:00Z", "2026-11-01T00:00:00", "2026-11-01", "12.50", 1.0,
+                     99.99, (1 << 63) - 1, Decimal("1.25")]),
 )  # fmt: skip
 VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=3))
 
@@ -58,6 +60,12 @@ def test_what_fits_a_type_fits_every_type_that_reads_it(given_type: FieldType, w
         ),
         ("fields: {t: {type: float, from: a.t}}", "t float", "t is at a.t, and not at t", "t is at t, and not at a.t"),
         ("a timestamp(s)", "a timestamp(ms)", "not every timestamp(s) is a timestamp(ms)", "not every timestamp(ms)"),
+        ("a date", "a timestamp", "a: not every date is a timestamp", "a: not every timestamp is a date"),
+        (
+            "a local_timestamp", "a timestamp",
+            "a: not every local_timestamp is a timestamp", "a: not every timestamp is a local_timestamp",
+        ),
+        ("a date", "a date(d)", "a: not every date is a date(d)", "a: not every date(d) is a date"),
         ("format: cbor\nfields: {a: int}", "a int", "cbor cannot be read as json", "json cannot be read as cbor"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import pickle
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -33,6 +33,9 @@ FIELDS: dict[str, Any] = {
     "blob": "binary",
     "at": "timestamp",
     "ms": "timestamp(ms)",
+    "day": "date",
+    "days": "date(d)",
+    "local": "local_timestamp",
     "price": "decimal(6,2)",
     "list": "array<int>",
     "rpm": {"type": "int", "from": "motor.rpm"},
@@ -40,6 +43,7 @@ FIELDS: dict[str, Any] = {
     "second": {"type": "float", "from": "readings[1].v"},
     "id": {"type": "string", "required": True},
 }
+DAYS = ("day", "days", "local")
 ENCODE = {"json": lambda value: json.dumps(value).encode(), "cbor": cbor2.dumps, "msgpack": msgspec.msgpack.encode}
 
 parsed = functools.cache(parse_schema)
@@ -72,6 +76,7 @@ def one(value: Any, kind: Any, encoding: str = "json") -> tuple[Any, str | None]
 def test_fields_become_columns(encoding: str) -> None:
     reading = {
         "t": 21, "n": 5.0, "on": True, "text": "é", "at": "2026-01-01T01:00:00+01:00", "ms": 1_700_000_000_123,
+        "day": "2026-11-01", "days": 20_758, "local": "2026-11-01T12:00:00",
         "price": 12.5, "list": [1, None, 2], "motor": {"rpm": 900}, "readings": [{"v": 1}, {"v": 2.5}], "id": "m1",
     }  # fmt: skip
     blob: Any = "aGk=" if encoding == "json" else b"hi"
@@ -81,6 +86,7 @@ def test_fields_become_columns(encoding: str) -> None:
         "t": 21.0, "n": 5, "on": True, "text": "é", "blob": b"hi", "at": datetime(2026, 1, 1, tzinfo=UTC),
         "ms": datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC), "price": Decimal("12.50"), "list": [1, None, 2],
         "rpm": 900, "first": 1.0, "second": 2.5, "id": "m1",
+        "day": date(2026, 11, 1), "days": date(2026, 11, 1), "local": datetime(2026, 11, 1, 12),  # noqa: DTZ001
     }  # fmt: skip
 
 
@@ -116,6 +122,20 @@ def test_fields_become_columns(encoding: str) -> None:
         (b"1700000000.25", "timestamp(s)", datetime(2023, 11, 14, 22, 13, 20, 250_000, tzinfo=UTC)),
         (b"1700000000123456789", "timestamp(ns)", datetime(2023, 11, 14, 22, 13, 20, 123_456, tzinfo=UTC)),
         (b"1e18", "timestamp(s)", "expected a time as a number of s since 1970"),
+        (b'"2026-11-01"', "date", date(2026, 11, 1)),
+        (b'"2026-11-01T00:00:00"', "date", 'expected a day as text in ISO 8601, got "2026-11-01T00:00:00"'),
+        (b"20758", "date", "expected a day as text"),
+        (b"20758", "date(d)", date(2026, 11, 1)),
+        (b"20758.5", "date(d)", "expected a day as a number of d since 1970, got 20758.5"),
+        (b"3000000", "date(d)", "expected a day as a number of d since 1970, got 3000000"),
+        (b'"2026-11-01T12:00:00.5"', "local_timestamp", datetime(2026, 11, 1, 12, 0, 0, 500_000)),  # noqa: DTZ001
+        (b'"2026-11-01T12:00:00Z"', "local_timestamp", "expected a time without a zone or offset"),
+        (b"-1", "local_timestamp(ms)", datetime(1969, 12, 31, 23, 59, 59, 999_000)),  # noqa: DTZ001
+        (b'["2026-11-01",null]', "array<date>", [date(2026, 11, 1), None]),
+        (b'["2026-11-01","soon"]', "array<date>", "[1]: expected a day"),
+        (b"1e-400", "int", "expected a whole number of 64 bits, got 1E-400"),
+        (b"0.99999999999999999999", "int", "got 0.99999999999999999999"),
+        (b"[1,1e-400]", "array<int>", "[1]: expected a whole number of 64 bits"),
         (b'"12.30"', "decimal(6,2)", Decimal("12.30")),
         (b"12.345", "decimal(6,2)", "expected a number of at most 6 digits, 2 of them after the point, got 12.345"),
         (b"12345.1", "decimal(6,2)", "got 12345.1"),
@@ -167,6 +187,9 @@ def test_times_of_the_formats_themselves() -> None:
     assert one(cbor2.CBORTag(1, 1_700_000_000), "timestamp(s)", "cbor")[0] == datetime(
         2023, 11, 14, 22, 13, 20, tzinfo=UTC
     )
+    assert one(moment, "local_timestamp", "msgpack")[0] is None, "it is a moment"
+    assert one(cbor2.CBORTag(1004, "2026-11-01"), "date", "cbor")[0] == date(2026, 11, 1)
+    assert one(cbor2.CBORTag(100, 20_758), "date(d)", "cbor")[0] == date(2026, 11, 1)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +254,7 @@ def test_one_payload_never_moves_the_rows_of_others() -> None:
                 assert together == [rows([each], {"n": "int"})[0] for each in (first, second, third)]
 
 
-NAMES = st.sampled_from(["t", "n", "on", "text", "blob", "at", "ms", "price", "list", "motor", "rpm", "v", "id", "z"])
+NAMES = st.sampled_from([*"tnvz", "on", "text", "blob", "at", "ms", "price", "list", "motor", "rpm", "id", *DAYS])
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from(["x", "aGk=", "2026-01-01", "12.5", "é", "1e3", ""])
@@ -247,6 +270,9 @@ GOOD = st.fixed_dictionaries(
         "blob": st.binary(max_size=4).map(lambda data: base64.b64encode(data).decode()),
         "at": st.datetimes().map(datetime.isoformat),
         "ms": st.integers(0, 10**13) | st.floats(0, 1e13),
+        "day": st.dates().map(date.isoformat),
+        "days": st.integers(-(10**6), 10**7) | st.integers(0, 10**4).map(float),
+        "local": st.datetimes(timezones=st.none() | st.just(UTC)).map(datetime.isoformat),
         "price": st.decimals(-9999, 9999, places=2).map(str) | st.integers(-9999, 9999),
         "list": st.lists(st.integers(-5, 5) | st.none(), max_size=3),
         "motor": st.fixed_dictionaries({}, optional={"rpm": st.integers(0, 9)}) | st.none(),
