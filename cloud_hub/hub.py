@@ -603,7 +603,8 @@ class Hub:
         of_shards = ShardViews(shards, self._maker.log, settings.response_bytes_max, time.monotonic)
         self._api = Api(
             tables, of_shards, self._access, settings.response_bytes_max,
-            moments=moments, rates=self._rates, summaries=self._summaries, edges=self._edge_views,
+            moments=moments, rates=self._rates, summaries=self._summaries, schemas=declared.schemas,
+            edges=self._edge_views,
             elsewhere=self._elsewhere, refusals=self._refusals, monotonic=time.monotonic,
         )  # fmt: skip
         self._tails = StreamTails(self._api.shards_of, self._api.payload_kind, self._access, self._refusals)

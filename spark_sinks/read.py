@@ -35,7 +35,7 @@ from spark_sinks.source.options import (
 from spark_sinks.source.partitions import condition
 from spark_sinks.source.stream_log import StreamLog, open_hub, subset
 from spark_sinks.source.tables import StreamTable, TableFile, TableSnapshot
-from spark_sinks.source.typed import declared, with_typed_columns
+from spark_sinks.source.typed import NONE, declared, is_none, with_typed_columns
 from weft.config.load import schema_text
 from weft.config.payload_schema.model import PayloadSchema
 from weft.storage.table.typed_columns import comment_of
@@ -86,7 +86,7 @@ def read(
         keys: only records with these keys, or with keys that match these topic filters; a text likewise.
         columns: only these columns, in this order; a text likewise.
         schema: fields of the payloads that become typed columns, as in the option ``schema``, or a mapping with the
-            same keys.
+            same keys. None: those of the schema that is declared for the stream (``weft hub schema``); ``none``: none.
         payload_format: format of the payloads if ``schema`` has the short text form: json, cbor or msgpack.
         starting: shard -> offset of its first record to read; a shard that is not named is read from its beginning.
         ending: shard -> offset after its last record to read; a shard that is not named is not read.
@@ -98,7 +98,8 @@ def read(
     """
     given = {"since": since, "until": until, "edges": edges, "keys": keys, "columns": columns}
     place = source_options(stream, tenant, store, store_options, hub=hub, token_file=token_file, ca_file=ca_file)
-    options = replace(parse_options(place), **_selection(given), schema=declared(schema, payload_format))
+    own = None if is_none(schema) else declared(schema, payload_format)
+    options = replace(parse_options(place), **_selection(given), schema=own, is_typed=not is_none(schema))
     if options.hub is not None:
         return _through_hub(spark, place, options, starting, ending)
     return _from_store(spark, place, options, starting, ending)
@@ -125,15 +126,15 @@ def _from_store(
         for part in history:
             conformed = _conformed(part, native, log.stored)
             rows = conformed if selected is None else conformed.where(selected)
-            if options.schema is not None:
-                rows = with_typed_columns(rows, options.schema, wanted.names).select(*wanted.names)
+            if (schema := log.options.schema) is not None:
+                rows = with_typed_columns(rows, schema, log.options.version, wanted.names).select(*wanted.names)
             elif options.columns is not None:
                 rows = rows.select(*wanted.names)
             parts.append(rows)
     # A result needs at least one part for its columns, even if it has no rows.
     if not parts or tail != end:
         parts.append(_between(spark, place | _named(options), (tail, end), from_arrow_schema(wanted)))
-    return _commented(reduce(DataFrame.unionByName, parts), options.schema)
+    return _commented(reduce(DataFrame.unionByName, parts), log.options.schema)
 
 
 def _commented(frame: DataFrame, schema: PayloadSchema | None) -> DataFrame:
@@ -270,6 +271,8 @@ def _named(options: ReadOptions) -> dict[str, str]:
         named |= {} if moment is None else {name: moment.isoformat()}
     for name, names in (("edges", options.edges), ("keys", options.keys)):
         named |= {} if names is None else {name: msgspec.json.encode(sorted(names)).decode()}
+    if not options.is_typed:
+        return {**named, "schema": NONE}
     return named if options.schema is None else {**named, "schema": schema_text(options.schema)}
 
 

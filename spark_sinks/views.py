@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 
-from msgspec.structs import replace as with_fields
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_sinks.blocking import run
@@ -14,11 +13,7 @@ from spark_sinks.read import read
 from spark_sinks.runtime.session import register as register_source
 from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
 from spark_sinks.source.stream_log import open_hub
-from weft.config.payload_schema.model import PayloadSchema, SchemaField
-from weft.config.payload_schema.paths import format_path
 from weft.storage.chunk_log import first_logs
-from weft.storage.cluster_log import ClusterLog
-from weft.storage.table.schemas import Schemas
 
 DATABASE = "spark.sql.globalTempDatabase"
 """Conf with the database of views that all sessions of an application share. ``session`` sets it to ``weft``."""
@@ -42,11 +37,10 @@ def register(
     Views are in the database of global temporary views: ``weft`` in a session of ``session``, in others
     ``global_temp``, unless their conf ``spark.sql.globalTempDatabase`` says otherwise. They are gone with the
     application. A view of a stream whose schema is declared in the hub's store (``weft hub schema``) has its typed
-    columns for all rows, also for those from before the declaration, and `_misfit`. A field with the name of a topic
-    level gets a number: ``machine_2``.
+    columns, as ``read``.
 
     A view from a store shows the stream as it is at the call, history by Spark's Parquet reader, as ``read``. Call
-    again to see later records. A view from a hub reads the log of that moment in each query, and has no typed columns.
+    again to see later records. A view from a hub reads the log of that moment in each query.
 
     Args:
         store: root of the hub's store.
@@ -70,18 +64,12 @@ def register(
     if hub is not None:
         return _views(spark, prefix, _through(spark, hub, tenant, streams, hub_options or {}))
     given = {f"{STORE_PREFIX}{name}": value for name, value in (store_options or {}).items()}
-    # Which stream it is matters to none of the reads of names and schemas.
+    # Which stream it is matters to no read of names.
     named = parse_options({"store": os.fspath(store or ""), "stream": "any", "tenant": tenant} | given)
-    schemas = run(_schemas(named, streams))
-    _check_names(schemas)
-    return _views(
-        spark,
-        prefix,
-        {
-            name: read(spark, name, store=named.store, tenant=tenant, schema=schema, store_options=store_options)
-            for name, schema in schemas.items()
-        },
-    )
+    names = run(_names(named, streams))
+    _check_names(names)
+    frames = {name: read(spark, name, store=named.store, tenant=tenant, store_options=store_options) for name in names}
+    return _views(spark, prefix, frames)
 
 
 def _through(
@@ -119,41 +107,19 @@ def _check_names(names: Collection[str]) -> None:
             raise ReadError(f"streams: {other} and {name} would be one view, as SQL ignores case; name one of them")
 
 
-async def _schemas(options: ReadOptions, streams: Collection[str] | None) -> dict[str, PayloadSchema | None]:
-    """Return the streams of the tenant, sorted, each with the schema that the hub's store declares for it."""
+async def _names(options: ReadOptions, streams: Collection[str] | None) -> list[str]:
+    """Return the names of the streams to view, sorted; None for ``streams`` takes all of the tenant."""
     store, cluster = await open_hub(options)
-    levels: dict[str, list[str]] = {}
+    found = set[str]()
     logs = list(first_logs(store, cluster))
     while logs:  # one after the other: each may be large, and only names are kept
         log = logs.pop(0)
         state = await log.load()
         logs += [log.new_shard(split) for split in state.splits]
-        for name in state.tenant_streams(options.tenant):
-            levels.setdefault(name, []).extend(state.stream_fields(options.tenant, name))
-    if missing := sorted(set(streams or ()) - levels.keys()):
+        found |= state.tenant_streams(options.tenant)
+    if missing := sorted(set(streams or ()) - found):
         raise ReadError(
             f"the store has no stream {missing[0]!r} of tenant {options.tenant!r}; "
-            f"it has {', '.join(sorted(levels)[:20]) or 'no stream of that tenant yet'}"
+            f"it has {', '.join(sorted(found)[:20]) or 'no stream of that tenant yet'}"
         )
-    declared = Schemas.of_state(await ClusterLog(store, cluster.cluster_id).load())
-    found: dict[str, PayloadSchema | None] = {}
-    for name in sorted(levels if streams is None else set(streams)):
-        known = declared.of((options.tenant, name))
-        found[name] = None if known is None else beside(known.schema, levels[name])
-    return found
-
-
-def beside(schema: PayloadSchema, levels: Collection[str]) -> PayloadSchema:
-    """Return a schema whose fields have other names than a stream's topic levels."""
-    topic = {name.casefold() for name in levels}
-    taken = topic | {name.casefold() for name in schema.fields}
-    fields: dict[str, SchemaField] = {}
-    for name, each in schema.fields.items():
-        free, number = name, 1
-        if name.casefold() in topic:
-            while free.casefold() in taken:
-                number += 1
-                free = f"{name}_{number}"
-            taken.add(free.casefold())
-        fields[free] = each if free == name else with_fields(each, from_=format_path(each.path(name)))
-    return with_fields(schema, fields=fields)
+    return sorted(found if streams is None else set(streams))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +17,6 @@ from weft.cloud_hub.admin_facts.documents import (
     NODE,
     PULL_KIND,
     REGION,
-    STREAM,
     TABLE,
     TENANT,
     TOKEN,
@@ -25,69 +24,24 @@ from weft.cloud_hub.admin_facts.documents import (
     NodeDocument,
     PullDocument,
     RegionDocument,
-    StreamDocument,
     UnreadableDocument,
     decode,
-    parse_stream_name,
 )
 from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
 from weft.cloud_hub.admin_facts.tenants import DeclaredQuotas
 from weft.cloud_hub.api.views import View, moment
 from weft.cloud_hub.settings import HubSettings
 from weft.config.metrics.exposition import Sample
-from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.lane import NodeName
 from weft.protocols.link import PULLS_MAX, PullRequest
 from weft.storage.cluster import ClusterUnusable
 from weft.storage.cluster_log import ClusterLog, ClusterLogFollower, ClusterState, Fact
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.schemas import QUALITY, SCHEMA, DeclaredQuality, Schemas
+from weft.storage.table.schemas import QUALITY, SCHEMA, STREAM, DeclaredQuality, ExpectedEdges, Schemas
 
 if TYPE_CHECKING:
     from weft.cloud_hub.api.jwt import Jwts
-
-
-# Edges without which streams are not complete.
-
-
-class ExpectedEdges(Mapping[StreamKey, tuple[str, ...]]):
-    """(tenant, stream) -> names and patterns of edges."""
-
-    def __init__(self) -> None:
-        self._edges: dict[StreamKey, tuple[str, ...]] = {}
-        self._seen: tuple[ClusterState, int] | None = None
-        """The state as of the last ``refresh``, with its last entry about a stream."""
-        self.unusable: dict[str, str] = {}
-        """Names of streams whose declaration cannot be read, each with the reason."""
-
-    def refresh(self, state: ClusterState) -> None:
-        """Take over the declarations of the cluster log. They are read only after an entry about a stream: the log of a
-        fleet has many others."""
-        last = state.last(STREAM)
-        if self._seen is not None and self._seen[0] is state and self._seen[1] == last:
-            return
-        self._seen = state, last
-        found: dict[StreamKey, tuple[str, ...]] = {}
-        self.unusable = {}
-        for name, fact in state.facts(STREAM).items():
-            try:
-                edges = decode(fact.document, StreamDocument).expected_edges
-            except UnreadableDocument as error:
-                self.unusable[name] = str(error)
-                continue
-            if edges is not None:
-                found[parse_stream_name(name)] = edges
-        self._edges = found
-
-    def __getitem__(self, key: StreamKey) -> tuple[str, ...]:
-        return self._edges[key]
-
-    def __iter__(self) -> Iterator[StreamKey]:
-        return iter(self._edges)
-
-    def __len__(self) -> int:
-        return len(self._edges)
 
 
 # The pulls of the cluster log, by edge.

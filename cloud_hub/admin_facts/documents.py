@@ -12,6 +12,7 @@ from msgspec import Meta
 from weft.cloud_hub.api.tokens import GRANT_CHARACTERS_MAX, GRANTS_MAX, Scope
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.link import PULL_RANGES_MAX, TEXT_CHARACTERS_MAX
+from weft.storage.table.schemas import StreamDocument
 
 # Parts of the key of a latest table, of a choice of rows, or of an order of rows: columns, and fields of payloads.
 
@@ -56,7 +57,7 @@ def wrong_columns(columns: Sequence[str]) -> str | None:
     return None
 
 
-TOKEN, TENANT, STREAM, NODE, GROUP, CONFIG, PULL_KIND = "token", "tenant", "stream", "node", "group", "config", "pull"
+TOKEN, TENANT, NODE, GROUP, CONFIG, PULL_KIND = "token", "tenant", "node", "group", "config", "pull"
 TABLE, OPENING = "table", "opening"
 """Kinds of facts."""
 BACKUP = "backup"
@@ -67,7 +68,6 @@ HUBS = "hubs"
 """Name of the only fact of kind ``opening``: hubs need no token again, until an entry about one follows it."""
 SECRETS_MAX = 2
 """Maximum number of secrets of a token that are in force at once: during a rotation, the old and the new one."""
-EDGES_EXPECTED_MAX = 10_000
 GROUP_EDGES_MAX = 4096
 """Maximum number of names and patterns of a group; a document has room for some thousand."""
 Quota = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -146,13 +146,6 @@ class TenantDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     quotas: Quotas = Quotas()
     isolation: Isolation = None
     """A record for people: ``cluster.json`` decides which tenants are set apart."""
-
-
-class StreamDocument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A stream; the name of the fact is TENANT/STREAM."""
-
-    expected_edges: Annotated[tuple[str, ...], Meta(max_length=EDGES_EXPECTED_MAX)] | None = None
-    """Names and patterns of edges that the stream needs to be complete; None for no word."""
 
 
 class GroupDocument(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -76,6 +76,7 @@ from weft.storage.fenced_store import FencedStore
 from weft.storage.object_store import NotFound, ObjectStore, StoreError
 from weft.storage.presence import running
 from weft.storage.table.actions import TableError
+from weft.storage.table.schemas import Schemas
 
 if TYPE_CHECKING:
     from weft.storage.table_writer.service import TableService
@@ -296,6 +297,7 @@ class Api:
         tables: the tables as this process knows them.
         response_bytes_max: longest answer, in payload bytes.
         summaries: of all shards, for lists.
+        schemas: as they are declared.
         edges: makes the views of edges for one request, with the links of other processes.
         elsewhere: returns these.
         refusals: counter of refused requests of readers that do not read their answers.
@@ -311,12 +313,13 @@ class Api:
         moments: StreamCompleteness,
         rates: StreamRates,
         summaries: ShardSummaries,
+        schemas: Schemas,
         edges: Callable[[LinksElsewhere], EdgeViews],
         elsewhere: Callable[[], Awaitable[LinksElsewhere]],
         refusals: Refusals,
         monotonic: Callable[[], float],
     ) -> None:
-        self._tables = tables
+        self._tables, self._schemas = tables, schemas
         self._moments = moments
         self._rates = rates
         self._summaries, self._edges, self._elsewhere = summaries, edges, elsewhere
@@ -553,7 +556,11 @@ class Api:
         )
         limit = integer(request, "limit", rows.LIMIT_MAX, 0, rows.LIMIT_MAX)
         kind, form = await self.payload_kind(shards, tenant, stream), choice(request, "format", rows.FORMATS)
-        wanted = rows.RowsRequest((tenant, stream), kind, offset, chunk, limit, is_json=form == rows.JSON_FORMAT)
+        is_typed = choice(request, "columns", rows.COLUMNS) == rows.TYPED
+        wanted = rows.RowsRequest(
+            (tenant, stream), kind, offset, chunk, limit, is_json=form == rows.JSON_FORMAT,
+            schema=self._schemas.of((tenant, stream)) if is_typed else None,
+        )  # fmt: skip
         answer = await rows.rows_answer(shards.readers[shard], shards.states, wanted, self._response_bytes_max)
         # Only now: a chunk may have moved lanes away while the rows were made. Without their states, levels are null.
         if lost := missing_halves(shards.states, shard):

@@ -1,11 +1,13 @@
-"""Records that the log no longer has, from the Delta table of their stream, bounded in files, row groups and bytes."""
+"""Records and rows that the log no longer has, from the Delta table of their stream, bounded in files, row groups and
+bytes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -88,10 +90,10 @@ def _numbered(edges: pa.DictionaryArray, names: list[str], default: int) -> Numb
     return found
 
 
-# Rows of a table file for an answer: those with the lowest offsets, as dictionaries.
+# Rows of a table file for an answer: those with the lowest offsets, as dictionaries or as Arrow.
 
 
-class LowestRows:
+class Lowest:
     """The rows with the lowest offsets, of those that were offered.
 
     Args:
@@ -101,12 +103,37 @@ class LowestRows:
     def __init__(self, end: int, limit: int, bytes_max: int) -> None:
         self.end = end
         self._limit, self._bytes_max = limit, bytes_max
+
+    def offer(self, offsets: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        """Leave out rows that the lowest ones of these offsets make superfluous."""
+        if len(offsets) > self._limit:
+            self.cut(int(np.partition(offsets, self._limit)[self._limit]))
+
+    def cut(self, end: int) -> None:
+        """Drop the rows from an offset on."""
+        self.end = min(self.end, end)
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows of a file. Those beyond a bound leave, and ``end`` is the lowest of them."""
+        raise NotImplementedError
+
+
+class LowestRecords(Lowest):
+    """The lowest rows as records.
+
+    Args:
+        view: makes a record of a row.
+    """
+
+    def __init__(self, end: int, limit: int, bytes_max: int, view: Callable[[dict[str, Any]], View]) -> None:
+        super().__init__(end, limit, bytes_max)
+        self._view = view
         self.rows: dict[int, View] = {}
         self._bytes = 0
 
-    def add(self, rows: Sequence[View]) -> None:
-        """Add rows. Those beyond a bound leave, and ``end`` is the lowest of them."""
-        for row in rows:
+    def add(self, rows: pa.Table) -> None:
+        """Add rows of a file. Those beyond a bound leave, and ``end`` is the lowest of them."""
+        for row in map(self._view, plain_rows(rows)):
             self.rows[row["offset"]] = row
             self._bytes += _size(row)
         if len(self.rows) > self._limit or self._bytes > self._bytes_max:
@@ -126,20 +153,62 @@ class LowestRows:
         if kept < len(ordered):
             self.cut(ordered[kept])
 
-    def offer(self, offsets: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        """Leave out rows that the lowest ones of these offsets make superfluous."""
-        if len(offsets) > self._limit:
-            self.cut(int(np.partition(offsets, self._limit)[self._limit]))
-
     def cut(self, end: int) -> None:
         """Drop the rows from an offset on."""
-        self.end = min(self.end, end)
+        super().cut(end)
         for offset in [offset for offset in self.rows if offset >= end]:
             self._bytes -= _size(self.rows.pop(offset))
 
 
 def _size(row: View) -> int:
     return int(row["_bytes"]) + len(row["key"])
+
+
+class LowestTable(Lowest):
+    """The lowest rows as Arrow.
+
+    Args:
+        made: makes what the answer has of a file's rows, with the column ``_offset``.
+    """
+
+    def __init__(self, end: int, limit: int, bytes_max: int, made: Callable[[pa.Table], pa.Table]) -> None:
+        super().__init__(end, limit, bytes_max)
+        self._made = made
+        self._parts: list[pa.Table] = []
+        self._rows = self._bytes = 0
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows of a file. Those beyond a bound leave, and ``end`` is the lowest of them."""
+        made = self._made(rows)
+        self._parts.append(made)
+        self._rows += made.num_rows
+        self._bytes += made.nbytes
+        # Sorted at twice a bound, so that the sort costs little for each row.
+        if self._rows > 2 * self._limit or self._bytes > 2 * self._bytes_max:
+            self.table()
+
+    def table(self) -> pa.Table:
+        """Return the rows in the order of their offsets; a table without columns if there is none."""
+        if not self._rows:
+            return pa.table({})
+        found = pa.concat_tables(self._parts).sort_by("_offset").combine_chunks()
+        offsets = found.column("_offset").to_numpy()
+        kept = min(int(np.searchsorted(offsets, self.end)), self._limit)
+        kept = rows_within(found.slice(0, kept), self._bytes_max)
+        if kept < len(offsets):
+            self.end = min(self.end, int(offsets[kept]))
+            found = found.slice(0, kept)
+        self._parts, self._rows, self._bytes = [found], kept, found.nbytes
+        return found
+
+
+def rows_within(rows: pa.RecordBatch | pa.Table, bytes_max: int) -> int:
+    """Return the number of the first rows that have at most so many bytes together; at least 1, unless there is
+    none."""
+    if rows.nbytes <= bytes_max:
+        return int(rows.num_rows)
+    # Rows may differ in size by any factor, so the bytes of a slice cannot be estimated from those of all.
+    return max(1, bisect_right(range(1, rows.num_rows), bytes_max, key=lambda count: rows.slice(0, count).nbytes))
 
 
 def bounds(file: pq.ParquetFile, column: str) -> Iterator[tuple[Any, Any]]:
@@ -206,6 +275,26 @@ class Past(NamedTuple):
     """True when the table has no row from there on."""
 
 
+class PastRows(NamedTuple):
+    """Rows of a table as Arrow."""
+
+    rows: pa.Table
+    """Rows in the order of their offsets; without columns if there is none."""
+    next_offset: int
+    """The offset to continue from."""
+    is_end: bool
+    """True when the table has no row from there on."""
+
+
+class RowsAsked(NamedTuple):
+    """The form of rows that a request asks for."""
+
+    columns: Collection[str]
+    """Columns of the table that they are made of; those that it lacks are left out."""
+    made: Callable[[pa.Table, PayloadKind], pa.Table]
+    """Makes them of rows of the table, whose payloads are of a kind."""
+
+
 class RowPlace(NamedTuple):
     """A row of a table."""
 
@@ -270,11 +359,32 @@ class TableReading:
     def __init__(self, files: TableFiles, place: PastPlace) -> None:
         self._files, self._stream, self._shard, self._budget = files, place.stream[1], place.shard, place.budget
         self._opened = 0
+        self._wanted: Collection[str] = files.columns
 
     def records(self, span: tuple[int, int], limit: int, bytes_max: int) -> Past:
         """Return rows as records."""
-        files, (first, end) = self._files, span
-        found = LowestRows(end, limit, bytes_max)
+        first, end = span
+        found = LowestRecords(end, limit, bytes_max, lambda row: row_view(row, self._stream, self._files.payload))
+        self._read(first, found)
+        records = [found.rows[offset] for offset in sorted(found.rows)]
+        if found.end < end:
+            return Past(records, found.end, False)
+        return Past(records, records[-1]["offset"] + 1 if records else first, True)
+
+    def rows(self, span: tuple[int, int], limit: int, bytes_max: int, asked: RowsAsked) -> PastRows:
+        """Return rows as Arrow."""
+        first, end = span
+        payload, self._wanted = self._files.payload, asked.columns
+        found = LowestTable(end, limit, bytes_max, lambda rows: asked.made(rows, payload))
+        self._read(first, found)
+        rows = found.table()
+        if found.end < end:
+            return PastRows(rows, found.end, False)
+        return PastRows(rows, rows["_offset"][-1].as_py() + 1 if rows.num_rows else first, True)
+
+    def _read(self, first: int, found: Lowest) -> None:
+        """Read the rows from an offset on up to the end that ``found`` has."""
+        files = self._files
         for number in files.from_offset(self._shard, first):
             if files.first[number] >= found.end:
                 break
@@ -287,12 +397,8 @@ class TableReading:
                 self._read_file(file, first, found)
         if found.end <= first:
             raise TableError(f"more than {FILES_READ_MAX} files have offset {first}: read it with an engine")
-        records = [found.rows[offset] for offset in sorted(found.rows)]
-        if found.end < end:
-            return Past(records, found.end, False)
-        return Past(records, records[-1]["offset"] + 1 if records else first, True)
 
-    def _read_file(self, file: pq.ParquetFile, first: int, found: LowestRows) -> None:
+    def _read_file(self, file: pq.ParquetFile, first: int, found: Lowest) -> None:
         self._opened += 1
         known = list(bounds(file, "_offset"))
         for each in group_slices(file.metadata):
@@ -307,7 +413,7 @@ class TableReading:
             for group, offsets in groups.items():
                 self._read_group(file, group, np.flatnonzero((offsets >= first) & (offsets < found.end)), found)
 
-    def _read_group(self, file: pq.ParquetFile, group: int, wanted: Numbers, found: LowestRows) -> None:
+    def _read_group(self, file: pq.ParquetFile, group: int, wanted: Numbers, found: Lowest) -> None:
         """Read rows of a row group, by their numbers."""
         at = 0
         for batch in self._batches(file, group) if len(wanted) else ():
@@ -316,8 +422,7 @@ class TableReading:
             if len(some):
                 # Not `take`, which does not know the string views that other engines write.
                 runs = np.split(some, np.flatnonzero(np.diff(some) != 1) + 1)
-                rows = plain_rows(pa.Table.from_batches([batch.slice(int(run[0]), len(run)) for run in runs]))
-                found.add([row_view(row, self._stream, self._files.payload) for row in rows])
+                found.add(pa.Table.from_batches([batch.slice(int(run[0]), len(run)) for run in runs]))
             if at > wanted[-1]:
                 return
 
@@ -422,8 +527,9 @@ class TableReading:
 
     def _batches(self, file: pq.ParquetFile, group: int) -> Iterator[pa.RecordBatch]:
         self._budget.took(file.metadata.row_group(group).total_byte_size)
-        there = set(file.schema_arrow.names)
-        columns = [name for name in self._files.columns if name in there]
+        # Of a topic level or a typed column, the table's spelling has precedence over that of what is asked.
+        wanted = {name.casefold() for name in self._wanted}
+        columns = [name for name in file.schema_arrow.names if name.casefold() in wanted]
         yield from file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False)
 
     def _count(self, file: pq.ParquetFile, group: int) -> None:
@@ -514,6 +620,16 @@ class Histories:
 
         def read(files: TableFiles) -> Past:
             return TableReading(files, place).records(span, limit, bytes_max)
+
+        return await self._read(place, read, lambda found: found.is_end)
+
+    async def rows(
+        self, place: PastPlace, span: tuple[int, int], limit: int, bytes_max: int, asked: RowsAsked
+    ) -> PastRows | None:
+        """Return the rows of ``span`` as Arrow, as ``records`` does. Bytes are those of Arrow."""
+
+        def read(files: TableFiles) -> PastRows:
+            return TableReading(files, place).rows(span, limit, bytes_max, asked)
 
         return await self._read(place, read, lambda found: found.is_end)
 

@@ -1,4 +1,5 @@
-"""Rows of a stream as Arrow, for programs: the columns of tables, from the hub's log, in bounded pieces.
+"""Rows of a stream as Arrow, for programs: the columns of tables, from the hub's log, in bounded pieces. Rows that the
+log no longer has come from the stream's table.
 
 A reader of them needs a token of its tenant, and no key of the store, which would open the records of all tenants.
 People with a terminal get a few of them as JSON.
@@ -8,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from weft.cloud_hub.api.answers import JSON, LongAnswer
+from weft.cloud_hub.api.history import PastPlace, RowsAsked, rows_within
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.views import Search, moment
 from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection
@@ -25,16 +27,21 @@ from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import NOTHING
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import ShardLog
-from weft.storage.table.rows import RowsOf, row_schema, rows_of, usable_fields
+from weft.storage.chunk_log import CollectedPast
+from weft.storage.table.rows import BYTES_COLUMN, RowsOf, payload_columns, row_schema, rows_of, usable_fields
+from weft.storage.table.schemas import StreamSchema
+from weft.storage.table.typed_columns import declared_part
 
 ARROW = "application/vnd.apache.arrow.stream"
 FORMATS = ARROW_FORMAT, JSON_FORMAT = "arrow", "json"
+COLUMNS = OWN, TYPED = "own", "typed"
 LIMIT_MAX = 1 << 16
 JSON_LIMIT_MAX, JSON_BYTES_MAX = 1000, 1 << 20
 """Bounds of an answer as JSON, whose values are objects of Python one by one."""
 BATCH_ROWS_MAX = 8 << 10
 """Maximum number of rows that are made in one step of a thread."""
+ATTEMPTS_MAX = 3
+"""Maximum number of attempts of an answer to begin in the log: the collector may delete chunks while it is made."""
 NEXT_OFFSET, NEXT_CHUNK, END_OFFSET = "Weft-Next-Offset", "Weft-Next-Chunk", "Weft-End-Offset"
 """Headers of the answer."""
 
@@ -51,6 +58,8 @@ class RowsRequest(NamedTuple):
     limit: int
     is_json: bool = False
     """True for a look: fewer rows, as JSON."""
+    schema: StreamSchema | None = None
+    """Schema whose columns the rows have, too."""
 
 
 class _Made(NamedTuple):
@@ -62,8 +71,8 @@ class _Made(NamedTuple):
 async def rows_answer(
     reader: RecordReader, states: Sequence[ShardState], wanted: RowsRequest, bytes_max: int
 ) -> LongAnswer:
-    """Return rows of one shard from the log without erased ones, at least one if it has some, unless the search for it
-    reached its bound.
+    """Return rows of one shard from log and table without erased ones, at least one if it has some, unless the search
+    for it reached its bound.
 
     Args:
         states: those of all shards, of which the columns are made, and the topic levels of lanes that moved; with that
@@ -72,8 +81,8 @@ async def rows_answer(
 
     Raises:
         StoreError, NotFound, Corrupt: the log cannot be read.
-        CollectedPast: the log no longer has the records.
-        TableError: a declaration of an erasure is damaged.
+        CollectedPast: the log no longer has the records, and there is no table.
+        TableError: the table with them, or a declaration of an erasure, cannot be read.
     """
     log = reader.log
     state = next(each for each in states if each.shard == log.shard)
@@ -86,7 +95,7 @@ async def rows_answer(
         first = await RecordReader(log, bytes_max).first(state, wanted.stream, Search(), chunk=wanted.chunk or 0)
         wanted = wanted._replace(offset=first.offset, chunk=first.chunk)
     offset, next_chunk = wanted.offset, wanted.chunk
-    reading = _Reading(log, [state, *states], wanted, fields, bytes_max)
+    reading = _Reading(reader, [state, *states], wanted, fields, bytes_max)
     reading.erased = await reader.erased(wanted.stream)
     if offset is not None and offset < end and wanted.limit:
         next_chunk = await reading.read(offset, end)
@@ -98,8 +107,7 @@ async def rows_answer(
     if wanted.is_json:
         position = {"next_offset": offset, "next_chunk": next_chunk, "end_offset": end}
         return LongAnswer([await asyncio.to_thread(_as_json, reading.batches, position)], JSON, headers)
-    schema = row_schema(fields, wanted.payload)
-    return LongAnswer([await asyncio.to_thread(_encoded, schema, reading.batches)], ARROW, headers)
+    return LongAnswer([await asyncio.to_thread(_encoded, reading.schema, reading.batches)], ARROW, headers)
 
 
 class _Reading:
@@ -110,19 +118,74 @@ class _Reading:
     """
 
     def __init__(
-        self, log: ShardLog, states: Sequence[ShardState], wanted: RowsRequest, fields: Sequence[str], bytes_max: int
-    ) -> None:
+        self, reader: RecordReader, states: Sequence[ShardState], wanted: RowsRequest, fields: Sequence[str],
+        bytes_max: int,
+    ) -> None:  # fmt: skip
         self.erased = RangeSet()
         """Offsets whose rows are left out."""
-        self._log, self._wanted, self._fields = log, wanted, fields
+        self._log, self._histories, self._wanted, self._fields = reader.log, reader.histories, wanted, fields
         self._states = states
         self._rows_left, self._bytes_left = wanted.limit, bytes_max
         self._search = Search()
         self.batches: list[pa.RecordBatch] = []
         self.next_offset = wanted.offset or 0
+        self._typed = None if wanted.schema is None else declared_part(wanted.schema, fields)
+        own = row_schema(fields, wanted.payload)
+        self.schema = own if self._typed is None else pa.schema([*own, *self._typed.fields])
+        """Columns of the rows."""
+        self._is_behind_table = False
+        """True when the log is read from its beginning, after the last row of the table."""
 
-    async def read(self, offset: int, end: int) -> int:
-        """Read rows of ``[offset, end)``. Return the number of the chunk to continue from."""
+    async def read(self, offset: int, end: int) -> int | None:
+        """Read rows of ``[offset, end)``. Return the number of the chunk to continue from; None if it is not known."""
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                return await self._from_log(max(offset, self.next_offset), end)
+            except CollectedPast:  # before this answer, or while it is made
+                if attempt == ATTEMPTS_MAX or not await self._take_past(end):
+                    raise
+            if self.batches or not self._is_behind_table or self.next_offset >= end:
+                return None
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _take_past(self, end: int) -> bool:
+        """Read rows that the log no longer has. Return whether there is a table."""
+        histories, stream = self._histories(), self._wanted.stream
+        if histories is None:
+            return False
+        watermark = (await self._log.manifest())[0].watermark
+        columns = [*row_schema(self._fields, self._wanted.payload).names, BYTES_COLUMN]  # typed ones are made again
+        past = await histories.rows(
+            PastPlace(stream, self._log.shard, watermark, self._search), (self.next_offset, end),
+            self._rows_left, self._bytes_left, RowsAsked(columns, self._conformed),
+        )  # fmt: skip
+        if past is None:
+            return False
+        self.batches += past.rows.to_batches()
+        self.next_offset, self._is_behind_table = past.next_offset, past.is_end
+        if past.is_end:
+            # What operators took out may be between the table's last row and the log's first record.
+            begin = (await self._log.around(*stream, watermark)).start
+            self.next_offset = min(max(past.next_offset, begin), end)
+            self._wanted = self._wanted._replace(chunk=watermark)
+        return True
+
+    def _conformed(self, rows: pa.Table, payload: PayloadKind) -> pa.Table:
+        """Return rows of the table as the log's are made."""
+        there = {name.casefold(): name for name in rows.schema.names}
+        made = {} if payload is self._wanted.payload else payload_columns(_payloads(rows), self._wanted.payload)
+        if self._typed is not None and self._typed.rows is not None:
+            made |= self._typed.rows.arrays(_payloads(rows))
+        found = pa.table(
+            [made[each.name] if each.name in made
+             else rows.column(there[each.name.casefold()]).cast(each.type) if each.name.casefold() in there
+             else pa.nulls(rows.num_rows, each.type) for each in self.schema],
+            self.schema,
+        )  # fmt: skip
+        gone = [offset for part in self.erased.within(*_span(found)) for offset in range(*part)]
+        return found.filter(pc.invert(pc.is_in(found["_offset"], pa.array(gone, pa.int64())))) if gone else found
+
+    async def _from_log(self, offset: int, end: int) -> int:
         only = frozenset([self._wanted.stream])
         given = self._wanted.chunk
         n = await self._log.locate(*self._wanted.stream, offset) if given is None else given
@@ -135,13 +198,15 @@ class _Reading:
                     self.next_offset = offset
                     return at + 1
                 continue
+            if section.base_offset > offset and self._is_behind_table and not self.batches:
+                offset = section.base_offset
             if section.base_offset > offset:
                 if given is None or self.batches:
                     raise Corrupt(f"chunk {at} of shard {self._log.shard} begins at offset {section.base_offset} of "
                                   f"{section.stream}, and the one before it ended at {offset}")  # fmt: skip
                 # The given chunk is too late: the offset is in an earlier one.
                 self._wanted = self._wanted._replace(chunk=None)
-                return await self.read(offset, end)
+                return await self._from_log(offset, end)
             self._search.took(section.length)
             self._search.chunks_left -= 1
             data = await self._log.section(at, section)
@@ -155,9 +220,9 @@ class _Reading:
                 return at
             if offset >= end or self._rows_left <= 0 or self._bytes_left <= 0 or self._search.is_spent:
                 return at + 1
-        if not self.batches and given is not None:
+        if not self.batches and given is not None and not self._is_behind_table:
             self._wanted = self._wanted._replace(chunk=None)
-            return await self.read(offset, end)
+            return await self._from_log(offset, end)
         return at + 1
 
     def _rows(self, footer: ChunkIndex, section: StreamSection, data: bytes, offset: int, end: int) -> _Made:
@@ -168,13 +233,13 @@ class _Reading:
         section_end = min(end, section.base_offset + section.count)
         for batch in rows_of(
             [rows], self._log.shard, self._fields, self._topics, offset, section_end,
-            payload=self._wanted.payload, rows_max=BATCH_ROWS_MAX,
+            payload=self._wanted.payload, rows_max=BATCH_ROWS_MAX, typed=self._typed,
         ):  # fmt: skip
             # The table is free of these rows at once, the log only after its retention: both must answer alike.
             kept = _without(batch, self.erased)
             if not kept.num_rows:
                 continue
-            taken = kept.slice(0, min(rows_left, _rows_within(kept, bytes_left)))
+            taken = kept.slice(0, min(rows_left, rows_within(kept, bytes_left)))
             made.append(taken)
             rows_left -= taken.num_rows
             bytes_left -= taken.nbytes
@@ -206,12 +271,18 @@ def _without(batch: pa.RecordBatch, erased: RangeSet) -> pa.RecordBatch:
     return batch.take(pa.array(places, pa.int64()))
 
 
-def _rows_within(batch: pa.RecordBatch, bytes_max: int) -> int:
-    """Return the number of a batch's first rows that have at most so many bytes together; at least 1."""
-    if batch.nbytes <= bytes_max:
-        return int(batch.num_rows)
-    # Rows may differ in size by any factor, so the bytes of a slice cannot be estimated from those of the batch.
-    return max(1, bisect_right(range(1, batch.num_rows), bytes_max, key=lambda count: batch.slice(0, count).nbytes))
+def _span(rows: pa.Table) -> tuple[int, int]:
+    """Return the lowest offset of rows, and that behind the highest."""
+    known = pc.min_max(rows["_offset"]).as_py()
+    return known["min"], known["max"] + 1
+
+
+def _payloads(rows: pa.Table) -> pa.Array:
+    """Return the payloads of rows of a table as they were sent, from whichever column has them."""
+    payloads = rows.column("payload").cast(pa.binary())
+    if BYTES_COLUMN in rows.schema.names:
+        payloads = pc.coalesce(payloads, rows.column(BYTES_COLUMN).cast(pa.binary()))
+    return payloads.combine_chunks()
 
 
 def _encoded(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> memoryview:

@@ -163,6 +163,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 EVENTS = "text/event-stream"
 ROWS_MAX = 1 << 16
 ROW_FORMATS = "arrow", "json"
+ROW_COLUMNS = "own", "typed"
 JSON_ROWS_MAX = 1000
 NAME_PATTERN = "^[a-z0-9][a-z0-9_-]{0,63}$"
 LANE_PATTERN = "^[a-z0-9][a-z0-9_-]{0,63}/[0-9a-f]{16}$"
@@ -322,7 +323,7 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=_OF_STREAM, content_type=EVENTS,
     ),
     Operation(
-        "rows", "get", f"{_PATH}/rows", "Return rows of one shard from the log, as a stream of Arrow or as JSON.",
+        "rows", "get", f"{_PATH}/rows", "Return rows of one shard, as a stream of Arrow or as JSON.",
         None,
         parameters=(
             STREAM, TENANT,
@@ -333,6 +334,11 @@ OPERATIONS: tuple[Operation, ...] = (
                 "format",
                 Annotated[str, Meta(extra_json_schema={"enum": list(ROW_FORMATS), "default": ROW_FORMATS[0]})],
                 f"`json` is for a look: at most {JSON_ROWS_MAX} rows and 1 MiB of them.",
+            ),
+            Parameter(
+                "columns",
+                Annotated[str, Meta(extra_json_schema={"enum": list(ROW_COLUMNS), "default": ROW_COLUMNS[0]})],
+                "`typed`: also the columns of the stream's declared schema, made of the payloads.",
             ),
             _limit("rows", ROWS_MAX, ROWS_MAX, 0),
         ),

@@ -60,10 +60,13 @@ from weft.proofs.audit.tasks import (
     read_head,
     table_columns,
 )
+from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import GapReason
+from weft.protocols.shard.completeness import is_heard
 from weft.storage.chunk_log import NamedOpenGap, ShardLog
-from weft.storage.cluster import open_cluster
+from weft.storage.cluster import ClusterUnusable, open_cluster
+from weft.storage.cluster_log import ClusterLog
 from weft.storage.hub_keys import latest_key, table_key
 from weft.storage.object_store import ObjectStore, StoreUnfit
 from weft.storage.table.actions import TableError
@@ -71,6 +74,7 @@ from weft.storage.table.deletions import RANGES_MAX, Deletion, stored_deletions
 from weft.storage.table.delta import guarded
 from weft.storage.table.delta_log import only_latest
 from weft.storage.table.rows import BYTES_COLUMN
+from weft.storage.table.schemas import ExpectedEdges
 
 # Declared deletions: rows that were deleted from a stream's table on purpose, as opposed to lost ones.
 #
@@ -370,7 +374,7 @@ async def audit(
         runner: function that runs the tasks; None runs them in this process, one after the other.
 
     Raises:
-        ClusterUnusable: the store holds no hub.
+        ClusterUnusable: the store holds no hub, or a later release declared something in it.
         TableError: the table cannot be opened.
         StoreError: the store did not answer.
     """
@@ -402,6 +406,7 @@ class _Audit:
         self._bases: dict[int, ShardBase] = {}
         self._skipped: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
         self._open_gaps: list[NamedOpenGap] = []
+        self._never_heard: list[str] = []
         self._declared = DeclaredDeletions({}, {}, [])
 
     async def run(self, *, payloads: bool, is_last: bool) -> AuditReport:
@@ -422,7 +427,9 @@ class _Audit:
                 stated[lane].update(ranges)
         version = self._table.version if self._table is not None else None
         report = Comparison(self._scope, self._part, stated, self._skipped, ends, version, self._declared).report()
-        return msgspec.structs.replace(report, open_gaps=self._open_gaps, deletions=self._declared.reported)
+        return msgspec.structs.replace(
+            report, open_gaps=self._open_gaps, deletions=self._declared.reported, never_heard=self._never_heard
+        )
 
     async def _count(self, tasks: Sequence[Task]) -> None:
         if tasks:
@@ -436,6 +443,8 @@ class _Audit:
         scope = self._scope
         heads = {shard: await read_head(self._log(shard), scope) for shard in range(scope.cluster.tree.count)}
         self._open_gaps = [gap for head in heads.values() for gap in head.open_gaps]
+        heard = {edge for head in heads.values() for edge in head.heard}
+        self._never_heard = [each for each in await self._expected() if not is_heard(each, heard)]
         try:
             is_only = await only_latest(self._store, scope.cluster, (scope.tenant, scope.stream)) is not None
             key = latest_key if is_only else table_key
@@ -461,6 +470,13 @@ class _Audit:
             payload=table.payload if payloads else scope.payload,
             payload_columns=tuple(kept),
         )  # fmt: skip
+
+    async def _expected(self) -> Sequence[str]:
+        try:
+            facts = await ClusterLog(self._store, self._scope.cluster.cluster_id).load()
+        except UnsupportedVersion as error:
+            raise ClusterUnusable(str(error)) from None
+        return ExpectedEdges.of_state(facts).get((self._scope.tenant, self._scope.stream), ())
 
     async def _read_log(self) -> None:
         tasks: list[LogTask] = []

@@ -117,6 +117,9 @@ class AuditReport(msgspec.Struct, frozen=True):
     """Losses without a number, of lanes that ended without a last word. Log and table may agree nevertheless."""
     deletions: list[DeclaredDeletion] = []
     """Declared deletions of the stream, oldest first."""
+    never_heard: list[str] = []
+    """Expected edges (``weft hub stream expect``), names and patterns, that have said nothing of the stream: the hub
+    cannot know what they have. Log and table may agree nevertheless."""
     only_latest: bool = False
     """True if the stream has a latest table instead of a table of all rows, and was compared with that."""
 

@@ -31,6 +31,7 @@ from weft.protocols.errors import CodecError
 from weft.protocols.lane import format_log_id
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.shard.completeness import has_spoken
 from weft.protocols.shard.lane_state import lane_of
 from weft.storage.chunk_log import CollectedPast, NamedOpenGap, ShardLog, open_gaps_of
 from weft.storage.cluster import Cluster
@@ -235,14 +236,18 @@ class Head:
     records: dict[LaneKey, RangeSet] = field(default_factory=lambda: defaultdict(RangeSet))
     """The records at those offsets."""
     open_gaps: list[NamedOpenGap] = field(default_factory=list)
+    heard: set[str] = field(default_factory=set)
+    """Edges that have said something of the stream."""
 
 
 async def read_head(log: ShardLog, scope: Scope) -> Head:
-    """Return the skipped offsets and the open gaps; nothing if the log cannot be folded, which its own tasks report."""
+    """Return what the state says; nothing if the log cannot be folded, which its own tasks report."""
     head = Head()
     with contextlib.suppress(CodecError, CollectedPast):
         state = await log.load(frozenset({(scope.tenant, scope.stream)}))
         head.open_gaps = open_gaps_of(state, scope.tenant, scope.stream)
+        lanes = state.stream_lanes(scope.tenant, scope.stream).items()
+        head.heard = {lane.edge for lane, held in lanes if has_spoken(held)}
         for skip in state.skips.get((scope.tenant, scope.stream), ()):
             head.offsets.add(skip.first, skip.end)
             for run in skip.runs:

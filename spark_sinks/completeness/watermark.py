@@ -58,23 +58,33 @@ class LanesAt(NamedTuple):
     """Open gaps of lanes that have left the state."""
     unknown_shards: tuple[int, ...] = ()
     """Shards whose state at the offset is no longer kept: chunks of that time were deleted after tiering."""
+    expected: tuple[str, ...] = ()
+    """Names and patterns of edges that operators have declared up to now, whatever the offsets are."""
 
 
-def at_head(log: StreamLog) -> LanesAt:
-    """Return the lanes at the end of the log as last seen. Offsets and states belong together."""
+async def at_head(log: StreamLog) -> LanesAt:
+    """Read a log on, and return the lanes at its end. Offsets and states belong together.
+
+    Raises:
+        ReadError: as ``StreamLog.extend`` and ``StreamLog.expected``.
+    """
+    await log.extend()
+    return _at_head(log, await log.expected())
+
+
+def _at_head(log: StreamLog, expected: tuple[str, ...]) -> LanesAt:
     clock = max((state.created for state in log.states), default=0)
-    return _merged(log.options, log.heads, {state.shard: state for state in log.states}, clock)
+    found = _merged(log.options, log.heads, {state.shard: state for state in log.states}, clock)
+    return found._replace(expected=expected)
 
 
 async def open_at_head(options: ReadOptions) -> LanesAt:
     """Return the lanes at the end of the log.
 
     Raises:
-        ReadError: as ``StreamLog.open``.
+        ReadError: as ``StreamLog.open`` and ``at_head``.
     """
-    log = await StreamLog.open(options)
-    await log.extend()
-    return at_head(log)
+    return await at_head(await StreamLog.open(options))
 
 
 async def open_at(options: ReadOptions, offsets: Mapping[int, int]) -> LanesAt:
@@ -82,14 +92,16 @@ async def open_at(options: ReadOptions, offsets: Mapping[int, int]) -> LanesAt:
     behind its offset. The fold begins at the nearest kept snapshot.
 
     Raises:
-        ReadError: as ``StreamLog.open``; the offsets name other shards than the log's, or are past its end.
+        ReadError: as ``StreamLog.open`` and ``at_head``; the offsets name other shards than the log's, or are past its
+            end.
     """
     log = await StreamLog.open(options)
     await log.extend()
     wanted = with_new_shards(offsets, log)
     check_offsets("at", wanted, log.heads)
+    expected = await log.expected()
     if wanted == log.heads:
-        return at_head(log)
+        return _at_head(log, expected)
     found = await asyncio.gather(
         *(_below(log.log_of(shard), log.state(shard), options, offset) for shard, offset in sorted(wanted.items()))
     )
@@ -97,7 +109,8 @@ async def open_at(options: ReadOptions, offsets: Mapping[int, int]) -> LanesAt:
     behind = [state.created for shard, state in states.items() if state.n < log.state(shard).n]
     clock = min(behind, default=max((state.created for state in states.values()), default=0))
     unknown = wanted.keys() - states.keys()
-    return _merged(options, wanted, in_force(states, log.cluster.tree.firsts), clock, tuple(sorted(unknown)))
+    known = in_force(states, log.cluster.tree.firsts)
+    return _merged(options, wanted, known, clock, tuple(sorted(unknown)))._replace(expected=expected)
 
 
 def in_force(states: Mapping[int, ShardState], firsts: Collection[int]) -> dict[int, ShardState]:
@@ -195,7 +208,8 @@ class Complete:
 
     edges: str | Collection[str] = ALL
     """Edges to wait for: ``all`` that the hub knows, or names and patterns (``press-*``). Named edges are expected:
-    nothing is complete before the hub has heard from each of them, and other edges hold nothing back."""
+    nothing is complete before the hub has heard from each of them, and other edges hold nothing back. So are, of those
+    that an operator has declared for the stream (``weft hub stream expect``), the ones that ``edges`` covers."""
     grace: str | timedelta = "10m"
     """Time after a window's end, by the hub's clock, after which the window is emitted as incomplete."""
     retired_after: str | timedelta | None = None
@@ -407,7 +421,7 @@ def open_gaps(at: LanesAt, complete: Complete) -> list[OpenGap]:
 
 def waited_for(at: LanesAt, complete: Complete) -> tuple[dict[Lane, LaneState], list[str]]:
     """Return the lanes that count, and the names and patterns of edges that the hub must hear from before anything is
-    complete.
+    complete: those of the question, and of the declared ones those that the question covers.
 
     An edge that was silent for ``retired_after`` is in neither, as if an operator had retired it.
     """
@@ -422,7 +436,10 @@ def waited_for(at: LanesAt, complete: Complete) -> tuple[dict[Lane, LaneState], 
         else:
             counted[lane] = held
     heard = {lane.edge for lane in counted}
-    return counted, [each for each in expected if rule.is_heard(each, heard) or not rule.is_heard(each, left)]
+    # A pattern is covered by one that matches its text: whatever edge it means is one of the question's.
+    declared = (each for each in at.expected if not expected or any(matches(pattern, each) for pattern in expected))
+    wanted = dict.fromkeys((*expected, *declared))
+    return counted, [each for each in wanted if rule.is_heard(each, heard) or not rule.is_heard(each, left)]
 
 
 def parse_at(at: Mapping[int, int] | Mapping[str, Any] | str) -> dict[int, int]:

@@ -59,7 +59,7 @@ from spark_sinks.source.options import ReadOptions, parse_names, parse_options, 
 from spark_sinks.source.readers import Bookmarks, Places, chunks_of, moved
 from spark_sinks.source.stream_log import PersistedPosition, StreamLog, Witness
 from spark_sinks.source.tables import TableSnapshot
-from spark_sinks.source.typed import declared
+from spark_sinks.source.typed import NONE, declared
 from weft.config.functions.windows import Grid, grid_problem
 from weft.config.payload_schema.model import PayloadSchema
 from weft.config.units import quoted
@@ -149,8 +149,7 @@ class WindowSteps:
         """
         began = self._clock()
         log, state = self._opened()
-        run(log.extend())
-        at = at_head(log)
+        at = run(at_head(log))
         moved = at.offsets != state.offsets
         if moved:
             found = self._new_windows(state, at)
@@ -306,6 +305,8 @@ class WindowSteps:
     def _read(self, at: LanesAt, **narrowed: Any) -> DataFrame:
         options = self._options
         named: dict[str, Any] = {"edges": options.edges, "keys": options.keys, **narrowed}
+        if named.get("schema") is None:
+            named["schema"] = NONE  # windows are computed again from the log, by the schema that their definition has
         return read(
             self._spark, options.stream, store=options.store, tenant=options.tenant, ending=at.offsets,
             store_options=dict(options.store_options), **named,

@@ -32,6 +32,7 @@ from spark_sinks.runtime.session import is_connect, register
 from spark_sinks.sinks.delta.table import place_of
 from spark_sinks.source.data_source import STREAM, STREAMS
 from spark_sinks.source.options import in_utc
+from spark_sinks.source.typed import NONE
 from weft.config.errors import KeyPath
 from weft.config.load import schema_text
 from weft.config.payload_schema.model import FieldType, field_type
@@ -92,7 +93,8 @@ class Context:
         """
         named: dict[str, Any] = {"store": self.source.store, "tenant": self.source.tenant}
         named |= {"since": since, "until": until, "keys": self.source.keys, "columns": columns}
-        named |= {"schema": self.source.schema, "ending": below}
+        # What is declared later must not change the columns that the steps were written for.
+        named |= {"schema": NONE if self.source.schema is None else self.source.schema, "ending": below}
         named["edges"] = self.source.edges if edges is None else edges
         if self.source.streams is not None:
             frame = self._history_of_several(spark, named)
@@ -115,8 +117,7 @@ class Context:
         for name, values in (("edges", source.edges), ("keys", source.keys)):
             if values is not None:
                 named[name] = _json_list(values)
-        if source.schema is not None:
-            named["schema"] = schema_text(source.schema)
+        named["schema"] = NONE if source.schema is None else schema_text(source.schema)
         for name, moment in (("since", source.since), ("until", source.until)):
             if moment is not None:
                 named[name] = moment

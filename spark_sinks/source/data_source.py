@@ -26,7 +26,7 @@ from spark_sinks.source.options import ReadOptions, limited, parse_names, parse_
 from spark_sinks.source.partitions import read_partition
 from spark_sinks.source.readers import WeftReader, WeftStreamReader, check_endless, checked
 from spark_sinks.source.stream_log import StreamLog, subset
-from spark_sinks.source.typed import commented
+from spark_sinks.source.typed import NONE, commented
 from spark_sinks.source.workers import keep_broken_pipes_quiet
 
 # Several streams of a tenant read as one: the option ``streams``, and the column ``_stream``.
@@ -73,7 +73,8 @@ def named_streams(given: Mapping[str, str]) -> dict[str, dict[str, str]] | None:
     for option in ("starting", "ending"):
         if lower.get(option, "").lstrip().startswith("{"):
             raise ReadError(f"{option}: offsets are those of one stream; with streams, give a time, earliest or latest")
-    return {name: {**lower, "stream": name} for name in sorted(names)}
+    # Two streams may declare one name with two types.
+    return {name: {"schema": NONE, **lower, "stream": name} for name in sorted(names)}
 
 
 def merged(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
@@ -283,9 +284,10 @@ class WeftSource(DataSource):
             declared = parse_options(next(iter(streams.values()))).schema
             return commented(from_arrow_schema(columns_of_several(streams)), declared)
         options = parse_options(self.options)
-        stored = columns_of(options) if options.hub is not None else run(StreamLog.open(options)).schema
-        columns = from_arrow_schema(subset(stored, options.columns))
-        return commented(columns, options.schema)
+        if options.hub is not None:
+            return commented(from_arrow_schema(subset(columns_of(options), options.columns)), options.schema)
+        log = run(StreamLog.open(options))
+        return commented(from_arrow_schema(subset(log.schema, options.columns)), log.options.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the records between ``starting`` and ``ending``."""

@@ -26,6 +26,8 @@ from spark_sinks.source.options import HubAccess, Offsets, Position, ReadOptions
 from spark_sinks.source.partitions import Mask, masks
 from spark_sinks.source.typed import typed_arrays, with_typed
 from spark_sinks.source.workers import keep_broken_pipes_quiet
+from weft.storage.table.rows import FIXED_COLUMNS
+from weft.storage.table.typed_columns import OWN_COLUMNS, SCHEMA_COLUMN, typed_part
 
 # Requests to a hub for the rows of one stream, each bounded in bytes and time.
 
@@ -72,13 +74,18 @@ class HubClient:
     """A reader of one stream through a hub.
 
     Args:
+        columns: columns to ask for, as ``/rows`` has them; None for those without a schema.
+        is_declared: whether answers must have the columns of a declared schema. A process that does not know it yet is
+            asked again: nulls in place of its columns would be read as values that are missing.
         sleep: instead of ``time.sleep``.
     """
 
     def __init__(
-        self, access: HubAccess, tenant: str, stream: str, *, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+        self, access: HubAccess, tenant: str, stream: str, *, columns: str | None = None,
+        is_declared: bool = False, sleep: Callable[[float], None] = time.sleep,
+    ) -> None:  # fmt: skip
         self._access, self._tenant, self._stream, self._sleep = access, tenant, stream, sleep
+        self._columns, self._is_declared = columns, is_declared
         context = ssl.create_default_context(cadata=access.ca)
         self._open = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context)).open
 
@@ -126,9 +133,10 @@ class HubClient:
         Raises:
             ReadError: as ``heads``; or the log no longer has the rows.
         """
-        asked = {"shard": shard, "offset": offset, "chunk": chunk, "limit": limit}
+        asked = {"shard": shard, "offset": offset, "chunk": chunk, "limit": limit, "columns": self._columns}
         given = {name: value for name, value in asked.items() if value is not None}
-        body, headers = self._get(f"/v1/streams/{self._stream}/rows", given)
+        lacks = _without_schema if self._is_declared else lambda _: None
+        body, headers = self._get(f"/v1/streams/{self._stream}/rows", given, lacks=lacks)
         try:
             with pa.ipc.open_stream(body) as reader:
                 schema, batches = reader.schema, list(reader)
@@ -247,6 +255,15 @@ def _missing_shard(body: bytes) -> str | None:
         raise ReadError("the hub's answer is not about a stream; is a hub at that address?") from None
 
 
+def _without_schema(body: bytes) -> str | None:
+    try:
+        with pa.ipc.open_stream(body) as reader:
+            has_it = SCHEMA_COLUMN in reader.schema.names
+    except pa.ArrowException:
+        return None  # the caller says what is wrong
+    return None if has_it else "does not know the declared schema that this read began with; start the read again"
+
+
 def _reason_of(error: urllib.error.HTTPError) -> str:
     try:
         answer = json.loads(error.read(ERROR_BYTES_MAX))
@@ -259,6 +276,7 @@ TASK_ROWS = 200_000
 """Rows of a task: some requests."""
 TASKS_MAX = 1024
 """Maximum number of tasks of one read; a longer read gets larger tasks."""
+_OF_DECLARED = frozenset(field.name for field in OWN_COLUMNS)
 THROUGH = "hub"
 """Key beside the shards of a checkpoint's offsets that says that they were read through a hub."""
 
@@ -271,12 +289,20 @@ class HubTask(InputPartition):
     shard: int
     first: int
     end: int
+    is_declared: bool = False
+    """True if the read has the columns of a declared schema."""
 
 
-def client_of(options: ReadOptions) -> HubClient:
-    """Return a client for the hub of a read."""
+def client_of(options: ReadOptions, *, is_declared: bool = False) -> HubClient:
+    """Return a client for the hub of a read.
+
+    Args:
+        is_declared: as in ``HubClient``.
+    """
     assert options.hub is not None, "the read is through a hub"
-    return HubClient(options.hub, options.tenant, options.stream)
+    # With a schema of its own, a read makes its typed columns itself.
+    typed = "typed" if options.schema is None and options.is_typed else None
+    return HubClient(options.hub, options.tenant, options.stream, columns=typed, is_declared=is_declared)
 
 
 def columns_of(options: ReadOptions) -> pa.Schema:
@@ -305,7 +331,8 @@ class HubReader(DataSourceReader):
         client = client_of(self._options)
         heads = client.heads(_given(self._options.starting) | _given(self._options.ending))
         start = _resolved("starting", self._options.starting, client, heads)
-        return _tasks(self._options, start, _resolved("ending", self._options.ending, client, heads))
+        end = _resolved("ending", self._options.ending, client, heads)
+        return _tasks(self._options, start, end, is_declared=_is_declared(self._options, self._schema))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
@@ -321,6 +348,8 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
         self._heads: Offsets = {}
         self._made: HubClient | None = None
+        self._is_declared: bool | None = None
+        """True if the query has the columns of a declared schema; None before its first plan."""
 
     @property
     def _client(self) -> HubClient:
@@ -375,7 +404,9 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of one micro-batch."""
         last = _decoded(end)
         _ = self._client  # after a restart, a batch is planned before any look at the hub
-        return _tasks(self._options, dict.fromkeys(last, 0) | _decoded(start), last)
+        if self._is_declared is None:
+            self._is_declared = _is_declared(self._options, self._schema)
+        return _tasks(self._options, dict.fromkeys(last, 0) | _decoded(start), last, is_declared=self._is_declared)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
@@ -401,13 +432,14 @@ def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.Recor
     keep_broken_pipes_quiet()
     options = partition.options
     wanted = [mask for found in masks(options, timed=True).values() for mask in found] + _edges_mask(options)
-    for batch in client_of(options).rows(partition.shard, partition.first, partition.end):
+    client = client_of(options, is_declared=partition.is_declared)
+    for batch in client.rows(partition.shard, partition.first, partition.end):
         kept = batch
         for mask in wanted:
             kept = kept.filter(mask(kept))
         if not kept.num_rows:
             continue
-        typed = typed_arrays(kept, options.schema, schema.names)
+        typed = typed_arrays(kept, options.schema, None, schema.names)
         arrays = [_column(kept, typed, field) for field in schema]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -446,11 +478,24 @@ def _resolved(option: str, position: Position, client: HubClient, heads: Offsets
     return dict.fromkeys(heads, 0) | position
 
 
-def _tasks(options: ReadOptions, start: Offsets, end: Offsets) -> list[InputPartition]:
+def _is_declared(options: ReadOptions, schema: pa.Schema) -> bool:
+    """Return whether a read has the columns of a schema that the hub knows as declared."""
+    if options.schema is not None or not options.is_typed:
+        return False
+    if not _OF_DECLARED.isdisjoint(schema.names):
+        return True
+    if FIXED_COLUMNS.issuperset(schema.names):
+        return False
+    client = client_of(options)
+    known = client.page(min(client.heads(), default=0), 0, None, 0).schema
+    return not {field.name for field in typed_part(known)}.isdisjoint(schema.names)
+
+
+def _tasks(options: ReadOptions, start: Offsets, end: Offsets, *, is_declared: bool) -> list[InputPartition]:
     rows = sum(max(0, end[shard] - start.get(shard, 0)) for shard in end)
     size = max(TASK_ROWS, -(-rows // TASKS_MAX))
     return [
-        HubTask(options, shard, at, min(at + size, end[shard]))
+        HubTask(options, shard, at, min(at + size, end[shard]), is_declared)
         for shard in sorted(end)
         for at in range(start.get(shard, 0), end[shard], size)
     ]

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from spark_sinks.errors import ReadError
-from spark_sinks.source.typed import declared
+from spark_sinks.source.typed import declared, is_none
 from weft.config.payload_schema.model import PayloadSchema
 from weft.protocols.lane import NAME_RULE, valid_name
 
@@ -356,7 +356,11 @@ class ReadOptions:
     columns: tuple[str, ...] | None = None
     """Names of the columns to read; None means all."""
     schema: PayloadSchema | None = None
-    """Fields of the payloads that become typed columns; None makes none."""
+    """Fields of the payloads that become typed columns; None takes those that are declared for the stream."""
+    version: int | None = None
+    """Version of the schema, if it is the declared one: the column ``_schema`` has it."""
+    is_typed: bool = True
+    """False makes no typed columns, also none of a declared schema."""
     max_records_per_trigger: int | None = None
     fail_on_data_loss: bool = True
     """False continues without records that are no longer in the log or in the table."""
@@ -400,7 +404,8 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         edges=None if edges is None else frozenset(edges),
         keys=_optional_names("keys", given),
         columns=_optional_names("columns", given),
-        schema=declared(given.get("schema"), given.get("payload_format")),
+        schema=None if is_none(given.get("schema")) else declared(given.get("schema"), given.get("payload_format")),
+        is_typed=not is_none(given.get("schema")),
         max_records_per_trigger=_count("max_records_per_trigger", given),
         fail_on_data_loss=_truth("fail_on_data_loss", given, default=True),
         hub=hub,

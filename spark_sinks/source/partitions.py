@@ -421,7 +421,7 @@ class _TaskRequest:
     def __init__(self, context: ReadContext, schema: pa.Schema, *, timed: bool) -> None:
         wanted = masks(context.options, timed=timed)
         stored = row_schema(context.fields, context.payload).names
-        self._declared = context.options.schema
+        self._declared, self._version = context.options.schema, context.options.version
         self._schema = schema
         self._keep = [mask for found in wanted.values() for mask in found]
         named = [*schema.names, *wanted]
@@ -440,7 +440,7 @@ class _TaskRequest:
             if kept.num_rows and kept.schema == self._schema:
                 yield kept
             elif kept.num_rows:
-                typed = typed_arrays(kept, self._declared, self._schema.names)
+                typed = typed_arrays(kept, self._declared, self._version, self._schema.names)
                 arrays = [typed[field.name].cast(field.type) if field.name in typed else kept.column(field.name)
                           for field in self._schema]  # fmt: skip
                 yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)

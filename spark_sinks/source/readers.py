@@ -402,7 +402,11 @@ def checked(schema: StructType, options: ReadOptions) -> pa.Schema:
     if not wanted.names:
         raise ReadError("schema: it has no columns; name at least one, or leave the schema out")
     known = _SYSTEM if options.schema is None else [*_SYSTEM, pa.schema(typed_fields(options.schema))]
+    # The fields of a declared schema are compared when it is read.
+    is_open = options.schema is None and options.is_typed
     for field in wanted:
+        if is_open and not any(field.name in schema.names for schema in known):
+            continue
         possible = [schema.field(field.name).type for schema in known if field.name in schema.names] or [pa.string()]
         if field.type not in possible:
             raise _other_type(field, possible[0])

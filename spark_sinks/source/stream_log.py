@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from spark_sinks.source.tables import StreamTable, TableSnapshot
 from spark_sinks.source.typed import with_typed
 from spark_sinks.source.workers import settle
 from weft.protocols.chunk_index import Chunk, LaneUpdate, StreamKey
-from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane, Origin
 from weft.protocols.payloads import PayloadKind, strictest
 from weft.protocols.ranges import RangeSet
@@ -28,11 +29,13 @@ from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.snapshot import Forgotten
 from weft.storage.chunk_log import CollectedPast, ShardLog, first_logs
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
+from weft.storage.cluster_log import LISTED_MAX, ClusterLog, ClusterState, Rewritten
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
 from weft.storage.table.delta_log import only_latest
 from weft.storage.table.rows import row_schema, usable_fields
-from weft.storage.table.typed_columns import typed_names
+from weft.storage.table.schemas import ExpectedEdges, Schemas
+from weft.storage.table.typed_columns import beside, typed_names
 
 # Search for the chunk of a shard's log that holds an offset of a stream.
 
@@ -308,6 +311,9 @@ class StreamLog:
         self._deletions = Deletions(
             (options.tenant, options.stream), store.location(table_key(options.tenant, options.stream))[0]
         )
+        self._cluster_log = ClusterLog(store, cluster.cluster_id)
+        self._facts: ClusterState | None = None
+        self._expected = ExpectedEdges()
         self.loads = 0
         """Number of times that a shard was loaded again; its log may then differ from the one seen before."""
 
@@ -326,7 +332,16 @@ class StreamLog:
         await log._check_stream()
         log.opened_table = await log._table.open()
         log.payload = log.opened_table.payload if log.opened_table else log._declared_payload()
+        if options.schema is None and options.is_typed:
+            await log._adopt_schema()
         return log
+
+    async def _adopt_schema(self) -> None:
+        """Take the schema that is declared for the stream, if there is one, for as long as this log is followed."""
+        found = Schemas.of_state(await self.facts()).of((self.options.tenant, self.options.stream))
+        if found is not None:
+            schema = beside(found.schema, self.fields)
+            self.options = replace(self.options, schema=schema, version=found.version)
 
     def _declared_payload(self) -> PayloadKind:
         lanes = (state.stream_lanes(self.options.tenant, self.options.stream).values() for state in self.states)
@@ -353,6 +368,29 @@ class StreamLog:
         await asyncio.gather(*map(self._extend, list(self._logs)))
         await self._adopt_splits()
         self._deletions.check(self.states)
+
+    async def facts(self) -> ClusterState:
+        """Return what operators have declared up to now. It costs what came since the last time, and one GET.
+
+        Raises:
+            ReadError: a later release declared something that this one cannot read.
+        """
+        try:
+            if self._facts is not None:
+                with suppress(Rewritten):
+                    while await self._cluster_log.extend(self._facts) == LISTED_MAX:
+                        pass
+                    return self._facts
+            self._facts = await self._cluster_log.load()
+        except UnsupportedVersion as error:
+            raise ReadError(f"what is declared of {self.options.stream} cannot be read: {error}") from error
+        return self._facts
+
+    async def expected(self) -> tuple[str, ...]:
+        """Return the names and patterns of the edges that operators want the stream to wait for (``weft hub stream
+        expect``). Costs and errors are those of ``facts``."""
+        self._expected.refresh(await self.facts())
+        return self._expected.get((self.options.tenant, self.options.stream), ())
 
     async def _load(self, shard: int) -> None:
         self._states[shard] = await self._logs[shard].load(self.only)
@@ -437,7 +475,7 @@ class StreamLog:
         Raises:
             ReadError: the payload schema has a field with the name of a topic level.
         """
-        return with_typed(self.stored, self.options.schema)
+        return with_typed(self.stored, self.options.schema, self.options.version)
 
     @property
     def stored(self) -> pa.Schema:
@@ -449,7 +487,9 @@ class StreamLog:
         """Return the stream's named topic levels over all shards, in the order of ``row_schema``; none that is a typed
         column in the table."""
         found = (state.stream_fields(self.options.tenant, self.options.stream) for state in self.states)
-        typed = typed_names(self.opened_table.schema) if self.opened_table is not None else ()
+        typed = typed_names(self.opened_table.schema) if self.opened_table is not None else []
+        if self.options.version is not None and self.options.schema is not None:
+            typed += self.options.schema.fields  # a level that an edge names later has to have another name
         return usable_fields((name for names in found for name in names), typed)
 
     @property

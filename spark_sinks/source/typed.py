@@ -18,9 +18,12 @@ from weft.config.load import parse_schema
 from weft.config.payload_schema.model import PayloadSchema
 from weft.storage.payloads.decoder import MISFIT_COLUMN, decoder_of, typed_fields
 from weft.storage.table.rows import BYTES_COLUMN
-from weft.storage.table.typed_columns import comment_of
+from weft.storage.table.typed_columns import OWN_COLUMNS, SCHEMA_COLUMN, comment_of
 
 FORMATS = ("json", "cbor", "msgpack")
+NONE = "none"
+"""Schema of a read without typed columns."""
+VERSION_FIELD = next(field for field in OWN_COLUMNS if field.name == SCHEMA_COLUMN)
 
 
 def declared(
@@ -47,8 +50,16 @@ def declared(
         raise ReadError(str(error)) from None
 
 
-def with_typed(stored: pa.Schema, schema: PayloadSchema | None) -> pa.Schema:
+def is_none(schema: object) -> bool:
+    """Return whether an option or argument says that there are no typed columns, also none of a declared schema."""
+    return isinstance(schema, str) and schema.strip().lower() == NONE
+
+
+def with_typed(stored: pa.Schema, schema: PayloadSchema | None, version: int | None = None) -> pa.Schema:
     """Return a stream's columns, followed by the typed ones.
+
+    Args:
+        version: that of a declared schema, which has the column ``_schema``, too, at its place in tables.
 
     Raises:
         ReadError: a field has the name of a topic level.
@@ -62,12 +73,13 @@ def with_typed(stored: pa.Schema, schema: PayloadSchema | None) -> pa.Schema:
                 f"schema: fields.{name}: the stream has a topic level {levels[name.casefold()]}. Name the field "
                 f"otherwise, for example `{name}_value`, and set `from: {name}`"
             )
-    return pa.schema([*stored, *typed_fields(schema)])
+    *fields, misfit = typed_fields(schema)
+    return pa.schema([*stored, *fields, *([] if version is None else [VERSION_FIELD]), misfit])
 
 
 def typed_names(schema: PayloadSchema | None) -> frozenset[str]:
     """Return the names of the typed columns."""
-    return frozenset() if schema is None else frozenset({*schema.fields, MISFIT_COLUMN})
+    return frozenset() if schema is None else frozenset({*schema.fields, MISFIT_COLUMN, SCHEMA_COLUMN})
 
 
 def needed(schema: PayloadSchema | None, columns: list[str], stored: list[str]) -> list[str]:
@@ -79,13 +91,16 @@ def needed(schema: PayloadSchema | None, columns: list[str], stored: list[str]) 
     return list(dict.fromkeys([*(name for name in columns if name not in typed), *payload]))
 
 
-def typed_arrays(batch: pa.RecordBatch, schema: PayloadSchema | None, columns: list[str]) -> dict[str, pa.Array]:
+def typed_arrays(
+    batch: pa.RecordBatch, schema: PayloadSchema | None, version: int | None, columns: list[str]
+) -> dict[str, pa.Array]:
     """Return those of ``columns`` that are typed, for the rows of a batch."""
     typed = typed_names(schema)
     names = tuple(name for name in columns if name in typed)
     if schema is None or not names:
         return {}
-    return decoder_of(schema, names).columns(payload_bytes(batch))
+    made = decoder_of(schema, names).columns(payload_bytes(batch))
+    return made | {SCHEMA_COLUMN: pa.repeat(pa.scalar(version, pa.int64()), batch.num_rows)}
 
 
 def payload_bytes(batch: pa.RecordBatch) -> pa.Array:
@@ -115,7 +130,9 @@ def _commented(column: StructField, declared: Any) -> StructField:
 _TYPED = "_typed"
 
 
-def with_typed_columns(frame: DataFrame, schema: PayloadSchema, columns: Sequence[str]) -> DataFrame:
+def with_typed_columns(
+    frame: DataFrame, schema: PayloadSchema, version: int | None, columns: Sequence[str]
+) -> DataFrame:
     """Return a DataFrame with some of the typed columns of a schema behind its own.
 
     One function of Arrow arrays makes them all. Spark passes it only the payloads, pushes filters of other columns
@@ -126,6 +143,8 @@ def with_typed_columns(frame: DataFrame, schema: PayloadSchema, columns: Sequenc
         columns: names of typed columns, a subset of those of ``typed_fields``.
     """
     fields = [field for field in typed_fields(schema) if field.name in columns]
+    if SCHEMA_COLUMN in columns:
+        frame = frame.withColumn(SCHEMA_COLUMN, F.lit(version).cast("bigint"))
     if not fields:
         return frame
     payload = F.col("payload").cast("binary")

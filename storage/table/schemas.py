@@ -1,9 +1,9 @@
-"""Schemas and quality rules of streams as the cluster log declares them: their documents, the state of all, and a
-follower."""
+"""Declarations of streams in the cluster log: schemas, quality rules and expected edges, their documents, the state of
+all, and a follower."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -212,6 +212,66 @@ class DeclaredQuality:
     def of(self, key: StreamKey) -> StreamQuality | None:
         """Return the rules of a stream; None if none are declared, or they cannot be read."""
         return self.streams.get(key)
+
+
+# Edges without which streams are not complete. Every answer to "up to when" goes by them: the hub's, Spark's, the
+# audit's.
+
+STREAM = "stream"
+"""Kind of the facts; the name of a fact is TENANT/STREAM."""
+EDGES_EXPECTED_MAX = 10_000
+
+
+class StreamDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A stream; the name of the fact is TENANT/STREAM."""
+
+    expected_edges: Annotated[tuple[str, ...], Meta(max_length=EDGES_EXPECTED_MAX)] | None = None
+    """Names and patterns of edges that the stream needs to be complete; None for no word."""
+
+
+class ExpectedEdges(Mapping[StreamKey, tuple[str, ...]]):
+    """(tenant, stream) -> names and patterns of edges, as of the last ``refresh``."""
+
+    def __init__(self) -> None:
+        self._edges: dict[StreamKey, tuple[str, ...]] = {}
+        self._seen: tuple[ClusterState, int] | None = None
+        self.unusable: dict[str, str] = {}
+        """Names of streams whose declaration cannot be read, each with the reason."""
+
+    @classmethod
+    def of_state(cls, state: ClusterState) -> ExpectedEdges:
+        """Return the expected edges of a state of the cluster log."""
+        found = cls()
+        found.refresh(state)
+        return found
+
+    def refresh(self, state: ClusterState) -> None:
+        """Take over the declarations of the cluster log. They are read only after an entry about a stream: the log of a
+        fleet has many others."""
+        last = state.last(STREAM)
+        if self._seen is not None and self._seen[0] is state and self._seen[1] == last:
+            return
+        self._seen, self.unusable = (state, last), {}
+        found: dict[StreamKey, tuple[str, ...]] = {}
+        for name, fact in state.facts(STREAM).items():
+            try:
+                edges = msgspec.json.decode(fact.document, type=StreamDocument).expected_edges
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                self.unusable[name] = str(error)
+                continue
+            if edges is not None:
+                tenant, _, stream = name.partition("/")
+                found[tenant, stream] = edges
+        self._edges = found
+
+    def __getitem__(self, key: StreamKey) -> tuple[str, ...]:
+        return self._edges[key]
+
+    def __iter__(self) -> Iterator[StreamKey]:
+        return iter(self._edges)
+
+    def __len__(self) -> int:
+        return len(self._edges)
 
 
 # Schemas and quality rules of a store, for a process that makes tables and is no hub node.

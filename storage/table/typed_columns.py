@@ -7,13 +7,15 @@ columns: a field whose type or unit changed gets a further one, so that rows of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace as with_fields
 
 from weft.config.payload_schema.model import PayloadSchema, SchemaField
+from weft.config.payload_schema.paths import format_path
 from weft.protocols.batch import Columns
 from weft.storage.payloads.decoder import MISFIT_COLUMN, MISFITS, PayloadDecoder, arrow_type
 from weft.storage.table.schemas import StreamSchema
@@ -269,6 +271,39 @@ class TypedPart(NamedTuple):
         """Return the typed columns of a schema of rows; None if it has none."""
         fields = typed_part(schema)
         return cls(fields, rows) if fields else None
+
+
+def beside(schema: PayloadSchema, levels: Collection[str]) -> PayloadSchema:
+    """Return a schema whose fields have other names than a stream's topic levels: the columns of readers that make them
+    of all rows, whatever version of the schema those were written by."""
+    topic = {name.casefold() for name in levels}
+    taken = topic | {name.casefold() for name in schema.fields}
+    fields: dict[str, SchemaField] = {}
+    for name, each in schema.fields.items():
+        free, number = name, 1
+        if name.casefold() in topic:
+            while free.casefold() in taken:
+                number += 1
+                free = f"{name}_{number}"
+            taken.add(free.casefold())
+        fields[free] = each if free == name else with_fields(each, from_=format_path(each.path(name)))
+    return with_fields(schema, fields=fields)
+
+
+def declared_part(declared: StreamSchema, levels: Collection[str]) -> TypedPart:
+    """Return the typed columns of a declared schema for readers, all made of the payloads.
+
+    Args:
+        levels: the stream's topic levels.
+    """
+    schema = beside(declared.schema, levels)
+    comments = {name: comment_of(each) for name, each in schema.fields.items()}
+    fields = [
+        pa.field(name, arrow_type(each.type), metadata={FIELD: name} | ({COMMENT: comment} if comment else {}))
+        for (name, each), comment in zip(schema.fields.items(), comments.values(), strict=True)
+    ]
+    columns = {name: name for name in schema.fields}
+    return TypedPart([*fields, *OWN_COLUMNS], TypedRows(declared.version, schema, columns))
 
 
 # The typed columns of one table: those that its stream's schema asks for, in the version that this process knows.

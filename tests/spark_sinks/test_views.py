@@ -14,16 +14,17 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from spark_sinks import ReadError, register
-from spark_sinks.views import beside
 from tests.spark_sinks.conftest import EDGES, STREAM, Hub, records
 from tests.spark_sinks.source.test_through_hub import Serving
 from weft.cli import cli
 from weft.cloud_hub.admin_facts.changes import set_schema
 from weft.commands import spark as sql
 from weft.config.load import parse_schema
+from weft.config.payload_schema.model import PayloadSchema
 from weft.storage.cluster import open_cluster
 from weft.storage.cluster_log import Author, ClusterLog
 from weft.storage.object_store import open_store
+from weft.storage.table.typed_columns import beside
 
 pytestmark = pytest.mark.spark
 Weft = Callable[..., Result]
@@ -33,15 +34,16 @@ def _reading(edge: str, seq: int) -> bytes:
     return json.dumps({"temperature": seq / 2, "machine": f"{edge}/{seq % 2}"}).encode()
 
 
-def declare(root: str, text: str) -> None:
-    """Declare a schema of the stream in the store, as ``weft hub schema set`` does."""
+def declare(root: str, schema: str | PayloadSchema) -> int:
+    """Declare a schema of the stream in the store, as ``weft hub schema set`` does. Return its version."""
 
-    async def appended() -> None:
+    async def appended() -> int:
         store = open_store(root)
         log = ClusterLog(store, (await open_cluster(store, None)).cluster_id)
-        await log.append(set_schema(("default", STREAM), parse_schema(text)), Author(0, "test", ""))
+        declared = parse_schema(schema) if isinstance(schema, str) else schema
+        return (await log.append(set_schema(("default", STREAM), declared), Author(0, "test", ""))).n
 
-    asyncio.run(appended())
+    return asyncio.run(appended())
 
 
 def test_sql_names_streams_and_their_declared_columns(spark: SparkSession, hub: Hub) -> None:

@@ -42,6 +42,10 @@ def test_an_open_gap_is_told_in_place_of_good(capsys: pytest.CaptureFixture[str]
     assert "OPEN GAP: press-7/0000000000000007, from the beginning to 2001-09-09T01:46:40Z: the lane ended" in text
     assert "good" not in text
     assert "the hub may lack records" in text
+    show_audit(msgspec.structs.replace(good, never_heard=["weld-*"]))
+    text = capsys.readouterr().out
+    assert "NEVER HEARD: weld-* is expected (`weft hub stream expect`): no edge whose name matches has linked" in text
+    assert "good" not in text
 
 
 def shown(what: AuditReport, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -154,14 +154,18 @@ class Client(Operations):
                 raise HubUnreachable(f"{self._url} does not continue at offset {offset} of shard {shard}")
 
     def all_rows(
-        self, stream: str, shard: int, *, offset: int | None = None, limit: int | None = None, tenant: str | None = None
+        self, stream: str, shard: int, *, offset: int | None = 0, limit: int | None = None, tenant: str | None = None
     ) -> Iterator[Rows]:
-        """Yield the rows of one shard in the order of their offsets, up to the end that it had at the beginning or
-        somewhat behind it: ``next_offset`` of the last answer continues. One answer is in memory at a time.
+        """Yield the rows of one shard in the order of their offsets, from log and table, up to the end that it had at
+        the beginning or somewhat behind it: ``next_offset`` of the last answer continues. One answer is in memory at a
+        time.
 
         Args:
-            offset: of the first row; None for the first that the log has.
+            offset: of the first row; None for the first that the log has, without those that only the table has.
             limit: most rows of an answer.
+
+        Raises:
+            HubRefusal: with status 410 if the log no longer has the rows, and there is no table of all rows.
         """
         chunk: int | None = None
         stop: int | None = None

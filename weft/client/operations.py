@@ -415,10 +415,13 @@ class Operations:
     @operation
     def rows(
         self, stream: str, *, shard: int, tenant: str | None = None, offset: int | None = None,
-        chunk: int | None = None, limit: int | None = None,
+        chunk: int | None = None, limit: int | None = None, columns: str | None = "typed",
     ) -> Request[Rows]:  # fmt: skip
-        """Return rows of one shard from the log, as a stream of Arrow."""
-        asked = {"shard": shard, "tenant": tenant, "offset": offset, "chunk": chunk, "limit": limit}
+        """Return rows of one shard as a stream of Arrow, with the columns of the stream's declared schema. ``columns``
+        None leaves these out."""
+        asked = {
+            "shard": shard, "tenant": tenant, "offset": offset, "chunk": chunk, "limit": limit, "columns": columns,
+        }  # fmt: skip
         return Request(Rows, with_query(path_of(stream, "/rows"), asked))
 
     @operation

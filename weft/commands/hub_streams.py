@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from weft.cloud_hub.admin_facts import changes
-from weft.cloud_hub.admin_facts.documents import STREAM, StreamDocument, UnreadableDocument, decode, stream_name
+from weft.cloud_hub.admin_facts.documents import UnreadableDocument, decode, stream_name
 from weft.cloud_hub.api.views import moment
 from weft.cloud_hub.shard import lane_ends
 from weft.commands.common import (
@@ -38,6 +38,7 @@ from weft.storage.hub_keys import table_key
 from weft.storage.object_store import NotFound, ObjectStore
 from weft.storage.table.actions import TableError
 from weft.storage.table.deletions import FORMAT, Deletion
+from weft.storage.table.schemas import STREAM, StreamDocument
 
 if TYPE_CHECKING:
     from weft.cloud_hub.shard.lane_ends import Ending

@@ -14,7 +14,6 @@ import click
 
 from weft.cloud_hub.admin_facts import changes as tenant_changes
 from weft.cloud_hub.admin_facts.documents import (
-    STREAM,
     TENANT,
     TOKEN,
     Quotas,
@@ -41,6 +40,7 @@ from weft.commands.running import RunningHub, any_hub_argument, hub_argument, na
 from weft.config.units import approximate_duration, approximate_size, parse_size
 from weft.output import Failed, Refused, print_facts, print_json, print_table
 from weft.protocols.errors import CodecError
+from weft.storage.table.schemas import STREAM
 
 if TYPE_CHECKING:
     from weft.storage.cluster_log import ClusterState

@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from weft.output import counted, harmless, print_table
+from weft.protocols.shard.completeness import never_came
 from weft.text.record import shown, shown_payload
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def show_audit(report: AuditReport) -> None:
         say(f"PROBLEM: {problem}")
     for gap in report.open_gaps:
         say(f"OPEN GAP: {harmless(gap.sentence)}")
+    for name in report.never_heard:
+        say(f"NEVER HEARD: {harmless(name)} is expected (`weft hub stream expect`): {never_came(name).why}")
     for origin, count in report.origins().items():
         say(f"{counted(count, 'record')} {'was' if count == 1 else 'were'} made by {harmless(origin)}")
     holes = report.total("holes")
@@ -59,7 +62,8 @@ def show_audit(report: AuditReport) -> None:
     if not report.lanes:
         say(f"the hub knows no stream {report.tenant}/{report.stream}")
     elif report.agrees:
-        verdict = "good" if not report.open_gaps else "log and table agree, and the hub may lack records"
+        is_whole = not report.open_gaps and not report.never_heard
+        verdict = "good" if is_whole else "log and table agree, and the hub may lack records"
         say(f"{verdict}: every record is in the log once, {report.total('table_records')} of them are table rows")
 
 

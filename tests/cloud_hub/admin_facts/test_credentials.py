@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.cloud_hub.admin_facts import changes, declarations, documents
+from weft.cloud_hub.admin_facts import changes, documents
 from weft.cloud_hub.admin_facts import changes as tenant_changes
 from weft.cloud_hub.admin_facts.changes import CannotDeclare, Decision
 from weft.cloud_hub.admin_facts.credentials import Credentials
-from weft.cloud_hub.admin_facts.declarations import ExpectedEdges
 from weft.cloud_hub.admin_facts.documents import (
     TENANT,
     TOKEN,
@@ -26,7 +26,8 @@ from weft.cloud_hub.admin_facts.documents import (
     encode,
 )
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
-from weft.storage.cluster_log import ClusterState, Declaration
+from weft.storage.cluster_log import ClusterState, Declaration, Fact
+from weft.storage.table.schemas import ExpectedEdges
 
 DAY = 86_400 * 10**9
 
@@ -324,20 +325,23 @@ def test_streams_are_read_again_after_an_entry_about_one(monkeypatch: pytest.Mon
     cluster, expected = Cluster(), ExpectedEdges()
     cluster.declare(changes.expect_edges(("default", "a"), ("oven",)))
     expected.refresh(cluster.state)
-    read: list[bytes] = []
-    original = documents.decode
+    read: list[str] = []
+    original = ClusterState.facts
 
-    def counted(document: bytes, wanted: Any) -> Any:
-        read.append(document)
-        return original(document, wanted)
+    def counted(state: ClusterState, kind: str) -> Mapping[str, Fact]:
+        read.append(kind)
+        return original(state, kind)
 
-    monkeypatch.setattr(declarations, "decode", counted)
     cluster.add("press", "secret")
-    expected.refresh(cluster.state)
-    assert read == []
+    with monkeypatch.context() as watched:
+        watched.setattr(ClusterState, "facts", counted)
+        expected.refresh(cluster.state)
+        assert read == []
     cluster.declare(changes.expect_edges(("default", "b"), ("press",)))
-    expected.refresh(cluster.state)
-    assert (len(read), dict(expected)) == (2, {("default", "a"): ("oven",), ("default", "b"): ("press",)})
+    with monkeypatch.context() as watched:
+        watched.setattr(ClusterState, "facts", counted)
+        expected.refresh(cluster.state)
+    assert (read, dict(expected)) == (["stream"], {("default", "a"): ("oven",), ("default", "b"): ("press",)})
     cluster.state = ClusterState(bytes(16))
     cluster.declare(changes.expect_edges(("default", "a"), ("kiln",)))
     cluster.declare(changes.expect_edges(("default", "a"), ("oven",)))

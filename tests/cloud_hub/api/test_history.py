@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, TOPICS, LogWriter, Run
+from weft.client import Client
+from weft.client.operations import HubRefusal
 from weft.cloud_hub.api import history
 from weft.cloud_hub.api.history import Histories, PastPlace, TableFiles, TableReading
 from weft.cloud_hub.api.views import Search
@@ -124,6 +127,38 @@ async def test_the_same_records_before_and_after_the_log_was_collected(
     assert [record["shard"] for record in all_shards["records"]] == [0] * 400 + [1] * 300
 
 
+@pytest.mark.parametrize("is_rewritten", [False, True], ids=["as written", "by another engine"])
+async def test_a_client_gets_all_rows_though_the_log_was_collected(
+    store: ObjectStore, is_rewritten: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is counted over all rows is right, wherever they are, in answers of any size."""
+    log = await tabled(
+        store, 4, key=lambda n: b"plant/a/m%d/telemetry" % (n % 3), origin=lambda n: FUNCTION if n % 2 else None,
+        kind=lambda _: PayloadKind.JSON, payloads=lambda n: [b'{"n": %d}' % n] * 9 + [b"\xff\x00"],
+    )  # fmt: skip
+    async with running_hub(store) as hub:
+        before = [await all_rows(hub, shard) for shard in (0, 1)]
+    assert await collect(log) == [20, 20]
+    if is_rewritten:
+        uri = str(tmp_path / "store/tables/default/telemetry")
+        rows = deltalake.DeltaTable(uri).to_pyarrow_table().sort_by([("_key", "descending"), ("_seq", "descending")])
+        deltalake.write_deltalake(uri, rows, mode="overwrite", schema_mode="overwrite")
+    async with running_hub(store) as hub:
+        for limit in (None, 97, 1000):
+            assert [await all_rows(hub, shard, limit=limit) for shard in (0, 1)] == before, limit
+        assert await all_rows(hub, 0, offset=123, limit=50) == before[0].slice(123)
+        assert (await all_rows(hub, 0, offset=None)).num_rows == 200, "what the log alone has, for who asks for that"
+        monkeypatch.setattr(hub._api, "_response_bytes_max", 3000)
+        assert await all_rows(hub, 0) == before[0]
+    assert [each.num_rows for each in before] == [400, 400]
+
+
+async def all_rows(hub: Hub, shard: int, **query: Any) -> pa.Table:
+    client = Client(hub.url)
+    tables = await asyncio.to_thread(lambda: [each.arrow() for each in client.all_rows("telemetry", shard, **query)])
+    return pa.concat_tables(tables).combine_chunks()
+
+
 async def test_since_finds_the_first_record_received_then(store: ObjectStore) -> None:
     log = await tabled(store, 8)
     await collect(log)
@@ -222,6 +257,10 @@ async def test_rows_that_an_operator_deleted_are_passed_over(store: ObjectStore,
     deltalake.DeltaTable(str(tmp_path / "store/tables/default/telemetry")).delete("_offset < 150")
     async with running_hub(store) as hub:
         assert [record["offset"] for record in await pages(hub, 0, "offset=20", 100)] == [*range(150, 400)]
+        assert (await all_rows(hub, 0, limit=100))["_offset"].to_pylist() == [*range(150, 400)]
+    deltalake.DeltaTable(str(tmp_path / "store/tables/default/telemetry")).delete("_shard = 0")
+    async with running_hub(store) as hub:
+        assert (await all_rows(hub, 0, limit=70))["_offset"].to_pylist() == [*range(200, 400)], "the log has the others"
 
 
 async def test_without_a_table_the_answer_says_where_records_are(store: ObjectStore, tmp_path: Path) -> None:
@@ -231,7 +270,10 @@ async def test_without_a_table_the_answer_says_where_records_are(store: ObjectSt
     await asyncio.to_thread(table.rename, tmp_path / "away")
     async with running_hub(store) as hub:
         status, answer = await get(hub, f"{RECORDS}?shard=0&offset=0")
+        with pytest.raises(HubRefusal) as refused:
+            await all_rows(hub, 0)
     assert (status, "below the watermark" in answer["detail"]) == (410, True)
+    assert refused.value.status == 410
 
 
 async def test_files_that_are_sorted_by_machine_give_the_records_in_the_logs_order(

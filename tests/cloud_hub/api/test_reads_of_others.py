@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
-from weft.cloud_hub.api.history import READERS_MAX, LowestRows, _Readers
+from weft.cloud_hub.api.history import READERS_MAX, LowestRecords, LowestTable, _Readers
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.views import Search, View
 from weft.protocols.chunk_index import Chunk, StreamKey
@@ -67,18 +69,37 @@ def test_rows_in_any_order_leave_the_lowest_and_each_batch_is_cut_once(
     random.shuffle(rows)
     limit, bytes_max = random.choice((1, 50, 1_000)), random.choice((1, 5_000, 1_000_000))
     cuts: list[int] = []
-    cut = LowestRows.cut
+    cut = LowestRecords.cut
 
-    def counted(rows: LowestRows, end: int) -> None:
+    def counted(rows: LowestRecords, end: int) -> None:
         cuts.append(end)
         cut(rows, end)
 
-    monkeypatch.setattr(LowestRows, "cut", counted)
-    found = LowestRows(1_000, limit, bytes_max)
-    found.add(rows[:200])
-    found.add(rows[200:])
+    monkeypatch.setattr(LowestRecords, "cut", counted)
+    found = LowestRecords(1_000, limit, bytes_max, dict)
+    found.add(pa.Table.from_pylist(rows[:200]))
+    found.add(pa.Table.from_pylist(rows[200:]))
     assert sorted(found.rows) == lowest(rows, limit, bytes_max)
     assert len(cuts) <= 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_lowest_rows_as_arrow_are_as_many_as_the_bounds_allow(seed: int) -> None:
+    chance = Random(seed)
+    limit, bytes_max = chance.choice((1, 50, 1_000)), chance.choice((1, 5_000, 1_000_000))
+    end = chance.choice((90, 999))
+    offsets = chance.sample(range(1_000), 300)
+    rows = pa.table({"_offset": offsets, "payload": [b"x" * chance.randrange(200) for _ in offsets]})
+    found = LowestTable(end, limit, bytes_max, lambda rows: rows)
+    for first in range(0, 300, 30):
+        found.add(rows.slice(first, 30))
+    below = rows.sort_by("_offset").filter(pc.less(pc.field("_offset"), end)).combine_chunks()
+    count = found.table().num_rows
+    assert found.table() == below.slice(0, count)
+    assert count == 1 or (count <= limit and found.table().nbytes <= bytes_max)
+    if count < below.num_rows:
+        assert found.end == below["_offset"][count].as_py(), "the next row is not lost"
+        assert count == limit or below.slice(0, count + 1).nbytes > bytes_max
 
 
 async def test_tenants_take_turns_at_tables() -> None:

@@ -295,10 +295,10 @@ def answering() -> Iterator[Callable[..., HubClient]]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
 
-    def client(*answers: Given) -> HubClient:
+    def client(*answers: Given, **named: Any) -> HubClient:
         Answers.left = list(answers)
         url = f"http://127.0.0.1:{server.server_port}"
-        return HubClient(HubAccess((url,), "secret"), "default", STREAM, sleep=lambda _: None)
+        return HubClient(HubAccess((url,), "secret"), "default", STREAM, sleep=lambda _: None, **named)
 
     yield client
     server.shutdown()
@@ -310,6 +310,20 @@ LOOKS_MAX = 20
 """More looks than a client makes at a node that is behind."""
 GOOD: Given = 200, {}, b'{"next_offset": {"0": 7}}'
 BUSY: Given = 429, {}, b'{"detail": "busy", "advice": "wait"}'
+
+
+def test_a_process_that_does_not_know_the_declared_schema_yet_gives_no_nulls(
+    answering: Callable[..., HubClient],
+) -> None:
+    def rows(*names: str) -> Given:
+        sink = pa.BufferOutputStream()
+        pa.ipc.new_stream(sink, pa.schema([(name, pa.int64()) for name in names])).close()
+        return 200, {"Weft-End-Offset": "0"}, sink.getvalue().to_pybytes()
+
+    old, new = rows("_offset"), rows("_offset", "t", "_schema")
+    assert answering(old, old, new, is_declared=True).page(0, 0, None, 0).schema.names == ["_offset", "t", "_schema"]
+    with pytest.raises(ReadError, match="does not know the declared schema that this read began with"):
+        answering(*[old] * clients.TRIES_MAX, is_declared=True).page(0, 0, None, 0)
 
 
 def test_a_busy_hub_is_asked_again_and_a_refusal_is_not(answering: Callable[..., HubClient]) -> None:
