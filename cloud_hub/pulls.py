@@ -446,9 +446,9 @@ class GuardedLink:
         """Pass marks on, except for those of pulls: they claim nothing."""
         self._link.marks(time, self._unguarded(lanes))
 
-    def last_words(self, time: int, lanes: list[tuple[int, int]]) -> None:
+    def last_words(self, time: int, lanes: list[tuple[int, int]], renamed_to: str) -> None:
         """Pass last marks on, likewise."""
-        self._link.last_words(time, self._unguarded(lanes))
+        self._link.last_words(time, self._unguarded(lanes), renamed_to)
 
     def _unguarded(self, lanes: list[tuple[int, int]]) -> list[tuple[int, int]]:
         return [pair for pair in lanes if pair[0] not in self._guarded] if self._guarded else lanes

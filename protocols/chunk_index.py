@@ -17,7 +17,7 @@ from msgspec import Meta
 from weft.protocols.batch import Buffer
 from weft.protocols.checksum import crc32c
 from weft.protocols.errors import Corrupt, PreRelease, Truncated, UnsupportedVersion
-from weft.protocols.lane import Origin
+from weft.protocols.lane import NAME_CHARACTERS_MAX, Origin
 from weft.protocols.ranges import (
     LIST_ITEMS_MAX,
     SEQ_END,
@@ -36,6 +36,7 @@ from weft.protocols.ranges import (
 # A release adds optional information as a field at an end, or as an extension. Information that a reader has to
 # understand gets a bit of ``must_understand``: a reader that does not know the bit stops instead of guessing.
 
+EdgeName = Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)]
 StreamKey = tuple[str, str]
 """(tenant, stream)."""
 HEADER_BYTES = 56
@@ -108,6 +109,13 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seq: Seq
 
 
+class LastWord(Mark, frozen=True, array_like=True, gc=False):
+    """The mark of an edge that stopped in order: all its records are below ``seq``."""
+
+    renamed_to: EdgeName = ""
+    """The edge's name from now on, if the word ends the lane for good."""
+
+
 class LaneFlag(IntFlag):
     """Properties of a chunk's addition to a lane. The bits are persisted; a reader ignores unknown ones."""
 
@@ -144,6 +152,8 @@ class LaneUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     from number ``seq`` on with times up to ``time`` are ``stepped``."""
     flags: U32 = 0
     """``LaneFlag`` bits."""
+    renamed_to: EdgeName = ""
+    """With ``LAST_WORD``: ``LastWord.renamed_to``."""
 
 
 class ControlKind(IntEnum):
@@ -352,6 +362,8 @@ class LaneRest(msgspec.Struct, frozen=True, array_like=True):
     origins: Annotated[list[Origin], Meta(max_length=ORIGINS_MAX)]
     floor: Mark | None
     flags: U32
+    renamed_to: EdgeName = ""
+    """New name of the edge, as in the update; not written when it is empty."""
 
 
 class BlockControl(msgspec.Struct, frozen=True, array_like=True):
@@ -407,16 +419,19 @@ def encode_block(block: StreamBlock) -> bytes:
     """Encode a block. All of its lanes, controls and clocks are of one (tenant, stream)."""
     edges: dict[str, int] = {}
     edge = [edges.setdefault(lane.edge, len(edges)) for lane in block.lanes]
-    first, count, rest = [], [], dict[int, LaneRest]()
+    first, count, rest = [], [], dict[int, Any]()
     for at, lane in enumerate(block.lanes):
         one = len(lane.ranges) == 1
         low, high = lane.ranges[0] if one else (0, 0)
         first.append(low)
         count.append(high - low)
         several = [] if one else lane.ranges
-        more = LaneRest(several, lane.gaps, lane.topics, lane.payload, lane.origins, lane.floor, lane.flags)
+        more = LaneRest(
+            several, lane.gaps, lane.topics, lane.payload, lane.origins, lane.floor, lane.flags, lane.renamed_to
+        )
         if more != _NOTHING:
-            rest[at] = more
+            # Without a name the bytes are those of earlier releases.
+            rest[at] = more if more.renamed_to else msgspec.structs.astuple(more)[:-1]
     columns = BlockColumns(
         list(edges),
         [] if len(edges) == len(edge) else edge,
@@ -473,7 +488,7 @@ def decode_block(data: Buffer, stream: StreamKey) -> StreamBlock:
             raise Corrupt(f"{what} has records of lane {at} twice")
         found[at] = LaneUpdate(
             tenant, known.edge, known.log_id, name, known.epoch, rest.ranges or known.ranges, rest.gaps, known.mark,
-            rest.topics, rest.payload, rest.origins, rest.floor, rest.flags,
+            rest.topics, rest.payload, rest.origins, rest.floor, rest.flags, rest.renamed_to,
         )  # fmt: skip
     return StreamBlock(
         found,

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from weft.protocols.batch import HEADER_BYTES, BatchHeader, Buffer, decode_header
 from weft.protocols.batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from weft.protocols.chunk_index import LaneFlag
+from weft.protocols.chunk_index import EdgeName, LaneFlag
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.lane import Origin
 from weft.protocols.ranges import U32, U64, Epoch, Nanoseconds, Ranges, Seq, Topics, unpack
@@ -577,6 +577,8 @@ class LastWords(msgspec.Struct, frozen=True, array_like=True):
     time: Nanoseconds
     lanes: Annotated[list[tuple[U32, Seq]], Meta(max_length=LANES_MAX)]
     """(lane, seq)"""
+    renamed_to: EdgeName = ""
+    """The name under which the log continues, if it never opens these lanes again."""
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True):

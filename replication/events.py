@@ -159,6 +159,8 @@ class MarksReceived(NamedTuple):
     """(lane, seq)"""
     last: bool = False
     """True when they are the lanes' last words."""
+    renamed_to: str = ""
+    """With ``last``: the name under which the log continues; empty while it keeps its name."""
 
 
 SenderEvent = Welcomed | Refusal | LaneTaken | LaneEnded | ReadRequest | Acked | Unreadable | ConnectionLost | Frame

@@ -394,7 +394,9 @@ class Receiver:
                     self._events.append(GapReceived(frame.lane, GapRange(frame.first, frame.end, frame.reason)))
             case Marks() | LastWords():
                 if lanes := [pair for pair in frame.lanes if pair[0] in self._opened or self._known(pair[0])]:
-                    self._events.append(MarksReceived(frame.time, lanes, last=isinstance(frame, LastWords)))
+                    last = isinstance(frame, LastWords)
+                    renamed_to = frame.renamed_to if isinstance(frame, LastWords) else ""
+                    self._events.append(MarksReceived(frame.time, lanes, last, renamed_to))
             case LaneOpen():
                 self._open(frame)
             case LaneClosed():

@@ -412,12 +412,16 @@ class Sender:
         """Send a frame of a feature that the receiver announced, if the link is open."""
         self._answers += [frame] if self.connected else []
 
-    def end(self) -> bool:
+    def end(self, renamed_to: str = "") -> bool:
         """Send the last word of each lane after everything before it; return whether that is done. The log must no
-        longer change."""
+        longer change.
+
+        Args:
+            renamed_to: the name under which the log continues, if that is another.
+        """
         # A node that stops in good order says up to where its streams are complete. Otherwise completeness would stand
         # at its last mark until it returns.
-        return LAST_WORDS not in self.peer_features or self._marks.end(self._lanes.open())
+        return LAST_WORDS not in self.peer_features or self._marks.end(self._lanes.open(), renamed_to)
 
     def feed(self, lane: int, batches: Sequence[bytes]) -> None:
         """Answer the ``ReadRequest`` with batches of ``lane`` as stored, ascending; empty if there are none."""

@@ -686,6 +686,7 @@ class MarkSchedule:
         self.due: dict[int, None] = {}
         """Lanes whose marks are sent as soon as all records that they cover were sent."""
         self._ends = False
+        self._renamed_to = ""
 
     @property
     def deadline(self) -> int:
@@ -735,10 +736,10 @@ class MarkSchedule:
             self._sent_data.clear()
             self._with_data_at = now + WITH_DATA
 
-    def end(self, lanes: Iterable[int]) -> bool:
+    def end(self, lanes: Iterable[int], renamed_to: str) -> bool:
         """Make a last mark of each lane due, once; return whether all of them were sent."""
         if not self._ends:
-            self._ends = True
+            self._ends, self._renamed_to = True, renamed_to
             self.due.update(dict.fromkeys(lanes))
         return not self.due
 
@@ -757,4 +758,7 @@ class MarkSchedule:
                 # Lanes whose marks have one time share a frame: twenty idle streams cost one packet.
                 found.setdefault((mark.time, last), []).append((lane.number, mark.seq))
                 del self.due[key]
-        return [(LastWords if last else Marks)(time, pairs) for (time, last), pairs in found.items()]
+        return [
+            LastWords(time, pairs, self._renamed_to) if last else Marks(time, pairs)
+            for (time, last), pairs in found.items()
+        ]

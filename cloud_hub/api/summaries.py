@@ -47,7 +47,7 @@ from weft.config.log_lines import Repeats, left_out
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import Lane, NodeName, format_log_id
 from weft.protocols.shard.completeness import Completeness, HeldBack, LostRecords, Reason, Tally, moment_of
-from weft.protocols.shard.lane_state import LaneState, begins_at
+from weft.protocols.shard.lane_state import LaneState, begins_at, follows
 from weft.protocols.shard.placement import Split
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage import hub_keys
@@ -423,6 +423,8 @@ class Begun(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     seq: int
     """Its first sequence number."""
+    edge: str = ""
+    """Empty from a process of an earlier release: then it continues no other lane."""
 
 
 class ShardSummary(msgspec.Struct, frozen=True, array_like=True):
@@ -487,7 +489,7 @@ class Walk(NamedTuple):
                 if lane.stream != DOWN_STREAM:  # the hub's own lane: messages may wait for an edge that is gone
                     edge.add(lane, held, is_renamed=is_renamed)
                 if held.gaps and (first := begins_at(held.gaps)):
-                    begun.append(Begun(*key, lane.log_id, held.epoch, first))
+                    begun.append(Begun(*key, lane.log_id, held.epoch, first, lane.edge))
             if name != (AUDIT_TENANT, AUDIT_EDGE):
                 rows.append(edge.row(NodeName(*name), state.shard))
             if clock() - began >= SLICE_S:
@@ -519,10 +521,9 @@ class _Ended:
         key = lane.tenant, lane.stream
         if key not in self._here:
             self._here[key] = renamed_lanes(self._walk.states, *key, peers=peers)
-        assert held.last_word is not None
-        name = (*key, lane.log_id, held.last_word.seq)
         return lane in self._here[key] or any(
-            (each.tenant, each.stream, each.log_id, each.seq) == name and each.epoch > held.epoch
+            (each.tenant, each.stream, each.log_id) == (*key, lane.log_id)
+            and follows(each.edge, each.epoch, each.seq, held)
             for each in self._walk.begun
         )
 

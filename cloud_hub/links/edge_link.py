@@ -738,19 +738,19 @@ class EdgeLink:
         A mark for a moment in the future is treated as one for the present, which it includes: an edge with a fast
         clock must not claim that the future is complete.
         """
-        self._put_marks(time, lanes, last=False)
+        self._put_marks(time, lanes)
 
-    def _put_marks(self, time: int, lanes: list[tuple[int, int]], *, last: bool) -> None:
+    def _put_marks(self, time: int, lanes: list[tuple[int, int]], *, last: bool = False, renamed_to: str = "") -> None:
         time = min(time, self._wall_clock())
         for number, seq in lanes:
             opened = self._lanes.get(number)
             if opened is not None:
-                opened.session.sends_last_word = last
+                opened.session.sends_last_word, opened.session.renamed_to = last, renamed_to
                 opened.sequencer.put_mark(opened.session, Mark(time, seq))
 
-    def last_words(self, time: int, lanes: list[tuple[int, int]]) -> None:
+    def last_words(self, time: int, lanes: list[tuple[int, int]], renamed_to: str) -> None:
         """Pass the last marks of an edge that stops to the shards of their lanes."""
-        self._put_marks(time, lanes, last=True)
+        self._put_marks(time, lanes, last=True, renamed_to=renamed_to)
 
     async def canary(self, canary: Canary) -> None:
         """Answer once something that the edge's shard writes from now on is durable."""

@@ -132,14 +132,14 @@ class LaneDraft:
 
     def update(self) -> LaneUpdate:
         """Return the footer's entry of the lane."""
-        session, flags = self.session, self.session.flags
+        session, flags, renamed_to = self.session, self.session.flags, ""
         if self.mark is not None and session.sends_last_word:
-            flags |= _LAST_WORD
+            flags, renamed_to = flags | _LAST_WORD, session.renamed_to
         ranges = [self.run] if self.run is not None else self.ranges
         gaps = [] if self.declared is None else self.gaps
         return LaneUpdate(
             *session.lane, session.claim.epoch, ranges, gaps, self.mark, self.topics, self.payload, self.origins,
-            self.floor, flags,
+            self.floor, flags, renamed_to,
         )  # fmt: skip
 
 

@@ -208,6 +208,7 @@ class LaneSession:
         "payload",
         "refuse",
         "registered",
+        "renamed_to",
         "run_end",
         "run_first",
         "sends_last_word",
@@ -252,6 +253,8 @@ class LaneSession:
         self.mark: Mark | None = None
         self.sends_last_word = False
         """True when the mark is the edge's last word."""
+        self.renamed_to = ""
+        """The name under which the edge's log continues after its last word; empty while it keeps its name."""
         self.trails = False
         """True when the mark covers new records, or is the lane's first: it waits less long."""
         self.known = RangeSet()

@@ -366,7 +366,8 @@ class Renaming:
         return sum(records for records, _ in self._links.waiting().values())
 
     async def deliver(self, patience_s: float, tell: Callable[[int], None]) -> list[UndeliveredRecords]:
-        """Run the links under the former name until their hubs have all records, or make no more progress.
+        """Run the links under the former name until their hubs have all records, or make no more progress. If they
+        have, give the log the new name and tell them so.
 
         Args:
             patience_s: longest time without an acknowledgement from any hub.
@@ -374,14 +375,22 @@ class Renaming:
 
         Returns:
             The records that hubs lack. Pairs without records have only notices: the hub has not received losses.
+
+        Raises:
+            LogError: as ``finish``.
         """
         self._links.start()
+        renamed_to = ""
         try:
             await self._until_still(patience_s, tell)
             left = self._links.waiting()
             troubles = {link.name: _trouble(link.state, link.last_error) for link in self._links.statuses}
+            if not any(records for records, _ in left.values()):
+                # Before the last word that says so: a node that kept its name could take in more under it.
+                self._rename()
+                renamed_to = self.name.edge if self.name.tenant == self.former.tenant else ""
         finally:
-            await self._links.close()
+            await self._links.close(renamed_to)
         return [
             UndeliveredRecords(link, stream, records, troubles[link]) for (link, stream), (records, _) in left.items()
         ]
@@ -405,8 +414,12 @@ class Renaming:
         Raises:
             LogError: the name did not become durable; a later try starts over.
         """
-        self._log.rename(self.name, from_now_on=not self.is_unsent)
+        if self._log.owner != self.name:
+            self._rename()
         self._links.record_new_name(self.name)
+
+    def _rename(self) -> None:
+        self._log.rename(self.name, from_now_on=not self.is_unsent)
 
 
 def _trouble(state: LinkState, error: str) -> str:

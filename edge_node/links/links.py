@@ -40,7 +40,7 @@ from weft.replication.liveness import SECOND
 from weft.replication.policy import BudgetRule, Order, PolicyRules, StreamWindows
 from weft.replication.runner import ConfigReceiver, LinkIdentity, LinkSettings, no_token, run_link
 from weft.replication.runner.control import LinkControl
-from weft.replication.runner.settings import LinkProxy, MessageTaker
+from weft.replication.runner.settings import LinkProxy, MessageTaker, Stopping
 from weft.replication.source import Epochs, Party, ReleaseLedger
 from weft.storage.filesystem import FileSystem, write_atomically
 from weft.storage.segment_log import LogError, SegmentLog
@@ -370,7 +370,7 @@ class Links:
         self._ended: set[asyncio.Task[None]] = set()
         """Tasks of removed or changed links that are still ending."""
         self._keeper: asyncio.Task[None] | None = None
-        self._stopping = asyncio.Event()
+        self._stopping = Stopping()
         self._carried = _carried(config)
         self._watermarks = self._high_watermarks()
         path = os.path.join(config.data_dir, "links", high_watermarks.ACKNOWLEDGED_FILE)
@@ -494,11 +494,15 @@ class Links:
                 finally:
                     control.describe(status)
 
-    async def close(self) -> None:
+    async def close(self, renamed_to: str = "") -> None:
         """Stop every link. Records that hubs have not acknowledged stay in the log.
 
         A connected link that has sent everything sends its last word: call this when the log accepts no more records.
+
+        Args:
+            renamed_to: the name that the log has now, if it never sends under this one again.
         """
+        self._stopping.renamed_to = renamed_to
         await self._send_last_words()
         tasks = [*self._tasks.values(), *self._ended, *([self._keeper] if self._keeper is not None else [])]
         for task in tasks:

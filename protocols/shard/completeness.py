@@ -305,7 +305,13 @@ def _silence(held: LaneState, seconds: int, *, peers: bool) -> tuple[str, str]:
     """Return why a lane is silent, and what to do about it."""
     why = f"the edge has said nothing for {seconds} s"
     if not held.ended_in_order(peers=peers):
-        return why, "restore its link; if its disk is gone for good, `weft hub retire`"
+        return why, "restore its link; if its disk is gone for good or has another name now, `weft hub retire`"
+    word = held.last_word
+    if word is not None and word.renamed_to:
+        return (
+            f"{why}: it stopped in order, and its log continues as {word.renamed_to}, which has not come yet",
+            f"start it as {word.renamed_to}; if it is out of service for good, `weft hub retire`",
+        )
     if not held.ranges:
         return (
             f"{why}: it stopped in order, and has never sent a record of this stream",
@@ -313,7 +319,7 @@ def _silence(held: LaneState, seconds: int, *, peers: bool) -> tuple[str, str]:
         )
     return (
         f"{why}: it stopped in order, with everything delivered",
-        "start it again; if it is out of service for good, `weft hub retire`",
+        "start it again; if it is out of service for good or has another name now, `weft hub retire`",
     )
 
 

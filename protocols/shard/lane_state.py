@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from weft.protocols.chunk_index import ORIGINS_MAX, Control, GapRange, LaneFlag, LaneUpdate, Mark
+from weft.protocols.chunk_index import ORIGINS_MAX, Control, GapRange, LaneFlag, LaneUpdate, LastWord, Mark
 from weft.protocols.lane import Lane, Origin, by_number
 from weft.protocols.ranges import U32, U64, Epoch, Nanoseconds, Range, RangeSet, Seq
 from weft.protocols.segment import GapReason
@@ -217,7 +217,7 @@ class LaneState(msgspec.Struct, gc=False):
     """None while the lane counts for completeness."""
     conflict: Conflict | None = None
     """The oldest claim of a second node on which no operator has decided."""
-    last_word: Mark | None = None
+    last_word: LastWord | None = None
     """The edge's statement, sent as it stopped in order, that all its records are below ``last_word.seq``; None while
     it runs, and for an edge that never sent one."""
 
@@ -330,7 +330,7 @@ class LaneState(msgspec.Struct, gc=False):
         mark, word = update.mark, self.last_word
         # A relay repeats what it heard, perhaps long ago. Only the edge itself can say that it stops.
         if update.flags & LaneFlag.LAST_WORD and mark is not None and not update.flags & LaneFlag.RELAY:
-            self.last_word = mark
+            self.last_word = LastWord(mark.time, mark.seq, update.renamed_to)
         # A higher epoch, a later mark or a number beyond the last word shows that the edge is at work again.
         elif word is not None and (
             (update.epoch > self.epoch and not update.flags & LaneFlag.RELAY)
@@ -655,8 +655,9 @@ def _joined(earlier: OpenGap, later: OpenGap) -> OpenGap:
 def renamed(lanes: Mapping[Lane, LaneState], *, peers: bool = False) -> set[Lane]:
     """Return the lanes of a stream that ended by a rename: they hold nothing back and lack nothing.
 
-    Both names must show it: the former one by its last word, and the new one, of the same log, by the gap at its
-    beginning. Otherwise an edge could remove another one, which is only cut off, from completeness.
+    Both names must show it: the former one by a last word that names the new one, and that one, of the same log, by the
+    gap at its beginning. Otherwise an edge could remove another one, which is only stopped or cut off, from
+    completeness.
 
     Args:
         lanes: at least the lanes of a stream with a last word, and all others of their logs.
@@ -671,16 +672,19 @@ def renamed(lanes: Mapping[Lane, LaneState], *, peers: bool = False) -> set[Lane
         if len(names) > 1
         for lane in names
         if lanes[lane].ended_in_order(peers=peers)
-        # Both names must say so. The gap alone could be stated by any edge that knows the log's id, to take another out
-        # of completeness.
-        and any(_follows(lanes[other], lanes[lane]) for other in names if other != lane)
+        # The gap alone could be stated by any edge of the tenant: each reader of its lanes sees the log's id.
+        and any(follows(other.edge, lanes[other].epoch, begins_at(lanes[other].gaps), lanes[lane]) for other in names)
     }
 
 
-def _follows(held: LaneState, former: LaneState) -> bool:
-    """Return whether a lane of the same log begins where the former one has its last word."""
-    assert former.last_word is not None
-    return held.epoch > former.epoch and begins_at(held.gaps) == former.last_word.seq
+def follows(edge: str, epoch: int, begin: int, former: LaneState) -> bool:
+    """Return whether a lane of the same log and stream continues one that ended with a last word.
+
+    Args:
+        begin: number at which it begins under its name.
+    """
+    word = former.last_word
+    return word is not None and word.renamed_to == edge != "" and epoch > former.epoch and begin == word.seq
 
 
 def begins_at(gaps: Iterable[GapRange]) -> int:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, cast
 
 import msgspec
 from msgspec import Meta
 
 from weft.protocols.batch import Buffer
 from weft.protocols.checksum import crc32c
-from weft.protocols.chunk_index import FIRST_LEVEL, GapRange, Mark, StreamKey, check_understood
+from weft.protocols.chunk_index import FIRST_LEVEL, GapRange, LastWord, Mark, StreamKey, check_understood
 from weft.protocols.errors import Corrupt, PreRelease, Truncated, UnsupportedVersion
 from weft.protocols.lane import Lane, Origin
 from weft.protocols.ranges import U32, U64, Epoch, Nanoseconds, RangeSet, Seq, StoredRanges, unpack
@@ -159,7 +159,7 @@ class LaneSnapshot(msgspec.Struct, frozen=True, array_like=True):
     last_seen: Nanoseconds
     retired: Retirement | None
     conflict: Conflict | None = None
-    last_word: Mark | None = None
+    last_word: LastWord | None = None
 
 
 class BootClock(msgspec.Struct, frozen=True, array_like=True):
@@ -254,10 +254,14 @@ def with_skip(known: list[Skip], body: bytes, next_offset: int, time: int) -> li
 
 def lane_snapshot(lane: Lane, held: LaneState) -> LaneSnapshot:
     """Return a lane's state in its form for a snapshot."""
+    word = held.last_word
+    if word is not None and not word.renamed_to:
+        # Without a name the bytes are those of earlier releases.
+        word = cast("LastWord", Mark(word.time, word.seq))
     return LaneSnapshot(
         *lane, held.epoch, list(held.ranges), list(held.gaps), held.mark, held.whole_mark, held.pending_marks,
         held.topics, held.payload, held.origins, held.partial, held.last_seen, held.retired, held.conflict,
-        held.last_word,
+        word,
     )  # fmt: skip
 
 

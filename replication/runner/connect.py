@@ -43,6 +43,7 @@ from weft.replication.runner.settings import (
     MessageTaker,
     ProxyUnusable,
     Puller,
+    Stopping,
 )
 from weft.replication.source import Epochs, LogSource
 
@@ -161,7 +162,7 @@ async def run_link(
     wall_clock: Callable[[], int] = time.time_ns,
     clocks: ClockSource | None = None,
     acknowledged: Acknowledged | None = None,
-    stopping: asyncio.Event | None = None,
+    stopping: Stopping | None = None,
     config: ConfigReceiver | None = None,
     control: LinkControl | None = None,
     taker: MessageTaker | None = None,

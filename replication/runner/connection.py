@@ -44,7 +44,14 @@ from weft.replication.liveness import SECOND
 from weft.replication.policy import Order
 from weft.replication.runner.control import Drain, LinkControl
 from weft.replication.runner.progress import HubTime, LinkLog, Progress
-from weft.replication.runner.settings import ClockSource, ConfigReceiver, LinkIdentity, MessageTaker, Puller
+from weft.replication.runner.settings import (
+    ClockSource,
+    ConfigReceiver,
+    LinkIdentity,
+    MessageTaker,
+    Puller,
+    Stopping,
+)
 from weft.replication.sender import Sender
 from weft.replication.source import Epochs, LogSource, OfferedLane
 
@@ -68,7 +75,7 @@ class SenderConnection:
         wall_clock: Callable[[], int],
         stay: bool = False,
         clocks: ClockSource | None = None,
-        stopping: asyncio.Event | None = None,
+        stopping: Stopping | None = None,
         config: ConfigReceiver | None = None,
         control: LinkControl,
         taker: MessageTaker | None = None,
@@ -76,7 +83,7 @@ class SenderConnection:
     ) -> None:
         self._puller, self._config = puller, config
         self._control = control
-        self._stopping = stopping or asyncio.Event()
+        self._stopping = stopping or Stopping()
         self._taker = taker
         self._is_ending = False
         self._stay = stay
@@ -249,7 +256,7 @@ class SenderConnection:
             if self._stopping.is_set() and not self._is_ending:
                 self._is_ending = self._all_touched = True
             self._offer_touched(sender, now)
-            is_over = self._is_ending and (not sender.connected or sender.end())
+            is_over = self._is_ending and (not sender.connected or sender.end(self._stopping.renamed_to))
             patience = sender.patience
             if patience.is_over(now) and self._drain.continues(again=patience.since == self._asked_at):
                 self._asked_at = now

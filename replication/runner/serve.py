@@ -173,8 +173,8 @@ class LinkHandler(Protocol):
         """Accept marks, each (lane, seq): all records that the lane received up to ``time`` are below ``seq``. They
         need no acknowledgement."""
 
-    def last_words(self, time: int, lanes: list[tuple[int, int]]) -> None:
-        """Accept the last marks of a sender that stops."""
+    def last_words(self, time: int, lanes: list[tuple[int, int]], renamed_to: str) -> None:
+        """Accept the last marks of a sender that stops, and the new name of its log, if it has one."""
 
     async def room(self) -> None:
         """Wait until there is room for more. Called after each message; nothing is read from the edge until it
@@ -383,7 +383,7 @@ class LinkSession:
                 self._handler.data(event.lane, event.batches)
             elif isinstance(event, MarksReceived):
                 if event.last:
-                    self._handler.last_words(event.time, event.lanes)
+                    self._handler.last_words(event.time, event.lanes, event.renamed_to)
                 else:
                     self._handler.marks(event.time, event.lanes)
             else:

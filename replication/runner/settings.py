@@ -95,6 +95,13 @@ class LinkIdentity(NamedTuple):
     """Boot id of the machine, as in the log's batches."""
 
 
+class Stopping(asyncio.Event):
+    """The end of a node's links: set when its log accepts no more records."""
+
+    renamed_to = ""
+    """The name under which the log continues, if its links never send under the present one again."""
+
+
 class ClockSource(Protocol):
     """The clocks of the sender's boots (``edge_node.links.source``, which may not be imported here)."""
 

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 
 from tests.cloud_hub.fabric import SequencerNode, Session
@@ -70,12 +71,14 @@ class Edge:
                 session.sequencer.leave(session.lane_session)
             await asyncio.sleep(self.rng.random() * 0.2)
 
-    async def send_mark(self, node: SequencerNode) -> None:
-        """An idle edge says that it has nothing more."""
+    async def stop(self, node: SequencerNode) -> None:
+        """An idle edge says its last word: it may be back, or has another name now."""
         assert node.sequencer is not None
         self.epoch += 1
         session = Session(node.sequencer, self.lane, self.epoch, ["plant/{line}"])
         assert await session.open()
+        session.lane_session.sends_last_word = True
+        session.lane_session.renamed_to = self.rng.choice(["", "another"])
         node.sequencer.put_mark(session.lane_session, Mark(1000 + self.records, self.records))
 
     async def _session(self, session: Session) -> None:
@@ -125,6 +128,47 @@ class Edge:
             if gap.first < end and first < gap.end
         ]
         return sorted([*has, *gaps], key=lambda item: item.first if isinstance(item, GapRange) else item[0])
+
+
+class Forger:
+    """An edge that opens lanes of its own name with the ids of other edges' logs, and says of them what it likes."""
+
+    NAME = "forger"
+
+    def __init__(self, edges: list[Edge], rng: random.Random) -> None:
+        self._edges, self._rng = edges, rng
+        self._early = [edge for edge in edges if rng.random() < 0.5]
+        """Edges whose logs it claims while they are at work; those of the others when they have stopped."""
+        self._epoch = 1 << 40
+
+    async def run(self, nodes: list[SequencerNode]) -> None:
+        """Forge until it is cancelled."""
+        while self._early:
+            await asyncio.sleep(self._rng.random())
+            edge, node = self._rng.choice(self._early), self._rng.choice(nodes)
+            if node.sequencer is not None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._rng.uniform(0.2, 3.0)):
+                        await self._forge(edge, node, self._rng.choice(list(GapReason)), self._rng.randrange(3))
+
+    async def take_places(self, node: SequencerNode) -> None:
+        """Claim to be the new name of each edge that has stopped."""
+        for edge in self._edges:
+            await self._forge(edge, node, GapReason.RENAMED, 0)
+
+    async def _forge(self, edge: Edge, node: SequencerNode, reason: GapReason, flags: int) -> None:
+        self._epoch += 1
+        assert node.sequencer is not None
+        session = Session(node.sequencer, edge.lane._replace(edge=self.NAME), self._epoch, flags=flags)
+        lane = session.lane_session
+        try:
+            if await session.open():
+                await session.sequencer.put_gap(lane, GapRange(0, edge.records, reason))
+                lane.sends_last_word = self._rng.random() < 0.5
+                lane.renamed_to = self._rng.choice(["", edge.lane.edge, "another"])
+                session.sequencer.put_mark(lane, Mark(self._epoch, edge.records))
+        finally:
+            session.sequencer.leave(lane)
 
 
 class Relay:

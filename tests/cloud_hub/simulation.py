@@ -18,7 +18,7 @@ from tests.cloud_hub.collection import Collector, SleepingReader
 from tests.cloud_hub.fabric import CLUSTER, TRUE_START, SequencerNode, check_log, make_sequencer, read_chunks
 from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM, FaultyStore
 from tests.cloud_hub.routes import Route, name_each_other
-from tests.cloud_hub.senders import PATIENCE_S, Edge, Relay
+from tests.cloud_hub.senders import PATIENCE_S, Edge, Forger, Relay
 from tests.cloud_hub.virtual_time import now_ns
 from tests.support.later_fold import LATER
 from tests.support.outcomes import outcome
@@ -29,6 +29,7 @@ from weft.protocols.chunk_index import FIRST_LEVEL, RELEASE, FoldRules, StreamKe
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
+from weft.protocols.shard.completeness import completeness
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore, StoreError
@@ -185,7 +186,13 @@ async def _collect(nodes: list[SequencerNode], collector: Collector, rng: random
 
 
 async def _acts(
-    nodes: list[SequencerNode], edges: list[Edge], collector: Collector, rng: random.Random, storm: Storm
+    nodes: list[SequencerNode],
+    edges: list[Edge],
+    collector: Collector,
+    rng: random.Random,
+    storm: Storm,
+    *,
+    forger: Forger,
 ) -> None:
     collections, records = (
         0 if storm not in {_storm, _jump_clocks, _lower_times} else rng.choice([0, 1, 2]),
@@ -205,8 +212,10 @@ async def _acts(
                     tasks.create_task(edge.relay.drain(nodes, edge))
     await asyncio.sleep(5.0)  # late writes land
     for edge in edges:
-        await edge.send_mark(rng.choice(nodes))
+        await edge.stop(rng.choice(nodes))
     await asyncio.sleep(5.0)  # longer than marks wait for data
+    await forger.take_places(rng.choice(nodes))
+    await asyncio.sleep(5.0)
 
 
 async def _simulate(seed: int, storm: Storm, rules: FoldRules, before: FoldRules | None) -> ShardState:
@@ -232,11 +241,13 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules, before: FoldRules
     readers = [SleepingReader(inner, random.Random(rng.random()), rules, only) for only in followed]
     collector = Collector(inner, COLLECTION_DELAY_S)
     askers = Askers(inner, nodes, random.Random(seed))
+    forger = Forger(edges, random.Random(f"forger {seed}"))
     for node in nodes:
         await node.start()
     async with asyncio.TaskGroup() as group:  # what a reader raises ends the history
         reading = [group.create_task(askers.run()), *(group.create_task(reader.run()) for reader in readers)]
-        await _acts(nodes, edges, collector, rng, storm)
+        reading.append(group.create_task(forger.run(nodes)))
+        await _acts(nodes, edges, collector, rng, storm, forger=forger)
         for task in reading:
             task.cancel()
     await askers.check()
@@ -264,6 +275,7 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules, before: FoldRules
     await late.close()
     assert ShardState.decode(state.encode(), rules).encode() == state.encode()
     check_times(state)
+    check_completeness(state, edges)
     assert state.cluster_id == CLUSTER.cluster_id
     return state
 
@@ -274,6 +286,18 @@ def check_times(state: ShardState) -> None:
     for lane, held in state.lanes.items():
         times = (held.last_seen, held.retired and held.retired.time, held.conflict and held.conflict.time)
         assert all(time <= state.created for time in times if time), f"{lane} was seen after {state.created}: {times}"
+
+
+@outcome()
+def check_completeness(state: ShardState, edges: list[Edge]) -> None:
+    """Check that an edge's words change nothing in what is said of the others: each of these may be back."""
+    for stream in {edge.lane.stream for edge in edges}:
+        lanes = state.stream_lanes("default", stream)
+        true = completeness({lane: held for lane, held in lanes.items() if lane.edge != Forger.NAME}, (), state.created)
+        said = completeness(lanes, (), state.created)
+        assert true.covers == sorted(edge.lane for edge in edges if edge.lane.stream == stream)
+        assert [lane for lane in said.covers if lane.edge != Forger.NAME] == true.covers, f"{stream}: one is left out"
+        assert said.complete_up_to is None or said.complete_up_to <= (true.complete_up_to or 0), "a false moment"
 
 
 @outcome()

@@ -14,6 +14,7 @@ from tests.support.silence import silent_logs
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.protocols.link import Hello
+from weft.protocols.shard import lane_state
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.snapshot import DecodedSnapshot
@@ -96,6 +97,16 @@ def make_snapshots_with_an_earlier_fold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShardState, "of", believing)
 
 
+def believe_who_claims_to_be_the_new_name(patch: pytest.MonkeyPatch) -> None:
+    """Proof s5_rename: another edge takes one that only stopped out of completeness."""
+
+    def follows(_: str, epoch: int, begin: int, former: LaneState) -> bool:
+        word = former.last_word
+        return word is not None and epoch > former.epoch and begin == word.seq
+
+    patch.setattr(lane_state, "follows", follows)
+
+
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     with silent_logs():
@@ -109,6 +120,7 @@ def quiet() -> Iterator[None]:
         acknowledge_what_others_gave_up, take_a_gap_for_the_last_word,
         count_absent_records_as_there, believe_a_fact_less_than_an_absence, take_a_failed_write_for_done,
         read_on_without_a_look_at_the_watermark, send_everyone_on, go_and_never_come_back,
+        believe_who_claims_to_be_the_new_name,
     ],
     ids=lambda plant: plant.__name__,
 )  # fmt: skip

@@ -24,10 +24,10 @@ import pytest
 import yaml
 from packaging.version import Version
 
-from deploy.debian.build import NOT_HERE, debian_version
-from deploy.images.tree import MACHINES
+from deploy.debian.build import COMMAND_PATH, NOT_HERE, PACKAGES, debian_version, describe
+from deploy.images.tree import MACHINES, put
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message
-from tests.support.debian_root import DebianRoot, booted_debian, debian_root
+from tests.support.debian_root import PYTHON, DebianRoot, booted_debian, debian_root
 from tests.support.processes import Node, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port, get_json
@@ -152,7 +152,7 @@ def running(room: DebianRoot, unit: str = "weft-edge") -> Iterator[str]:
 
 
 def kept(room: DebianRoot) -> str:
-    return room.did("weft", "edge", "tail", "/etc/weft/edge.yaml", "telemetry", user="weft")
+    return room.did("weft", "edge", "tail", "/etc/weft/edge.yaml", "telemetry", user="weft-edge")
 
 
 @pytest.mark.slow
@@ -162,9 +162,9 @@ def test_data_and_configuration_survive_upgrade_and_removal_and_no_purge(
     room: DebianRoot, package: Path, later: Path
 ) -> None:
     config, port = room.folder / CONFIG, free_port()
-    assert "is good" in room.did("weft", "edge", "check", "/etc/weft/edge.yaml", user="weft")
+    assert "is good" in room.did("weft", "edge", "check", "/etc/weft/edge.yaml", user="weft-edge")
     init = ("weft", "edge", "init", "/etc/weft/edge.yaml", "--node", "press-shop-7", "--listen", f"127.0.0.1:{port}")
-    assert "sudo systemctl enable --now weft-edge" in room.did(*init, user="weft")
+    assert "sudo systemctl enable --now weft-edge" in room.did(*init, user="weft-edge")
     config.write_text(config.read_text() + f'http: {{bind: "127.0.0.1:{free_port()}"}}\n')
     for name in ("users", "hub.yaml"):
         (config.parent / name).write_text("")
@@ -178,7 +178,7 @@ def test_data_and_configuration_survive_upgrade_and_removal_and_no_purge(
     with running(room):
         publish(port, "plant/press/m1/telemetry", ["22.5"])
     assert all(value in kept(room) for value in ("21.5", "22.5"))
-    assert room.did("find", "/var/lib/weft", "!", "-user", "weft") == ""
+    assert room.did("find", "/var/lib/weft", "!", "-user", "weft-edge") == ""
 
     room.did("apt-get", "remove", "--yes", "weft-edge")
     assert not (room.folder / "usr/lib/weft-edge").exists()
@@ -189,7 +189,7 @@ def test_data_and_configuration_survive_upgrade_and_removal_and_no_purge(
     room.did("apt-get", "purge", "--yes", "weft-edge")
     assert [each for each in ("var/lib/weft", "usr/lib/weft-edge") if (room.folder / each).exists()] == []
     assert os.listdir(config.parent) == ["hub.yaml"]
-    assert room.did("id", "--name", "--user", "weft") == "weft\n"
+    assert room.did("id", "--name", "--user", "weft-edge") == "weft-edge\n"
 
 
 @pytest.mark.slow
@@ -382,10 +382,89 @@ def test_a_bare_debian_comes_to_a_row_by_the_page_and_a_hub_comes_and_goes(
     bare.did("apt-get", "purge", "--yes", "weft-hub")
     assert not store.exists()
     assert sorted(os.listdir(bare.folder / "etc/weft")) == ["edge.yaml", "press-shop-7.token", "token"]
+    assert bare.run("cat", "/etc/weft/token", "/var/lib/weft/log-id", user="weft-hub").stdout == ""
     assert "while the hub changes" in kept(bare)
     bare.did("apt-get", "purge", "--yes", "weft-edge")
     assert not (bare.folder / "usr/bin/weft").is_symlink()
+    assert not (bare.folder / "etc/weft").exists(), "no token is left"
     assert other.exists()
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Packages with nothing but their scripts, folders and configurations."""
+    if shutil.which("dpkg-deb") is None:
+        pytest.skip("dpkg-deb is not installed")
+    folder, made = tmp_path_factory.mktemp("scripts"), []
+    for package in PACKAGES:
+        stage = folder / package.kind
+        command = f"/{package.home}/bin/weft"
+        put(stage / command[1:], "#!/bin/sh\n")
+        put(stage / "etc/weft" / f"{package.kind}.yaml", "# an example\n")
+        facts = {"version": "99", "architecture": HERE, "python": PYTHON}
+        describe(package, stage, {COMMAND_PATH: command}, facts)
+        made.append(folder / f"{package.name}.deb")
+        stage.chmod(0o755)
+        command_line = ["dpkg-deb", "-Zgzip", "--root-owner-group", "--build", str(stage), str(made[-1])]
+        subprocess.run(command_line, check=True, capture_output=True)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(590)
+def test_an_upgrade_gives_each_node_what_was_of_one_user_and_a_purge_leaves_no_token(
+    bare: DebianRoot, scripts: list[Path]
+) -> None:
+    bare.run("apt-get", "purge", "--yes", "weft-edge", "weft-hub")
+    shutil.rmtree(bare.folder / "etc/weft", ignore_errors=True)
+    # As 0.1.0 leaves it, with what an operator adds.
+    files = {
+        "edge.yaml": "links: {cloud: {token_file: press-7.token, ca_file: ca.pem}}",
+        "hub.yaml": "tls: {client_ca: ca.pem}",
+        "users": "", "press-7.token": "", "user.password": "", "hub.key": "", "ops.token": "", "ca.pem": "",
+        "plant-ca/ca.key": "",
+    }  # fmt: skip
+    bare.did("adduser", "--system", "--group", "--quiet", "--no-create-home", "weft")
+    bare.did("adduser", "--quiet", "--disabled-password", "--gecos", "", "anna")
+    bare.did("adduser", "--quiet", "anna", "weft")
+    places = {f"etc/weft/{name}": text for name, text in files.items()}
+    for path, text in {**places, "var/lib/weft/log/1.seg": "", "var/lib/weft-hub/cluster.json": ""}.items():
+        place = bare.folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+        place.chmod(0o600 if path in places else 0o640)
+    bare.did("chown", "-R", "weft:weft", "/etc/weft", "/var/lib/weft", "/var/lib/weft-hub")
+    bare.did("chmod", "750", "/etc/weft", "/var/lib/weft", "/var/lib/weft-hub")
+
+    def reads(user: str) -> set[str]:
+        found = bare.run("sh", "-c", "find /etc/weft/* /var/lib/weft /var/lib/weft-hub -type f -readable", user=user)
+        known = [
+            f"/etc/weft/{name}" for name in files if bare.run("cat", f"/etc/weft/{name}", user=user).returncode == 0
+        ]
+        names = {os.path.basename(path) for path in (*found.stdout.split(), *known)}
+        return {name for name in names if not name.endswith(".dpkg-dist")}
+
+    edge_s = {"edge.yaml", "users", "press-7.token", "user.password", "1.seg"}
+    hub_s = {"hub.yaml", "hub.key", "ops.token", "ca.key", "cluster.json"}
+    for package in scripts:  # one after the other: meanwhile the hub is of 0.1.0, and runs as weft
+        assert reads("weft") >= hub_s
+        shutil.copyfile(package, bare.folder / package.name)
+        bare.did("dpkg", "--install", "--force-confold", f"/{package.name}")
+    assert reads("weft-edge") == edge_s | {"ca.pem"}
+    assert reads("weft-hub") == hub_s | {"ca.pem"}
+    assert reads("anna") == {"edge.yaml", "hub.yaml", "1.seg", "cluster.json"}, "what a reader of data could read"
+    # Neither takes away or replaces what is the other's, and each adds files.
+    assert bare.run("mv", "/etc/weft/users", "/etc/weft/own", user="weft-hub").returncode != 0
+    bare.did("sh", "-c", "umask 077; echo secret >/etc/weft/any-name.token", user="weft-edge")
+    assert "any-name.token" not in reads("weft-hub")
+
+    bare.did("apt-get", "purge", "--yes", "weft-edge")
+    left = set(os.listdir(bare.folder / "etc/weft")) - {"hub.yaml.dpkg-dist"}
+    assert left == {"hub.yaml", "hub.key", "ops.token", "ca.pem", "plant-ca"}
+    assert reads("weft-hub") == hub_s | {"ca.pem"}
+    bare.did("apt-get", "purge", "--yes", "weft-hub")
+    assert set(os.listdir(bare.folder / "etc/weft")) == {"ca.pem", "plant-ca"}, "an authority's folder stays"
 
 
 @pytest.mark.slow
@@ -452,7 +531,7 @@ def test_systemd_runs_both_confined_and_an_upgrade_under_load_loses_nothing(
             pytest.skip(str(error))
 
         def did(*command: str) -> str:
-            return room.did(*command, user="weft")
+            return room.did(*command, user="weft-hub")
 
         install(room, hub_package, package)
         did("weft", "hub", "init", hub, "--listen", f"127.0.0.1:{hub_port}")
@@ -461,8 +540,19 @@ def test_systemd_runs_both_confined_and_an_upgrade_under_load_loses_nothing(
         did("weft", "hub", "token", "add", hub, "a", "--scope", "edge", "--edge", "a", "--to", f"{token}.a", "--yes")
         to_hub = ("--hub", f"http://127.0.0.1:{hub_port}", "--token-file", f"{token}.a")
         stream = f"{STREAM}=load/{{device}}/count"
-        did("weft", "edge", "init", edge, "--node=a", f"--stream={stream}", f"--listen=127.0.0.1:{mqtt_port}", *to_hub)
-        did("sh", "-c", f"echo 'http: {{bind: \"127.0.0.1:{http_port}\"}}' >>{edge}")
+        room.did("chown", "weft-edge:weft-edge", f"{token}.a")
+        init = (
+            "weft",
+            "edge",
+            "init",
+            edge,
+            "--node=a",
+            f"--stream={stream}",
+            f"--listen=127.0.0.1:{mqtt_port}",
+            *to_hub,
+        )
+        room.did(*init, user="weft-edge")
+        room.did("sh", "-c", f"echo 'http: {{bind: \"127.0.0.1:{http_port}\"}}' >>{edge}")
         room.did("systemctl", "enable", "--now", "weft-edge")
 
         def records() -> int:
@@ -509,7 +599,7 @@ def is_confined(room: DebianRoot, unit: str) -> None:
     """The process has another user, no rights, and a filter of system calls; systemd counts the rest."""
     status = room.did("cat", f"/proc/{main_process(room, unit)}/status")
     facts = {name: value.split() for name, _, value in (line.partition(":") for line in status.splitlines())}
-    user = room.did("id", "--user", "weft").strip()
+    user = room.did("id", "--user", unit).strip()
     assert (facts["Uid"], facts["NoNewPrivs"], facts["Seccomp"]) == ([user] * 4, ["1"], ["2"])
     assert {int(facts[name][0], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {0}
     room.did("systemd-analyze", "security", f"--threshold={EXPOSURE_MAX}", f"{unit}.service")
@@ -525,7 +615,7 @@ def audit_finds(room: DebianRoot, records: int, stream: str = "telemetry") -> No
     said: list[str] = []
 
     def is_found() -> bool:
-        done = room.run(*command, user="weft")
+        done = room.run(*command, user="weft-hub")
         said.append(done.stdout + done.stderr)
         return done.returncode == 0 and f"{records} of them" in done.stdout
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from tests.hostile.hub import HOSTILE, NEIGHBOUR, GuardedHub
 from tests.hostile.link_client import GoodLink, link_to, records
 from tests.support.processes import weft
 from tests.support.waiting import wait_until
-from weft.protocols.link import Ack, Gap, LaneClosed, LaneOpened, Refuse, Welcome
+from weft.protocols.link import Ack, Data, Gap, LaneClosed, LaneOpened, LastWords, Marks, Refuse, Welcome
+from weft.protocols.segment import GapReason
 
 pytestmark = pytest.mark.processes
 LOG = 55
@@ -20,6 +22,13 @@ STREAM = "/v1/streams/telemetry"
 
 def completeness(hub: GuardedHub) -> Any:
     return hub.json(f"{STREAM}/completeness", hub.token("evil"))
+
+
+def said(hub: GuardedHub, edge: str = HOSTILE[1]) -> tuple[int, bool]:
+    """The number of an edge's mark, and whether it is its last word."""
+    lanes = hub.json(f"{STREAM}/lanes", hub.token("evil"))["lanes"]
+    lane = next(lane for lane in lanes if lane["edge"] == edge)
+    return (lane["mark"] or {"seq": 0})["seq"], lane["last_word"] is not None
 
 
 def conflict_of(hub: GuardedHub) -> bool:
@@ -36,6 +45,30 @@ async def test_a_lane_that_is_opened_and_left_holds_no_stream_back(hub: GuardedH
                 assert isinstance(answer, LaneOpened)
         before = completeness(hub)["complete_up_to"]
         wait_until(lambda: completeness(hub)["complete_up_to"] > before, what="a later moment")
+
+
+async def test_an_edge_that_stopped_is_waited_for_whatever_another_one_says_of_its_log(hub: GuardedHub) -> None:
+    """Its log's id is in every answer about lanes, and a gap `renamed` under it looks like its new name."""
+    async with link_to(hub, NEIGHBOUR, log_id=LOG) as edge:
+        await edge.greet()
+        await edge.open(edge.opening(epoch=5))
+        await edge.send(Data(1, records(0, 10)), LastWords(time.time_ns(), [(1, 10)]))
+        await edge.hear(Ack)
+        wait_until(lambda: said(hub, NEIGHBOUR[1]) == (10, True), what="the last word")
+    before = completeness(hub)
+    async with link_to(hub, log_id=LOG) as thief:
+        await thief.greet()
+        await thief.open(thief.opening(epoch=6))
+        await thief.send(Gap(1, 0, 10, GapReason.RENAMED), Data(1, records(10)))
+        await thief.hear(Ack)
+        # As one that keeps its name, and as one that is renamed itself, to the name that it is after.
+        for is_last in (False, True):
+            now, lanes = time.time_ns(), [(1, 11)]
+            await thief.send(LastWords(now, lanes, NEIGHBOUR[1]) if is_last else Marks(now, lanes))
+            wait_until(lambda is_last=is_last: said(hub) == (11, is_last), what="the mark")  # type: ignore[misc]
+            after = completeness(hub)
+            assert sorted(lane["edge"] for lane in after["covers"]) == [HOSTILE[1], NEIGHBOUR[1]]
+            assert after["complete_up_to"] == before["complete_up_to"], "it may be back with earlier records"
 
 
 @pytest.mark.slow

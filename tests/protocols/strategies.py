@@ -139,6 +139,7 @@ LANE_UPDATES = st.builds(
     origins=st.lists(ORIGINS, max_size=2),
     floor=st.none() | MARKS,
     flags=U32,
+    renamed_to=NAMES,
 )
 CHUNK_HEADERS = st.builds(
     chunk.ChunkHeader,
@@ -233,7 +234,7 @@ CONTROL_FRAMES = st.one_of(
         ),
         U32,
     ),
-    st.builds(link.LastWords, INT64, st.lists(st.tuples(U32, st.integers(0, SEQ_END)), max_size=3)),
+    st.builds(link.LastWords, INT64, st.lists(st.tuples(U32, st.integers(0, SEQ_END)), max_size=3), NAMES),
     st.builds(
         link.ConfigDesired,
         U64,

@@ -135,7 +135,7 @@ def test_what_a_later_release_adds_behind_known_fields_is_passed_over() -> None:
     rest: list[Any] = [[], [[3, 4, 1]], ["a/{b}"], None, [], None, 0]
     of_stream, clock = [3, "pi", 1, b"\xc0"], ["pi", 1, 2, 3, -4, 5]
     plain = [["pi"], [], [1], [2], [0], [3], [7], [4], {0: rest}, [of_stream], [clock]]
-    more = [*plain[:8], {0: [*rest, "more"]}, [[*of_stream, "more"]], [[*clock, "more"]], "more"]
+    more = [*plain[:8], {0: [*rest, "", "more"]}, [[*of_stream, "more"]], [[*clock, "more"]], "more"]
     found = []
     for columns, added in ((plain, []), (more, ["more"])):
         block = msgspec.msgpack.encode(columns)

@@ -13,6 +13,7 @@ from weft.protocols.chunk_index import (
     ControlKind,
     GapRange,
     LaneUpdate,
+    LastWord,
     Mark,
     StreamBlock,
     index_of,
@@ -129,7 +130,7 @@ def test_a_silent_edge_is_told_by_how_it_fell_silent(records: int, word: int | N
     state = LaneState() if not records else held(records, None)
     state.add_mark(Mark(NOW - SILENT_NS, records))
     state.prove_marks()
-    state.last_word = None if word is None else Mark(NOW - SILENT_NS, word)
+    state.last_word = None if word is None else LastWord(NOW - SILENT_NS, word)
     [reported] = completeness({lane("press-1"): state}, (), NOW).held_back_by
     assert (reported.reason, reported.why.endswith(why), advice in reported.advice) == (Reason.SILENT, True, True)
     assert ("link" in reported.advice) is (word != records), "a link is nothing to restore of an edge that was stopped"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import pytest
 from hypothesis import example, given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.protocols.test_fold import add, control, state
 from tests.protocols.test_shard_state import LANE, update
-from weft.protocols.chunk_index import Control, ControlKind, GapRange, LaneFlag, LaneUpdate, Mark
+from weft.protocols.chunk_index import Control, ControlKind, GapRange, LaneFlag, LaneUpdate, LastWord, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import snapshot as snapshots
@@ -35,8 +37,9 @@ def retire(by: RetiredBy = RetiredBy.OPERATOR, missing: int = 0) -> Control:
     return control(ControlKind.RETIRE, msgspec.msgpack.encode(RetireBody(by, "gone", missing)))
 
 
-def last_word(seq: int, time: int, epoch: int = 1, lane: Lane = LANE) -> LaneUpdate:
-    return msgspec.structs.replace(update(lane, mark=Mark(time, seq), epoch=epoch), flags=int(LaneFlag.LAST_WORD))
+def last_word(seq: int, time: int, epoch: int = 1, lane: Lane = LANE, renamed_to: str = "") -> LaneUpdate:
+    word = update(lane, mark=Mark(time, seq), epoch=epoch)
+    return msgspec.structs.replace(word, flags=int(LaneFlag.LAST_WORD), renamed_to=renamed_to)
 
 
 def at(held: ShardState, time: int, *updates: LaneUpdate, controls: tuple[Control, ...] = ()) -> ShardState:
@@ -74,7 +77,7 @@ def test_a_lane_retired_by_an_earlier_release_has_one() -> None:
 def test_a_lane_that_stopped_in_order_leaves_none_and_lacks_nothing() -> None:
     held = at(state(), 150, update(ranges=[(0, 9)], mark=Mark(100, 9)))
     at(held, 200, last_word(9, 190))
-    assert ShardState.decode(held.encode()).lanes[LANE].last_word == Mark(190, 9)
+    assert ShardState.decode(held.encode()).lanes[LANE].last_word == LastWord(190, 9)
     at(held, 500, controls=(retire(),))
     assert gap_of(held) is None
     at(held, 800, controls=(retire(missing=Missing.UNKNOWN),))
@@ -84,7 +87,7 @@ def test_a_lane_that_stopped_in_order_leaves_none_and_lacks_nothing() -> None:
 def test_records_that_another_cluster_may_have_are_no_part_of_an_end_in_order() -> None:
     """With ``peers`` they are missing until it has brought them, whatever the edge's last word was."""
     held = at(state(), 150, update(ranges=[(0, 3), (5, 9)], gaps=[GapRange(3, 5, GapReason.ABSENT)], mark=Mark(100, 9)))
-    at(held, 200, last_word(9, 190))
+    at(held, 200, last_word(9, 190, renamed_to="new"))
     new = LANE._replace(edge="new")
     begins = [GapRange(0, 9, GapReason.RENAMED)]
     at(held, 300, update(new, gaps=begins, mark=Mark(290, 9), epoch=2))
@@ -247,8 +250,10 @@ def begins(seq: int, epoch: int = 2, lane: Lane = NEW) -> LaneUpdate:
 @pytest.mark.parametrize("seq", [0, 9])
 def test_a_rename_ends_the_former_name_by_both_words(seq: int) -> None:
     ranges = [(0, seq)] if seq else []
-    held = at(state(), 150, update(ranges=ranges, mark=Mark(100, seq)), last_word(seq, 190))
+    held = at(state(), 150, update(ranges=ranges, mark=Mark(100, seq)), last_word(seq, 190, renamed_to=NEW.edge))
     assert renamed(held.lanes) == set()
+    [waits] = completeness(held.lanes, (), 10**12).held_back_by
+    assert waits.why.endswith(f"continues as {NEW.edge}, which has not come yet")
     at(held, 310, begins(seq))
     assert renamed(held.lanes) == {LANE}
     answer = completeness(held.lanes, (LANE.edge,), 10**12)
@@ -261,12 +266,14 @@ def test_a_rename_ends_the_former_name_by_both_words(seq: int) -> None:
     ("records", "word"),
     [
         (9, None),
-        (9, last_word(12, 190)),  # the rest is still to come
-        (9, last_word(9, 190, epoch=2)),  # the other name is the earlier one
-        (8, last_word(8, 190)),  # the other name begins elsewhere
+        (9, last_word(9, 190)),  # it only stopped, and will be back
+        (9, last_word(9, 190, renamed_to="edge-3")),  # another took the name of what is still to come
+        (9, last_word(12, 190, renamed_to=NEW.edge)),  # the rest is still to come
+        (9, last_word(9, 190, epoch=2, renamed_to=NEW.edge)),  # the other name is the earlier one
+        (8, last_word(8, 190, renamed_to=NEW.edge)),  # the other name begins elsewhere
     ],
 )
-def test_another_edge_cannot_take_a_lane_out_that_is_only_cut_off(records: int, word: LaneUpdate | None) -> None:
+def test_another_edge_cannot_take_a_lane_out_that_is_stopped_or_cut_off(records: int, word: LaneUpdate | None) -> None:
     held = at(state(), 150, update(ranges=[(0, records)], mark=Mark(100, records)), *([word] if word else []))
     at(held, 310, begins(9))
     assert renamed(held.lanes) == set()
@@ -274,10 +281,33 @@ def test_another_edge_cannot_take_a_lane_out_that_is_only_cut_off(records: int, 
 
 # -- the whole life of a node, against what it really had
 
+
+class Forged(NamedTuple):
+    """What another edge of the tenant says in a lane of its own name, of any log."""
+
+    log_id: int
+    reason: GapReason | None
+    """That of a gap from 0 on; None for records."""
+    beyond: int
+    """Its end, from the end of the node's records on."""
+    flags: int
+    renamed_to: str
+
+
+FORGED = st.builds(
+    Forged,
+    st.sampled_from([LANE.log_id, LANE.log_id, 77]),
+    st.sampled_from([GapReason.RENAMED, GapReason.RENAMED, None, *GapReason]),
+    st.sampled_from([0, 0, 1]),
+    st.integers(0, 7),
+    st.sampled_from(["", LANE.edge, "forger", NEW.edge]),
+)
 STEPS = st.lists(
     st.sampled_from([
-        "take", "take", "deliver", "mark", "stop", "start", "cut", "link", "lose", "retire", "age", "adopt", "drop",
-    ]),
+        "take", "take", "deliver", "mark", "stop", "leave", "start", "cut", "link", "lose", "retire", "age", "adopt",
+        "drop",
+    ])
+    | FORGED,
     max_size=30,
 )  # fmt: skip
 
@@ -315,7 +345,22 @@ class LostNode:
     def speaks(self) -> bool:
         return self.exists and self.runs and self.linked
 
-    def step(self, what: str) -> None:
+    def forge(self, said: Forged) -> None:
+        self.now += 10
+        lane, end = LANE._replace(edge="forger", log_id=said.log_id), len(self.taken) + said.beyond
+        held = self.shard.lanes.get(lane, LaneState())
+        if said.reason is None:
+            word = update(lane, held.missing_records(0, end), mark=Mark(self.now, end), epoch=self.now)
+        else:
+            parts = held.missing_gap(GapRange(0, end, said.reason)) if end else []
+            gaps = [GapRange(*part, said.reason) for part in parts]
+            word = update(lane, gaps=gaps, mark=Mark(self.now, end), epoch=self.now)
+        at(self.shard, self.now, msgspec.structs.replace(word, flags=said.flags, renamed_to=said.renamed_to))
+
+    def step(self, what: str | Forged) -> None:
+        if isinstance(what, Forged):
+            self.forge(what)
+            return
         self.now += 10
         if what == "take" and self.exists and self.runs:
             self.taken.append(self.now)
@@ -326,9 +371,12 @@ class LostNode:
             assert self.held is not None
             mark = Mark(self.now, len(self.taken)) if what == "mark" else None
             self.fold(update(ranges=self.held.missing_records(0, len(self.taken)), mark=mark, epoch=self.epoch))
-        elif what == "stop" and self.exists and self.runs:
+        elif what in ("stop", "leave") and self.exists and self.runs:
             if self.linked and self.held is not None:
-                self.fold(last_word(len(self.taken), self.now, self.epoch))
+                # One that leaves is renamed: its disk says no more under this name.
+                renamed_to = NEW.edge if what == "leave" else ""
+                self.fold(last_word(len(self.taken), self.now, self.epoch, renamed_to=renamed_to))
+                self.exists = what == "stop"
             self.runs = False
         elif what in ("start", "link", "cut") and self.exists:
             self.runs |= what == "start"
@@ -358,12 +406,18 @@ class LostNode:
         retired = self.known.retired
         if retired is not None:  # nothing holds the stream back any more, and of what came later no lane speaks
             return time <= retired.time
-        return self.known.complete_up_to is not None and time <= self.known.complete_up_to
+        moments = self.known.complete_up_to, answer.complete_up_to
+        return any(moment is not None and time <= moment for moment in moments)
 
 
 @given(STEPS)
 @example(["take", "stop", "retire", "drop", "start"])  # an open gap that is closed again
-def test_no_hub_claims_what_a_lost_disk_took_with_it(steps: list[str]) -> None:
+# A stopped edge that is back while another one claims to be its new name.
+@example([
+    "take", "deliver", "mark", "stop", Forged(LANE.log_id, GapReason.RENAMED, 0, 0, ""), "cut", "start", "take",
+    Forged(LANE.log_id, GapReason.RENAMED, 1, 0, ""),
+])  # fmt: skip
+def test_no_hub_claims_what_a_lost_disk_took_with_it(steps: list[str | Forged]) -> None:
     node = LostNode()
     for what in steps:
         node.step(what)
@@ -372,3 +426,9 @@ def test_no_hub_claims_what_a_lost_disk_took_with_it(steps: list[str]) -> None:
             if seq >= has and node.trusted and not node.known.is_empty:
                 assert not node.claims(time), (seq, time)
         assert ShardState.decode(node.shard.encode()).encode() == node.shard.encode()
+        others = {lane: held for lane, held in node.shard.lanes.items() if lane == LANE}
+        said, true = (completeness(lanes, (LANE.edge,), node.now) for lanes in (node.shard.lanes, others))
+        assert [lane for lane in said.covers if lane == LANE] == true.covers
+        assert [gap for gap in said.open_gaps if gap.edge == LANE.edge] == true.open_gaps
+        if true.covers and said.complete_up_to is not None:
+            assert said.complete_up_to <= (true.complete_up_to or 0)

@@ -105,7 +105,7 @@ class _Handler:
         self.hub.sessions.append(session)
         self.keys: dict[int, int] = {}
 
-    def last_words(self, time: int, lanes: list[tuple[int, int]]) -> None:
+    def last_words(self, time: int, lanes: list[tuple[int, int]], renamed_to: str) -> None:
         self.marks(time, lanes)
 
     async def open_lane(self, opening: LaneOpen) -> None:

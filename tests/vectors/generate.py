@@ -33,6 +33,8 @@ from tests.vectors.goldens import (
     MOVED,
     OPEN,
     OWNED,
+    RENAMED_CHUNK,
+    RENAMED_STATE,
     SEALED_CHUNK,
     SEGMENT,
     SMALL,
@@ -88,6 +90,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
         "mark_only": EMPTY_CHUNK,
         "seal": SEALED_CHUNK,
         "apart": APART_CHUNK,
+        "renamed": RENAMED_CHUNK,
     },
     "shard-state": {
         "ended": STATE,
@@ -95,6 +98,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
         "two_streams": TWO_STREAMS,
         "split": SPLIT_STATE,
         "apart": APART_STATE,
+        "renamed": RENAMED_STATE,
     },
     "cluster-log": {
         "declared": DECLARED_FACT,
@@ -135,7 +139,7 @@ def later_chunk() -> bytes:
     head = msgspec.msgpack.decode(whole[-length : -chunk.TRAILER_BYTES])
     place = head[3][0]
     columns = msgspec.msgpack.decode(whole[place[2] : place[2] + place[3]], strict=False)
-    columns[8][0] += ["more of a lane", 7]
+    columns[8][0] += ["", "more of a lane", 7]
     block = msgspec.msgpack.encode([*columns, "more of the block"])
     place[3:5] = [len(block), crc32c(block)]
     place.append("more of the place")

@@ -254,6 +254,15 @@ EMPTY_CHUNK: Notation = {
     "controls": [],
     "extensions": {},
 }
+RENAMED_CHUNK: Notation = {
+    **EMPTY_CHUNK,
+    "blocks": [
+        {
+            **EMPTY_CHUNK["blocks"][0],
+            "lanes": [["default", "pi-1", 1, "telemetry", 1, [], [], [T, 9], None, None, [], None, 4, "pi-2"]],
+        }
+    ],
+}
 STATE: Notation = {
     "cluster_id": "000102030405060708090a0b0c0d0e0f",
     "shard": 1,
@@ -301,6 +310,10 @@ STATE: Notation = {
     "extensions": {},
 }
 EMPTY_STATE: Notation = {**STATE, "n": -1, "footer_crc": 0, "created": 0, "streams": [], "lanes": [], "clocks": []}
+RENAMED_STATE: Notation = {
+    **STATE,
+    "lanes": [{**STATE["lanes"][0], "last_word": [T + 1, 1011, "pi-2"]}],
+}
 TWO_STREAMS: Notation = {
     **STATE,
     "streams": [

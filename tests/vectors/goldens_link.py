@@ -153,7 +153,7 @@ NODE_REPORT: Notation = {
         },
     ]
 }  # fmt: skip
-LAST_WORDS: Notation = {"frames": [{"type": "LAST_WORDS", "time": T, "lanes": [[1, 10], [3, 0]]}]}
+LAST_WORDS: Notation = {"frames": [{"type": "LAST_WORDS", "time": T, "lanes": [[1, 10], [3, 0]], "renamed_to": "pi-2"}]}
 CONFIG: Notation = {
     "frames": [
         {

@@ -199,10 +199,13 @@ def _decode_chunk(data: bytes) -> Notation:
         "fold_level": footer.fold_level,
         "sections": sections,
     }
-    noted["blocks"] = [
+    blocks: list[Notation] = [
         {"tenant": tenant, "stream": stream, **{name: _builtins(each) for name, each in block._asdict().items()}}
         for (tenant, stream), block in footer.blocks.items()
     ]
+    for lane in (lane for block in blocks for lane in block["lanes"]):
+        _leave_out(lane, 13)
+    noted["blocks"] = blocks
     noted["controls"] = _builtins(footer.cluster_controls)
     return {**noted, "extensions": {str(number): body.hex() for number, body in footer.extensions.items()}}
 
@@ -294,7 +297,15 @@ def _decode_state(data: bytes) -> Notation:
     }
     streams = [{key: each for key, each in _named(stream).items() if key != "forgotten"} for stream in head.streams]
     named = [_named(msgspec.structs.replace(each, tenant=lane.tenant, stream=lane.stream)) for lane, each in lanes]
+    for lane in named:
+        _leave_out(lane["last_word"] or [], 2)
     return noted | {"cluster_id": head.cluster_id.hex(), "streams": streams, "lanes": named}
+
+
+def _leave_out(array: list[Any], name: int) -> None:
+    """Remove the name at the end of an array if it is empty: then it is not written either."""
+    if array[name:] == [""]:
+        del array[name]
 
 
 def _decode_snapshot(data: bytes) -> tuple[snapshot.Snapshot, list[tuple[Lane, snapshot.LaneSnapshot]]]:

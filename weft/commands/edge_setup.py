@@ -213,7 +213,7 @@ def _is_loopback(listen: str) -> bool:
 
 PASSWORD_FILE = "user.password"
 UNIT_FOLDER = "/etc/weft"
-"""Folder of the configuration under systemd, where the node runs as the user ``weft``."""
+"""Folder of the configuration under systemd, where the node runs as the user ``weft-edge``."""
 UNIT_DATA = "/var/lib/weft"
 _STDIN = "<stdin>"
 
@@ -312,7 +312,7 @@ def _token(path: str | None, *, asks: bool) -> str | None:
 
 def _print_summary(written: list[str], config_file: str, *, is_unit: bool, as_json: bool) -> None:
     """Say what was written, and the commands that come next."""
-    prefix = "sudo -u weft " if is_unit else ""
+    prefix = "sudo -u weft-edge " if is_unit else ""
     file = shlex.quote(config_file)
     run = "sudo systemctl enable --now weft-edge" if is_unit else f"weft edge run {file}"
     commands = [f"{prefix}weft edge check {file}", run, f"{prefix}weft edge doctor {file}"]

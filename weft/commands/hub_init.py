@@ -23,7 +23,7 @@ from weft.output import Refused
 ADMIN_FILE = "admin.token"
 LISTEN = "127.0.0.1:8090"
 UNIT_FOLDER, UNIT_STORE = "/etc/weft", "/var/lib/weft-hub"
-"""Folders of the configuration and of the store under systemd, where the hub runs as the user ``weft``."""
+"""Folders of the configuration and of the store under systemd, where the hub runs as the user ``weft-hub``."""
 _OPTIONS = {"listen": "--listen", "store": "--store", "tls": "--certificate"}
 """Section of the configuration -> option that it comes from."""
 
@@ -157,7 +157,7 @@ def _write(config_file: str, folder: str, text: str, given: dict[str, Any]) -> l
 def _print_summary(
     written: list[str], config_file: str, given: dict[str, Any], *, is_unit: bool, as_json: bool
 ) -> None:
-    prefix = "sudo -u weft " if is_unit else ""
+    prefix = "sudo -u weft-hub " if is_unit else ""
     file = shlex.quote(config_file)
     run = "sudo systemctl enable --now weft-hub" if is_unit else f"weft hub run {file}"
     offline = " --offline" if is_bucket(given["store"]) else ""
