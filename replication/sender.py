@@ -141,6 +141,12 @@ class Outbox:
         """Return the oldest record of ``lane`` that waits for the window."""
         return min((item.header.base_seq for item in self._waiting if item.lane == lane), default=None)
 
+    def waiting(self, lane: int) -> RangeSet:
+        """Return the records of ``lane`` that wait for the window."""
+        return RangeSet(
+            sorted((item.header.base_seq, item.header.end_seq) for item in self._waiting if item.lane == lane)
+        )
+
     def merged(self, found: Sequence[Read], bytes_max: int) -> list[Read]:
         """Merge runs of small neighbours into one batch each, up to ``bytes_max`` uncompressed; keep all others as
         stored."""
@@ -602,7 +608,8 @@ class Sender:
         del self._answers[:OPENINGS_PER_MESSAGE]
         if self._state is _State.OPEN:
             # Gaps go before marks: a mark above an unexplained number would be held back at the hub.
-            frames += self._lanes.take_gap_frames(GAPS_PER_MESSAGE)
+            reading = None if self._reading is None else self._reading.lane
+            frames += self._lanes.take_gap_frames(GAPS_PER_MESSAGE, self._outbox.waiting, reading)
             for key, batches in self._outbox.next_message(self._now):
                 self._marks.sent_data(key)
                 frames.append(Data(self._lanes[key].number, batches))

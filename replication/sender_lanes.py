@@ -183,16 +183,21 @@ class SenderLane:
         """Return whether gap notices wait to be sent."""
         return bool(self._gaps)
 
-    def gap_frames(self, limit: int) -> list[Frame]:
-        """Return the gap notices not sent on this connection yet, without the receiver's ranges."""
+    def gap_frames(self, limit: int, waiting: RangeSet) -> list[Frame]:
+        """Return the gap notices not sent on this connection yet, without the receiver's ranges.
+
+        Args:
+            waiting: records that were read and follow on this connection.
+        """
         frames: list[Frame] = []
         taken = 0
         while taken < len(self._gaps) and len(frames) < limit:
             gap = self._gaps[taken]
             taken += 1
             for first, end in self._reported.missing(gap.first, gap.end):
-                # Records that the receiver has are not reported as lost, even if this log has lost them since.
-                missing = self.safe.missing(first, end)
+                # Records that the receiver has, or gets behind this message, are not reported as lost, even if this log
+                # has lost them since. If the connection ends before, the next one tells all gaps again.
+                missing = [part for run in self.safe.missing(first, end) for part in waiting.missing(*run)]
                 frames += [Gap(self.number, *part, gap.reason) for part in missing]
                 self._reported_lost.update(missing)
             self._reported.add(gap.first, gap.end)
@@ -652,12 +657,19 @@ class SenderLanes:
             self._queued.discard(key)
         return None
 
-    def take_gap_frames(self, limit: int) -> Iterator[Frame]:
-        """Return up to ``limit`` gap notices; lanes with more keep their place. None while data waits."""
+    def take_gap_frames(self, limit: int, waiting: Callable[[int], RangeSet], reading: int | None) -> Iterator[Frame]:
+        """Return up to ``limit`` gap notices; lanes with more keep their place. None while data waits.
+
+        Args:
+            waiting: returns the records of a lane that were read and follow on this connection.
+            reading: lane whose records are being read: which of them follow is not known yet.
+        """
         if self._policy is not None and self._policy.is_held:
             return
         for key in list(self._with_gaps):
-            for frame in self._lanes[key].gap_frames(limit):
+            if key == reading:
+                continue
+            for frame in self._lanes[key].gap_frames(limit, waiting(key)):
                 limit -= 1
                 yield frame
             if self._lanes[key].has_gaps:

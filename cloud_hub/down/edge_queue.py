@@ -193,6 +193,8 @@ KEYS_MAX = 100_000
 """Maximum number of idempotency keys of a shard that a process remembers, shared by tenants."""
 SILENT_NS = 86_400 * 10**9
 """Nanoseconds after its expiry when a message without an outcome counts as unknown."""
+EPOCHS_APART = 1024
+"""Epochs after which the times that two writers give may be the same, and nanoseconds between two times of one."""
 EXPIRY_NS_MAX = 7 * 86_400 * 10**9
 """Longest time that a message may wait."""
 
@@ -237,6 +239,9 @@ class DownContext:
         self.keys: TenantMemory[tuple[Lane, str], Remembered] = TenantMemory(KEYS_MAX)
         self.writing: dict[Lane, dict[int, tuple[Waiting, asyncio.Future[None]]]] = {}
         """Messages that are not durable yet, by lane and number: they outlive the copy of the log."""
+        self.settling: dict[Lane, set[int]] = {}
+        """Numbers of messages whose outcomes are not durable yet, by lane. They outlive the copy, too: an edge that is
+        asked again would have a second outcome written behind one that is under way."""
         self.next: dict[Lane, int] = {}
         """One past the highest number given out, by lane: a message that is under way keeps its number to itself."""
 
@@ -260,14 +265,20 @@ class EdgeQueue:
         """Bytes of their payloads, with those that are being written."""
         self._is_closed = False
         self._grow(sum(len(message.payload) for message, _ in self.writing.values()))
-        self.settling: set[int] = set()
-        """Messages whose outcomes are not durable yet."""
+        self.settling = shared.settling.setdefault(lane, set())
+        """Numbers of messages whose outcomes are not durable yet."""
         self.trouble = ""
         """Reason of the edge why messages wait; empty without one."""
 
-    def now(self, wall: int) -> int:
-        """Return a time for a record: later than all before, and than any mark."""
-        self._time = max(wall, self._time + 2)
+    def now(self, wall: int, epoch: int) -> int:
+        """Return a time for a record: later than all before, and than any mark. Two processes that give one number to a
+        message each, of which one becomes durable, tell them apart by it.
+
+        Args:
+            epoch: that of the writer's session.
+        """
+        time = max(wall, self._time + 2)
+        self._time = time + (epoch - time) % EPOCHS_APART
         return self._time
 
     def skip_to(self, number: int) -> None:
@@ -286,14 +297,17 @@ class EdgeQueue:
             raise KeyConflict(f"the idempotency key {draft.key!r} came with another message before")
         return found
 
-    def accept(self, draft: Draft, wall: int, done: asyncio.Future[None]) -> Waiting:
+    def accept(self, draft: Draft, wall: int, epoch: int, done: asyncio.Future[None]) -> Waiting:
         """Give a message its number. It waits once its record is in the log.
+
+        Args:
+            epoch: as for ``now``.
 
         Raises:
             QueueFull: too many wait.
         """
         self._check_room(len(draft.payload))
-        accepted, number = self.now(wall), self._next
+        accepted, number = self.now(wall, epoch), self._next
         self._shared.next[self.lane] = self._next = number + 1
         expires = accepted + draft.left
         message = Waiting(number, accepted, expires, draft.topic, draft.payload, draft.qos, draft.key, draft.by)
@@ -355,10 +369,12 @@ class EdgeQueue:
             elif record.number not in self.waiting:
                 self._grow(len(record.payload))
                 self._remember(record)
+            is_last = not self.waiting or record.number >= next(reversed(self.waiting))
             self.waiting[record.number] = seq, record
+            if not is_last:  # of a chunk that is read late
+                self.waiting = OrderedDict(sorted(self.waiting.items()))
         elif isinstance(record, Settled):
             self._time = max(self._time, record.time)
-            self.settling.discard(record.number)
             held = self.waiting.get(record.number)
             if held is not None and held[1].accepted == record.accepted:
                 del self.waiting[record.number]
@@ -402,6 +418,9 @@ class EdgeQueue:
     def position(self, end: int, now: int) -> Mark | None:
         """Return the mark for a batch that is appended now: everything before it has an outcome. None if that is not
         known.
+
+        Every outcome under way has to be in that batch, or before it in the writer's session: then the mark is not
+        durable without them.
 
         Args:
             end: number after the batch's last record.

@@ -24,7 +24,7 @@ from weft.cloud_hub.down.edge_queue import (
     outcome_name,
 )
 from weft.cloud_hub.down.lane_writer import CannotWrite, LaneWriter, WriterLost
-from weft.cloud_hub.shard.lane_session import DOWN_STREAM, SPARED_NS_MAX, waiting_lanes, waits_from
+from weft.cloud_hub.shard.lane_session import BEFORE_NS, DOWN_STREAM, SPARED_NS_MAX, waiting_lanes, waits_from
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.chunk import section_entries
@@ -214,7 +214,7 @@ class ShardDown:
         found = {lane: EdgeQueue(lane, ends[lane], time, self._shared) for lane, (time, _) in waiting.items()}
         self._is_loading, generation = True, self._generation
         try:
-            time = min(time for time, _ in waiting.values())
+            time = min(time for time, _ in waiting.values()) - BEFORE_NS
             tenants = frozenset(lane.tenant for lane in waiting)
             parts = await log_parts(self.sequencer.log, state.n, self._other)
             async for lane, seq, record in read_from(parts, time, tenants):
@@ -283,7 +283,6 @@ class ShardDown:
             queue.close()
         self._queues.clear()
         self._noted.clear()
-        self._outcomes.clear()
         for lane, link in self._links.items():
             link.restart()
             self._run(self._refresh(lane))
@@ -327,21 +326,30 @@ class ShardDown:
             self._outcomes[lane].append(settled)
 
     async def _write_outcomes(self, lane: Lane) -> None:
-        try:
-            writer, queue = await self._opened(lane)
-            outcomes = [each for each in self._outcomes.pop(lane, []) if queue.waits(each.number, each.accepted)]
-            if not outcomes:
-                return
-            queue.settling.update(each.number for each in outcomes)
-            times = [queue.now(self._wall_clock()) for _ in outcomes]
+        """Write the outcomes that wait to be appended, again if another process takes the lane meanwhile."""
+        while lane in self._outcomes and self.sequencer.is_running:
+            told = list[Settled]()
+            try:
+                writer, queue = await self._opened(lane)
+                told = self._outcomes.pop(lane, told)
+                await self._append_outcomes(writer, queue, told)
+            except (CannotWrite, WriterLost, *_READ_ERRORS) as error:
+                logger.warning("outcomes of messages to %s/%s are not written yet: %s", lane.tenant, lane.edge, error)
+                if told:
+                    # Until they are tried again none of them is in a session, so no mark may go by them.
+                    self._outcomes.setdefault(lane, []).extend(told)
+                    self._drop(lane)
+                await asyncio.sleep(SHARD_RETRY_S)
+
+    async def _append_outcomes(self, writer: LaneWriter[DownRecord], queue: EdgeQueue, told: Sequence[Settled]) -> None:
+        """Append those of the outcomes that no process has written. They are durable when this returns."""
+        outcomes = [each for each in told if queue.waits(each.number, each.accepted)]
+        if outcomes:
+            times = [queue.now(self._wall_clock(), writer.epoch) for _ in outcomes]
             records = [each._replace(time=time) for each, time in zip(outcomes, times, strict=True)]
             end = writer.next_seq + len(records)
-            await writer.append(records, queue.position(end, queue.now(self._wall_clock())))
-        except (CannotWrite, WriterLost, *_READ_ERRORS) as error:
-            # The edge remembers the outcomes, and is asked again.
-            logger.warning("outcomes of messages to %s/%s were not written: %s", lane.tenant, lane.edge, error)
-            await asyncio.sleep(SHARD_RETRY_S)
-            self._drop(lane)
+            await writer.append(records, queue.position(end, queue.now(self._wall_clock(), writer.epoch)))
+        queue.settling.difference_update(each.number for each in told)
 
     async def _opened(self, lane: Lane) -> tuple[LaneWriter[DownRecord], EdgeQueue]:
         """Return the lane's writer, and its queue with all that was written before that one began: other processes may
@@ -375,13 +383,13 @@ class ShardDown:
             # The chunks that had the messages are gone: nothing of this lane waits any more.
             writer, queue = await self._opened(lane)
             if not queue.waiting and not queue.writing:
-                writer.mark(Mark(queue.now(self._wall_clock()), writer.next_seq))
+                writer.mark(Mark(queue.now(self._wall_clock(), writer.epoch), writer.next_seq))
 
     def _drop(self, lane: Lane) -> None:
         """Begin again with the copy of one lane."""
-        if (queue := self._queues.pop(lane, None)) is not None:
-            queue.close()
-        self._outcomes.pop(lane, None)
+        if (queue := self._queues.pop(lane, None)) is None:
+            return
+        queue.close()
         if (link := self._links.get(lane)) is not None:
             link.restart()
             self._run(self._refresh(lane))
@@ -406,7 +414,8 @@ class ShardDown:
                 await self._written(queue, known)
                 return known
             self.settle(lane, list(queue.over(self._wall_clock())))
-            message = queue.accept(draft, self._wall_clock(), asyncio.get_running_loop().create_future())
+            done = asyncio.get_running_loop().create_future()
+            message = queue.accept(draft, self._wall_clock(), writer.epoch, done)
             try:
                 await self._write(writer, queue, message)
             except WriterLost:
@@ -435,6 +444,7 @@ class ShardDown:
         error = asyncio.CancelledError() if written.cancelled() else written.exception()
         if error is not None:
             self._failed(queue, message, done, error)
+            self._drop(queue.lane)  # the log may have it, though no acknowledgement has told the copy
         elif not done.done():
             done.set_result(None)
 
@@ -459,7 +469,6 @@ class ShardDown:
         Raises:
             OutcomeUnknown: it is not among those that wait, but it may have been sent meanwhile.
         """
-        self._drop(lane)
         try:
             queue = await self.queue(lane)
         except _READ_ERRORS as error:

@@ -132,6 +132,12 @@ class LaneWriter(Generic[RecordT]):
         return self._session is not None
 
     @property
+    def epoch(self) -> int:
+        """Return the epoch of the open session."""
+        assert self._session is not None, "open comes first"
+        return self._session.epoch
+
+    @property
     def next_seq(self) -> int:
         """Return the number that the next record gets."""
         return self._next

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from weft.cloud_hub.shard.lane_ends import EndedLanes, adoption
-from weft.cloud_hub.shard.lane_session import ClockNotices, LaneSession, PendingItem, ReceivedBatch, bounds
+from weft.cloud_hub.shard.lane_session import (
+    ClockNotices,
+    LaneSession,
+    PendingItem,
+    ReceivedBatch,
+    bounds,
+    is_hubs_own,
+)
 from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import BatchHeader, Buffer, ClockState
@@ -105,6 +112,19 @@ class LaneDraft:
             named = {number: origins.get(number) or known.get(number) for number in sorted(self.named)}
             found = {number: origin for number, origin in named.items() if origin is not None} | found
         self.origins = [found[number] for number in sorted([*found][:ORIGINS_MAX])]
+
+    def take_mark(self, mark: Mark, held: LaneState) -> None:
+        """Add a mark, if it is later than those of the state."""
+        newest, lane = held.newest_mark, self.session.lane
+        if newest is not None and newest.time >= mark.time:
+            return
+        # A hub's own lane has many writers. If this one loses it, another one's records get the numbers that this chunk
+        # has no room for, and would prove a mark that is not about them.
+        if is_hubs_own(lane.tenant, lane.stream):
+            end = max([held.ranges.end, *(each for _, each in self.ranges)])
+            if mark.seq > end:
+                return
+        self.mark = mark
 
     @property
     def has_news(self) -> bool:
@@ -298,9 +318,8 @@ class ChunkBuilder:
         # Most lanes bring one run that continues what is held: one question to the state instead of one for each batch.
         if session.items and not self._take_run(draft, held, key, edge):
             self._take_items(draft, held)
-        mark, newest = session.mark, held.newest_mark
-        if mark is not None and (newest is None or newest.time < mark.time):
-            draft.mark = mark
+        if session.mark is not None:
+            draft.take_mark(session.mark, held)
         if declares:
             draft.declare(held)
         if declares_origins or draft.named:

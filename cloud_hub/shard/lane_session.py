@@ -25,6 +25,9 @@ AUDIT_EDGE = "weft-hub"
 """Name in the place of an edge in the lane of acts."""
 SPARED_NS_MAX = 8 * 86_400 * 10**9
 """Longest time that chunks are kept for messages that wait: a day longer than the longest expiry."""
+BEFORE_NS = 10**9
+"""Nanoseconds by which a chunk may be older than its messages: a lane's times only grow, so those that are accepted at
+once, or by processes whose clocks differ, may be ahead of the clock."""
 
 
 def is_hubs_own(tenant: str, stream: str) -> bool:
@@ -55,7 +58,7 @@ def spared_from(state: ShardState, now: int) -> int:
     """Return the moment from which chunks are kept because messages in them wait: at most ``SPARED_NS_MAX`` ago, and
     ``now`` if none waits."""
     times = [time for time, _ in waiting_lanes(state).values()]
-    return max(min(times, default=now), now - SPARED_NS_MAX)
+    return max(min(times) - BEFORE_NS, now - SPARED_NS_MAX) if times else now
 
 
 # Notices of the clocks of one log's boots from a link, until the shard's log has them.
@@ -211,6 +214,7 @@ class LaneSession:
         "renamed_to",
         "run_end",
         "run_first",
+        "said",
         "sends_last_word",
         "topics",
         "trails",
@@ -251,6 +255,8 @@ class LaneSession:
         self.gaps_pending = 0
         """Gap notices among the items."""
         self.mark: Mark | None = None
+        self.said = -1 << 63
+        """Time of the latest mark that came over the link."""
         self.sends_last_word = False
         """True when the mark is the edge's last word."""
         self.renamed_to = ""

@@ -375,6 +375,8 @@ class ShardSessions:
         self.behind: dict[Lane, int] = {}
         """For lanes of open sessions: nanoseconds by which the last mark was before an earlier one of the edge. Its
         clock was set back; the lane does not advance until the clock has passed that moment."""
+        self._relayed: dict[Lane, int] = {}
+        """For lanes of open sessions: time of the latest mark that came by a relay."""
         self.lost: dict[Lane, RangeSet] = {}
         """Lane -> records that this hub had acknowledged to its edge, and did not hold when the edge last connected."""
         self.declarations = PendingDeclarations()
@@ -462,14 +464,13 @@ class ShardSessions:
             held: the state of the lane.
         """
         if session.registered:
-            before, newest = session.mark, None if held is None else held.newest_mark
+            newest = None if held is None else held.newest_mark
             # A relay may say what the edge itself said before, and that is no step of the edge's clock.
-            if not session.is_relay and (
-                self.behind
-                or (before is not None and before.time > mark.time)
-                or (newest is not None and newest.time > mark.time)
-            ):
+            if session.is_relay:
+                self._relayed[session.lane] = max(mark.time, self._relayed.get(session.lane, mark.time))
+            elif self.behind or session.said > mark.time or (newest is not None and newest.time > mark.time):
                 self._compare(session, mark, newest)
+            session.said = max(mark.time, session.said)
             session.mark = mark
             session.trails = newest is None or mark.seq > newest.seq
             if not session.items:  # nothing advances a commit that waits for records
@@ -483,10 +484,9 @@ class ShardSessions:
 
     def _compare(self, session: LaneSession, mark: Mark, newest: Mark | None) -> None:
         """Note whether the edge's clock has been set back before its earlier mark."""
-        said = mark.time
-        if session.mark is not None and session.mark.time > said:
-            said = session.mark.time
-        if newest is not None and newest.time > said:
+        said = max(mark.time, session.said)
+        # What another region relayed may be later than what the edge's own link, which was slow or cut, brings now.
+        if newest is not None and newest.time > max(said, self._relayed.get(session.lane, said)):
             said = newest.time
         # The state keeps the later mark, so the lane does not advance until the clock has passed it.
         if said > mark.time:
@@ -671,6 +671,7 @@ class ShardSessions:
         if not self._lanes[session.lane]:
             del self._lanes[session.lane]
             self.behind.pop(session.lane, None)
+            self._relayed.pop(session.lane, None)
         self._active.pop(session, None)
         self.pending_bytes -= session.drop_items()
         self._room.set()

@@ -26,7 +26,8 @@ from weft.cloud_hub.tables.retention import PLACE, TYPES, Places
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.ranges import RangeSet
 from weft.storage import hub_keys
-from weft.storage.cluster import Cluster
+from weft.storage.chunk_log import first_logs, load_every_shard
+from weft.storage.cluster import Cluster, open_cluster
 from weft.storage.hub_keys import entry_of_table, latest_key, quarantine_key
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.protocol import ObjectFile
@@ -491,21 +492,37 @@ async def erasures(store: ObjectStore, stream: StreamKey) -> list[ErasureState]:
 
     Raises:
         TableError: a record is damaged, or a later release wrote it.
-        StoreError: the store did not answer.
+        ClusterUnusable, StoreError: the store holds no hub, or did not answer.
     """
     found = []
+    without: frozenset[int] | None = None
     for number, deletion in (await stored_deletions(store, *stream)).items():
         if deletion.erasure is not None:
-            waits = [*await _in_log(store, deletion), *await _in_tables(store, stream, number)]
+            without = without if without is not None else await _shards_without(store, stream)
+            waits = [*await _in_log(store, deletion, without), *await _in_tables(store, stream, number)]
             fields = deletion.time, deletion.by, deletion.reason, deletion.rows, deletion.count
             found.append(ErasureState(number, *fields, waits))
     return found
 
 
-async def _in_log(store: ObjectStore, deletion: Deletion) -> list[str]:
+async def _shards_without(store: ObjectStore, stream: StreamKey) -> frozenset[int]:
+    """Return the shards whose logs never had a record of a stream."""
+    logs = first_logs(store, await open_cluster(store, None), tenant=stream[0])
+    loaded = await load_every_shard(logs, frozenset([stream]))
+    return frozenset(log.shard for log, state in loaded if not state.next_offset.get(stream))
+
+
+async def _in_log(store: ObjectStore, deletion: Deletion, without: frozenset[int]) -> list[str]:
+    """Return a sentence for each shard whose log may still have erased records.
+
+    Args:
+        without: shards that never had a record of the stream. An idle one keeps its chunks, which are not awaited.
+    """
     found = []
     assert deletion.erasure is not None, "a declaration of an erasure"
     for shard, n in deletion.erasure.chunks:
+        if shard in without:
+            continue
         prefix = hub_keys.chunk_prefix(shard)
         listed = await store.list(prefix, limit=1)
         # Chunks are deleted from the front, so the first one says whether any is left.

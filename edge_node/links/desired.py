@@ -223,6 +223,8 @@ class StoredConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     """Hub cluster that wanted it."""
     starts: int = 0
     """Number of starts of the node with it."""
+    down_s: int = 0
+    """Seconds for which the link has been down on it without a break, as last noted: a start counts on from there."""
     said: ConfigState | None = None
     """Statement about a configuration that is not in force: refused or taken back."""
     taken: dict[str, TakenNumber] = {}
@@ -364,6 +366,8 @@ CONFIRM_S = 60.0
 """Time that the link has to be up on a configuration before it counts as confirmed."""
 DOWN_S_MAX = 90.0
 """Time that the link may be down on one that is not confirmed, before it is taken back."""
+NOTED_S = 15
+"""Seconds of a link that is down after which they are stored, for the case that the node ends."""
 TRIAL_S_MAX = 600.0
 """Time after which one that is still not confirmed is taken back: its link came and went."""
 RETRY_S = 60.0
@@ -458,7 +462,7 @@ class ConfigTrial:
         self._since = now()
         self._up: tuple[int, float] | None = None
         """Number of the connection that is up, and since when it has been."""
-        self._down_since = now()
+        self._down_since = now() - stored.down_s
         self._before: tuple[int, Prepared] | None = None
         """Configuration before the one on trial, if that was applied to this running node, and ``TrialNode.reads``."""
         self._wanted: _Order | None = None
@@ -646,6 +650,9 @@ class ConfigTrial:
         elif now - self._since >= TRIAL_S_MAX:
             reason = f"the link was not up on it for {CONFIRM_S:.0f} s at a time within {TRIAL_S_MAX:.0f} s"
             await self._go_back(taken_back(stored, reason))
+        elif (down_s := int(now - self._down_since) // NOTED_S * NOTED_S) != stored.down_s:
+            # A setting that cuts the link may end the node as well, which must not begin the time again.
+            await self._store(msgspec.structs.replace(stored, down_s=down_s))
 
     async def _confirm(self) -> None:
         stored = self.stored

@@ -199,6 +199,9 @@ class RegionLane(msgspec.Struct, frozen=True, kw_only=True):
     """Records in both logs."""
     only_first: int
     only_second: int
+    given_up: tuple[int, int]
+    """Records that the second region has, and that an erasure, retention or another act of an operator removed from the
+    first; and the reverse. None of the other counts has them."""
     ranges: tuple[list[Range], list[Range]]
     """The first ranges of the records that only the first, and only the second region has: [first, end)."""
     complete_up_to: tuple[int | None, int | None]
@@ -212,7 +215,7 @@ class RegionsReport(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     lanes: list[RegionLane]
     agree: bool
-    """True if each has every record that the other has."""
+    """True if each has every record that the other has, but for those that it gave up."""
 
 
 async def compare_regions(stores: tuple[ObjectStore, ObjectStore], tenant: str, stream: str) -> RegionsReport:
@@ -243,16 +246,30 @@ async def _lanes(store: ObjectStore, tenant: str, stream: str) -> dict[Lane, Lan
 
 def _compared(lane: Lane, first: LaneState | None, second: LaneState | None) -> RegionLane:
     here, there = (RangeSet() if each is None else each.records for each in (first, second))
-    only_here, only_there = here.minus(there), there.minus(here)
+    only_here, gone_there = _apart(here, there, second)
+    only_there, gone_here = _apart(there, here, first)
     return RegionLane(
         edge=lane.edge,
         log_id=f"{lane.log_id:016x}",
-        both=here.count() - only_here.count(),
+        both=here.count() - only_here.count() - gone_there,
         only_first=only_here.count(),
         only_second=only_there.count(),
+        given_up=(gone_here, gone_there),
         ranges=(list(only_here)[:RANGES_LISTED_MAX], list(only_there)[:RANGES_LISTED_MAX]),
         complete_up_to=(_claim(first), _claim(second)),
     )
+
+
+def _apart(here: RangeSet, there: RangeSet, held: LaneState | None) -> tuple[RangeSet, int]:
+    """Return the records of one region that the other one lacks, and the number of those that it gave up.
+
+    Args:
+        held: the other one's lane.
+    """
+    lacked = here.minus(there)
+    gone = () if held is None else [(gap.first, gap.end) for gap in held.gaps if gap.reason == GapReason.OPERATOR]
+    unexplained = lacked.minus(gone)
+    return unexplained, lacked.count() - unexplained.count()
 
 
 def _claim(held: LaneState | None) -> int | None:

@@ -419,6 +419,8 @@ class Segment:
     index: SegmentIndex
     known_since: int = 0
     """Monotonic ns at which its last record was received, or the log opened: its records are at least that old."""
+    begun: int | None = None
+    """Monotonic ns at which it was found to have records that will expire; None before."""
     needed: tuple[int, int] | None = None
     """(``LogState.changes`` at that time, needed bytes): for ``space.needed_bytes``."""
     version: int = 1

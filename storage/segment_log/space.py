@@ -286,18 +286,24 @@ def _any_held(state: LogState, stream: int, span: LaneSpan) -> bool:
 
 
 def is_overdue(state: LogState, now: Now) -> bool:
-    """Return whether to seal the newest segment because it has records of half their stream's maximum age.
+    """Return whether to seal the newest segment because it has records of half their stream's maximum age. Note when
+    it was first found to have some that will expire.
 
     For records that were moved there, the full age counts: they only must not wait without end after it.
     """
-    index = state.segments[-1].index
-    for lanes, part in ((index.lanes, 2), (index.moved, 1)):
+    segment = state.segments[-1]
+    for lanes, part in ((segment.index.lanes, 2), (segment.index.moved, 1)):
         for stream, span in lanes.items():
             retain_s = state.lanes[stream].policy.retain_s
+            if retain_s is None or not span.live_size:
+                continue
+            if segment.begun is None:
+                segment.begun = now.reading.monotonic
             # Files expire as a whole, so the newest one is ended at half of the retention time: records then live at
-            # most half as long again as `retain.time` says.
-            if retain_s is not None and span.live_size and (now.wall - span.first_time) / 1e9 > retain_s / part:
-                return now.reading.state is ClockState.SYNCED
+            # most half as long again as `retain.time` says. Ending it deletes nothing, so without a synchronised clock
+            # the time counts that some record of it was seen to wait.
+            if now.age(span.first_time, segment.begun) > retain_s / part:
+                return True
     return False
 
 

@@ -21,7 +21,8 @@ PROPERTIES = (
     "tests/cloud_hub/tables/test_statistics.py", "tests/cloud_hub/tables/test_maintenance.py",
 )  # fmt: skip
 OTHER_PROPERTIES = (
-    "tests/bounds", "tests/config", "tests/cloud_hub/shard", "tests/edge_node", "tests/functions", "tests/spark_sinks",
+    "tests/bounds", "tests/config", "tests/cloud_hub/down", "tests/cloud_hub/shard", "tests/edge_node",
+    "tests/functions", "tests/spark_sinks",
 )  # fmt: skip
 """Their properties without the mark ``search``; a pass meets a few of ``PROPERTIES`` again."""
 CODEC_ROUNDS = 20_000

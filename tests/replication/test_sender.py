@@ -363,9 +363,42 @@ def test_what_the_log_let_go_of_after_an_acknowledgement_is_no_gap_that_the_hub_
     log.gap_list[1] = [GapRange(10, 12, int(GapReason.BUDGET))]
     log.ends[1] = 12
     peer = Peer(log)
-    peer.say(*welcome((0, 4)))
+    (request,) = [event for event in peer.say(*welcome((0, 4))) if isinstance(event, ReadRequest)]
+    peer.sender.feed(1, log.read_now(*request))
     log.gap_list[1] = [GapRange(0, 4, int(GapReason.ABSENT)), *log.gap_list[1]]
     peer.sender.offer(1, log.state(1))
     assert [frame for frame in peer.heard() if isinstance(frame, Gap)] == [Gap(1, 10, 12, int(GapReason.BUDGET))]
     safe, reported = peer.sender.known(1)
     assert (list(safe), list(reported)) == ([(0, 4)], [(10, 12)])
+
+
+@pytest.mark.parametrize("fed_first", [False, True], ids=["while they are read", "while they wait"])
+def test_records_that_are_still_sent_are_not_told_as_lost(log: ModelLog, fed_first: bool) -> None:
+    """The log drops them for room when they were read already, and the hub's window is full."""
+    log.batches[1] = [make_batch(1, seq, 1, size=40_000) for seq in range(10)]
+    peer = Peer(log)
+    (request,) = [event for event in peer.say(*welcome(window=100_000)) if isinstance(event, ReadRequest)]
+    read = log.read_now(*request)
+    assert 1 < len(read) < 6
+    if fed_first:
+        peer.sender.feed(1, read)
+    log.batches[1] = log.batches[1][6:]
+    log.gap_list[1] = [GapRange(0, 6, int(GapReason.BUDGET))]
+    peer.sender.offer(1, log.state(1))
+    frames = peer.heard()
+    if not fed_first:
+        peer.sender.feed(1, read)
+    told, came = RangeSet(), RangeSet()
+    while frames := frames + peer.heard():
+        for frame in frames:
+            if isinstance(frame, Gap):
+                told.add(frame.first, frame.end)
+            elif isinstance(frame, Data):
+                for header, _ in split_batches(frame.batches):
+                    came.add(header.base_seq, header.end_seq)
+        frames = []
+        for event in peer.say(Ack(1, list(came))):
+            if isinstance(event, ReadRequest):
+                peer.sender.feed(1, log.read_now(*event))
+    assert list(came) == [(0, len(read)), (6, 10)]
+    assert list(told) == [(len(read), 6)], "and all that does not come is"

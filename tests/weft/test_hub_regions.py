@@ -7,12 +7,15 @@ import json
 import time
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 
 from tests.cloud_hub.regions.fabric import LANE
 from tests.cloud_hub.regions.test_two_regions import OTHER
 from tests.cloud_hub.tables.logs import TOPICS, LogWriter, Run
 from tests.support.processes import weft
+from weft.protocols.chunk_index import GapRange
+from weft.protocols.segment import GapReason
 from weft.protocols.shard.placement import shard_of
 from weft.storage.chunk_log import RegionPosition, RegionPositions, Report, StreamLag
 from weft.storage.cluster import open_cluster
@@ -86,12 +89,19 @@ def test_orders_to_a_region_are_declared_and_an_unknown_one_is_named(tmp_path: P
         assert reported in str(refused)
 
 
+async def _region(uri: str, *runs: Run) -> str:
+    writer = await LogWriter.open(open_store(uri), 2)
+    for run in runs:
+        await writer.append(shard_of(run.lane.tenant, run.lane.edge, 2), run)
+    return uri
+
+
 async def test_two_regions_are_compared_number_by_number(tmp_path: Path) -> None:
-    stores = [str(tmp_path / name) for name in ("west", "east")]
-    for uri, ends in zip(stores, (9, 6), strict=True):
-        writer = await LogWriter.open(open_store(uri), 2)
-        for lane, end in ((LANE, ends), (OTHER, 3)):
-            await writer.append(shard_of(lane.tenant, lane.edge, 2), Run(lane, 0, end, topics=TOPICS))
+    other = Run(OTHER, 0, 3, topics=TOPICS)
+    stores = [
+        await _region(str(tmp_path / name), Run(LANE, 0, end, topics=TOPICS), other)
+        for name, end in (("west", 9), ("east", 6))
+    ]
 
     def audit(*options: str) -> Result:
         return weft("audit", "telemetry", *options)
@@ -109,3 +119,22 @@ async def test_two_regions_are_compared_number_by_number(tmp_path: Path) -> None
     for options in ((), ("--store", stores[0], "--regions", *stores)):
         refused = await asyncio.to_thread(audit, *options)
         assert "give --store URI, or --regions URI URI" in str(refused.exception)
+
+
+@pytest.mark.parametrize(("reason", "status"), [(GapReason.OPERATOR, 0), (GapReason.EXPIRED, 1)])
+async def test_what_a_region_was_told_to_erase_is_no_difference(tmp_path: Path, reason: GapReason, status: int) -> None:
+    """Records behind any other gap may still come over the link, and are one."""
+    west = await _region(str(tmp_path / "west"), Run(LANE, 0, 9, topics=TOPICS))
+    east = await _region(str(tmp_path / "east"), Run(LANE, 0, 6, topics=TOPICS, gaps=[GapRange(6, 8, reason)]))
+    erased = await _region(str(tmp_path / "erased"), Run(LANE, 0, 6, gaps=[GapRange(6, 9, reason)]))
+    found = await asyncio.to_thread(weft, "audit", "telemetry", "--regions", erased, west)
+    assert found.return_value == status
+    lines = found.output.splitlines()
+    if status == 0:
+        assert lines[-3].startswith("GIVEN UP IN 1: press-1/0000000000000007: 3 records that the other region has")
+        assert lines[-1] == "good: both regions have the same 6 records"
+    found = await asyncio.to_thread(weft, "audit", "telemetry", "--regions", west, east, "--json")
+    (lane,) = json.loads(found.output)["lanes"]
+    assert found.return_value == 1, "no one gave up the last one"
+    given_up = 2 * (status == 0)
+    assert (lane["both"], lane["only_first"], lane["given_up"]) == (6, 3 - given_up, [0, given_up])

@@ -59,7 +59,8 @@ def audit_command(  # noqa: PLR0917
     --master, Spark's executors read the store; the report is the same.
 
     With --regions, each record that only one of two hubs has is counted, by their lanes. Exit status 1 if there is one.
-    Neither log nor table is read, so audit each region beside it.
+    Numbers that an operator's act removed from one of them do not count. Neither log nor table is read, so audit
+    each region beside it, and a record's `_time` is not compared.
     """
     if (uri is None) == (regions is None):
         raise Refused("give --store URI, or --regions URI URI")

@@ -124,7 +124,8 @@ def compare(config_file: str, region: str, *, reason: str, by: str | None) -> No
     """Compare all of the log with what REGION of CONFIG holds, and send what it lacks.
 
     For a region that lost what it had acknowledged: its store was restored from a backup, say. The links begin again at
-    the start of the log. What was deleted from the log comes by `weft hub region history`.
+    the start of the log. What was deleted from the log comes by `weft hub region history`. Numbers are
+    compared, not columns: each region keeps the `_time` to which it corrected a record.
     """
 
     _known(config_file, region)

@@ -130,9 +130,16 @@ def show_regions(report: RegionsReport) -> None:
             if ranges:
                 text = ", ".join(f"{first} to {end - 1}" for first, end in ranges)
                 click.echo(f"ONLY IN {number}: {harmless(lane.edge)}/{lane.log_id}: {text}")
+        for number, count in enumerate(lane.given_up, 1):
+            if count:
+                click.echo(
+                    f"GIVEN UP IN {number}: {harmless(lane.edge)}/{lane.log_id}: {counted(count, 'record')} that the "
+                    "other region has. An operator's act removed them: an erasure, retention, or one for the lane"
+                )
     if not report.lanes:
         click.echo(f"neither hub knows a stream {report.tenant}/{report.stream}")
     elif report.agree:
+        click.echo("numbers were compared, not columns: `_time` of a record with a corrected clock may differ")
         click.echo(f"good: both regions have the same {sum(lane.both for lane in report.lanes)} records")
 
 

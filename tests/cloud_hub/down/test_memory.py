@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from weft.cloud_hub.down import edge_queue
 from weft.cloud_hub.down.edge_queue import DownContext, Draft, EdgeQueue, Settled, TenantMemory, Waiting, lane_of
+from weft.protocols.chunk_index import Mark
 
 PUTS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 30)), max_size=200)
 
@@ -60,3 +61,12 @@ def test_one_tenant_may_have_all_of_them() -> None:
     for key in range(1000):
         memory.put("a", key, key)
     assert len(list(memory.newest("a"))) == 100
+
+
+def test_a_message_of_a_chunk_that_is_read_late_is_sent_and_no_mark_passes_it() -> None:
+    queue = EdgeQueue(lane_of("acme", "press-1"), 0, 0, DownContext())
+    for number in (0, 2, 1):
+        queue.apply(number, Waiting(number, 10 + number, 10**9, "down/x", b""))
+    queue.apply(3, Settled(0, 10, 20, "down/x", "published"))
+    assert [message.number for message in queue.after(-1)] == [1, 2]
+    assert queue.position(4, 30) == Mark(10, 1)

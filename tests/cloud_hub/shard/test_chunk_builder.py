@@ -11,7 +11,7 @@ import pytest
 
 from tests.cloud_hub.fabric import make_batch
 from weft.cloud_hub.shard.chunk_builder import TEXTS_PER_EDGE, ChunkBuilder
-from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, ReceivedBatch
+from weft.cloud_hub.shard.lane_session import DOWN_STREAM, LaneClaim, LaneSession, ReceivedBatch, waits_from
 from weft.protocols.chunk_index import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane, Origin
 from weft.protocols.ranges import RangeSet
@@ -110,8 +110,31 @@ async def test_a_session_that_is_left_out_keeps_the_later_ones_of_its_lane_out()
     assert list(state.lanes[LANES[0]].ranges) == [(0, 20)]
 
 
-def apply_chunk(state: ShardState, *sessions: LaneSession) -> None:
-    builder = ChunkBuilder(state, 100_000)
+async def test_no_mark_of_messages_is_proved_by_records_of_another_writer() -> None:
+    """A full chunk had room for the mark behind outcomes, and not for these; then another process takes the lane."""
+    await asyncio.sleep(0)
+    state, lane = ShardState(b"0123456789abcdef", 0), Lane("default", "edge-1", 0, DOWN_STREAM)
+    first, second = (
+        LaneSession(lane, LaneClaim(epoch), [], *[lambda *_: None] * 2, flags=LaneFlag.PARTIAL) for epoch in (1, 2)
+    )
+    first.append(ReceivedBatch(*make_batch(lane, 0, 4), 0))
+    first.mark = Mark(10, 2)
+    apply_chunk(state, first)
+    busy = LaneSession(LANES[1], LaneClaim(1), [], *[lambda *_: None] * 2)
+    busy.append(ReceivedBatch(*make_batch(LANES[1], 0, 500), 0))
+    first.settle(state.lanes[lane])
+    first.claim.granted = True
+    first.append(ReceivedBatch(*make_batch(lane, 4, 6), 0))
+    first.mark = Mark(20, 6)
+    apply_chunk(state, busy, first, bytes_max=1000)
+    assert state.lanes[lane].ranges.end == 4, "the chunk was full"
+    second.append(ReceivedBatch(*make_batch(lane, 4, 8), 0))
+    apply_chunk(state, second)
+    assert waits_from(state.lanes[lane]) == (10, 2), "nothing of the new writer has an outcome"
+
+
+def apply_chunk(state: ShardState, *sessions: LaneSession, bytes_max: int = 100_000) -> None:
+    builder = ChunkBuilder(state, bytes_max)
     for session in sessions:
         builder.add(session)
     draft = builder.finish(1, 1, marks_due=True)

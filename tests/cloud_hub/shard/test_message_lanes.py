@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.cloud_hub.shard.lane_session import DOWN_STREAM, SPARED_NS_MAX, spared_from, waiting_lanes
+from weft.cloud_hub.shard.lane_session import BEFORE_NS, DOWN_STREAM, SPARED_NS_MAX, spared_from, waiting_lanes
 from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
@@ -18,7 +18,7 @@ LANE = Lane("default", "press-1", 0, DOWN_STREAM)
 @pytest.mark.parametrize(
     ("mark", "spared"),
     [
-        (Mark(NOW - 5, 3), NOW - 5),
+        (Mark(NOW - 5, 3), NOW - 5 - BEFORE_NS),
         (Mark(NOW - 5, 4), NOW),
         (Mark(NOW - 2 * SPARED_NS_MAX, 3), NOW - SPARED_NS_MAX),
         (None, NOW - SPARED_NS_MAX),

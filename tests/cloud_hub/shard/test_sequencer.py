@@ -12,6 +12,7 @@ import pytest
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Session, check_log, make_batch, make_sequencer, read_chunks
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
+from tests.cloud_hub.virtual_time import NS
 from weft.cloud_hub.shard import chunk_builder
 from weft.cloud_hub.shard import sequencer as snapshots
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
@@ -434,6 +435,24 @@ def test_a_relay_fills_what_the_edge_no_longer_has() -> None:
 
     inner = play(story, healed=RangeSet([(0, 1000)]))
     assert inner is not None
+
+
+def test_marks_that_a_region_brought_first_are_no_step_of_the_edges_clock() -> None:
+    """The edge's own line was silent for half a minute, and now brings what it had sent before."""
+
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        edge, behind = await opened(sequencer), sequencer.sessions.behind
+        relay = Session(sequencer, LANE, 1, flags=int(LaneFlag.RELAY))
+        assert await relay.open()
+        await edge.send(0, 5)
+        for session, time in ((edge, 10), (relay, 40), (edge, 12), (edge, 41)):
+            sequencer.put_mark(session.lane_session, Mark(time * NS, 5))
+            await asyncio.sleep(3.0)
+            assert not behind, f"at {time}"
+        sequencer.put_mark(edge.lane_session, Mark(20 * NS, 5))
+        assert behind == {LANE: 21 * NS}, "now it was set back, by what the edge itself had said"
+
+    play(story)
 
 
 def test_nobody_is_told_to_forget_records_under_a_gap_that_another_told() -> None:

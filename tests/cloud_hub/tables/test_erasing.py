@@ -194,6 +194,22 @@ async def collect(store: ObjectStore, log: LogWriter) -> None:
             await store.delete(chunk_key(shard, n))
 
 
+async def test_an_idle_shard_without_the_stream_holds_up_no_erasure(directory: ObjectStore) -> None:
+    """It has other chunks, such as of administrative acts, and no collector deletes the last ones."""
+    log = await LogWriter.open(directory)
+    await log.append(0, Run(LANE, 0, 3, key=PERSON, topics=TOPICS))
+    await log.append(1, Run(OTHER._replace(stream="acts"), 0, 3, topics=TOPICS))
+    await drain(await new_tierer(directory, log))
+    await erased(directory, log, _key=PERSON.decode())
+    (state,) = await erasures(directory, STREAM)
+    assert [wait[:27] for wait in state.waits if "chunks up to" in wait] == ["the log of shard 0 has chun"]
+    await log.append(0, Run(LANE, 1000, 2, key=OTHERS))
+    await log.snapshot(0)
+    await directory.delete(chunk_key(0, 0))
+    (state,) = await erasures(directory, STREAM)
+    assert not any("chunks up to" in wait for wait in state.waits), state.waits
+
+
 @pytest.mark.slow
 async def test_after_the_grace_no_engine_no_reader_and_no_object_has_it(tmp_path: Path) -> None:
     root = tmp_path / "store"

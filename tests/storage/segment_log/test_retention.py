@@ -442,6 +442,22 @@ def test_a_wall_clock_that_nobody_keeps_right_expires_nothing(disk: FakeFileSyst
     assert lost(log, stream)["EXPIRED"] > 30
 
 
+@pytest.mark.parametrize("replicated", [False, True])
+def test_a_slow_stream_expires_though_nobody_keeps_the_wall_clock_right(disk: FakeFileSystem, replicated: bool) -> None:
+    """Its records never fill a file."""
+    log, stream, clock = timed(disk, StreamPolicy(retain_s=100, replicated=replicated))
+    clock.state = ClockState.UNSYNCED
+    for second in range(0, 400, 10):
+        add(log, stream, 1, clock)
+        log.committer.housekeep()
+        commit_all(log)
+        assert len(read_all(log, stream)) >= min(second, 100) // 10, "none goes before its time"
+        clock.ahead += 10 * SECOND
+    assert len(read_all(log, stream)) <= 17, "at one and a half times their age, and up to two rounds of housekeeping"
+    assert len(segment_paths(disk)) <= 6, "with those of notices that no hub has yet"
+    assert bool(lost(log, stream)) == replicated, "a loss only if a hub waits for them"
+
+
 def disk_of(log: SegmentLog) -> FakeFileSystem:
     """The disk of a log whose process is killed."""
     disk = log._state.filesystem

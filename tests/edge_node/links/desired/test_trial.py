@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.links.desired.edges import CLUSTER, HUB, Edge, Killed, wanted
-from weft.edge_node.links.desired import NOTHING, STARTS_MAX
+from weft.edge_node.links.desired import NOTED_S, NOTHING, STARTS_MAX
 from weft.protocols.link import ConfigDesired, ConfigLayer, ConfigOutcome
 
 GOOD = "streams: {telemetry: {from: 'plant/+/telemetry'}, alarms: {from: 'alarms/#'}}"
@@ -211,6 +211,35 @@ async def test_a_node_that_ends_on_a_configuration_takes_it_back_after_some_star
     edge.start()
     assert edge.outcome == (ROLLED_BACK, 7, 0)
     assert list(edge.config.streams) == ["telemetry"]
+
+
+async def test_a_node_that_ends_again_and_again_on_a_dead_link_comes_back_as_soon_as_one_that_runs(
+    tmp_path: Path,
+) -> None:
+    edge, seconds = Edge(tmp_path), 1
+    await edge.push(wanted(WRONG_URL))
+    await edge.second()
+    while not edge.is_up:
+        await edge.second()
+        seconds += 1
+        if seconds % 85 == 0:
+            edge.start()  # as a watchdog does that the dead link wakes
+    assert seconds <= 90 + 2 * NOTED_S
+    assert edge.outcome == (ROLLED_BACK, 7, 0)
+
+
+async def test_a_link_that_came_back_has_its_whole_time_again_after_a_start(tmp_path: Path) -> None:
+    edge = Edge(tmp_path)
+    await edge.push(wanted(GOOD))
+    await edge.seconds(5)
+    for _ in range(2):
+        edge.hubs = {}
+        await edge.seconds(80)
+        edge.hubs = {HUB: CLUSTER}
+        await edge.seconds(5)
+        edge.start()
+    await edge.seconds(61)
+    assert edge.outcome == (CONFIRMED, 7, 7)
 
 
 async def test_the_file_turns_it_off_at_once_and_for_a_start(tmp_path: Path) -> None:
