@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import logging
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from enum import StrEnum
@@ -165,26 +166,34 @@ class NestedShares(Generic[OwnerT]):
     """Units of one thing that tenants share, and within each tenant its owners, such as its tokens: a tenant with many
     tokens has no more than a tenant's share.
 
+    What an owner holds beyond its share counts for that owner alone: of it, its tenant's share has at most the owner's,
+    and of a tenant the total at most the tenant's. So an owner waits for no room that another one holds beyond its own.
+
     Args:
         total: units that all together may have.
         of_tenant: units that the owners of one tenant may have together.
         share: units that one owner may have.
     """
 
-    __slots__ = ("_of_owners", "_of_tenants")
+    __slots__ = ("_of_all", "_of_owners", "_of_tenants")
 
     def __init__(self, total: int, of_tenant: int, share: int) -> None:
-        self._of_tenants: Shares[Hashable] = Shares(total, of_tenant)
-        self._of_owners: Shares[tuple[Hashable, OwnerT]] = Shares(total, share)
+        self._of_owners: Shares[tuple[Hashable, OwnerT]] = Shares(sys.maxsize, min(share, total))
+        self._of_tenants: Shares[Hashable] = Shares(sys.maxsize, min(of_tenant, total))
+        self._of_all: Shares[None] = Shares(total, total)
 
     @property
     def used(self) -> int:
         """Return the units that all have together."""
-        return self._of_tenants.used
+        return self._of_owners.used
 
     def fits(self, tenant: Hashable, owner: OwnerT, units: int = 1) -> bool:
         """Return whether an owner of a tenant may take this many more units."""
-        return self._of_tenants.fits(tenant, units) and self._of_owners.fits((tenant, owner), units)
+        return self.fits_tenant(tenant, units) and self._of_owners.fits((tenant, owner), units)
+
+    def fits_tenant(self, tenant: Hashable, units: int = 1) -> bool:
+        """Return whether some owner of a tenant, one that has none, may take this many units."""
+        return self._of_all.fits(None, units) and self._of_tenants.fits(tenant, units)
 
     def take(self, tenant: Hashable, owner: OwnerT, units: int = 1) -> bool:
         """Take units for an owner of a tenant if all bounds allow it; return whether they did."""
@@ -195,13 +204,22 @@ class NestedShares(Generic[OwnerT]):
 
     def hold(self, tenant: Hashable, owner: OwnerT, units: int = 1) -> None:
         """Count units that the owner has regardless of the bounds."""
-        self._of_tenants.hold(tenant, units)
-        self._of_owners.hold((tenant, owner), units)
+        within = _within_share(self._of_owners, (tenant, owner), units)
+        _within_share(self._of_all, None, _within_share(self._of_tenants, tenant, within))
 
     def free(self, tenant: Hashable, owner: OwnerT, units: int = 1) -> None:
         """Return an owner's units."""
-        self._of_tenants.free(tenant, units)
-        self._of_owners.free((tenant, owner), units)
+        self.hold(tenant, owner, -units)
+
+
+def _within_share(shares: Shares[OwnerT], owner: OwnerT, units: int) -> int:
+    """Count units of an owner, or fewer than nothing of them, and return how many more of its share it has."""
+    before = min(shares.taken(owner), shares.share)
+    if units > 0:
+        shares.hold(owner, units)
+    elif units < 0:
+        shares.free(owner, -units)
+    return min(shares.taken(owner), shares.share) - before
 
 
 # Rates of owners: token buckets in bounded memory.

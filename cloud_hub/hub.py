@@ -607,7 +607,7 @@ class Hub:
             edges=self._edge_views,
             elsewhere=self._elsewhere, refusals=self._refusals, monotonic=time.monotonic,
         )  # fmt: skip
-        self._tails = StreamTails(self._api.shards_of, self._api.payload_kind, self._access, self._refusals)
+        self._tails = StreamTails(self._api, self._access, self._refusals)
         self.health = Health(shards, tables, self._membership, clock, self._store.fence)
 
     def _application(self) -> web.Application:

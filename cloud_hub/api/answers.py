@@ -38,6 +38,8 @@ PIECE_S = 10.0
 """Longest time that a reader may take for a piece: slower ones are disconnected."""
 LEAST_BYTES_PER_S = 64 << 10
 """Least rate of a reader over a whole answer, beside ``PIECE_S``."""
+MORE_S = 60.0
+"""Longest time for what makes an answer longer than ``limits.response``: names and escapes, and one more record."""
 PART_BYTES = 128
 """Memory of a part of an answer beside its bytes."""
 
@@ -74,24 +76,38 @@ def pieces(parts: list[Part]) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
-class _AnswerUnits:
-    """Units of one answer in progress: at first those of the longest, then those of what is left of it to send.
+class AnswerRoom:
+    """Units of one answer in progress: at first those of the longest, then those of what is left of it to send."""
 
-    Args:
-        units: taken already.
-    """
-
-    def __init__(self, shares: NestedShares[Owner], reader: Charged, units: int) -> None:
-        self._shares, self._reader, self.units = shares, reader, units
+    def __init__(self, answers: Answers, reader: Charged, units: int) -> None:
+        self._answers, self.reader, self._units = answers, reader, units
 
     def holds(self, units: int) -> None:
         """Count what the answer holds now, which may be more than what it was expected to."""
-        more = units - self.units
-        if more > 0:
-            self._shares.hold(self._reader.tenant, self._reader.owner, more)
-        elif more < 0:
-            self._shares.free(self._reader.tenant, self._reader.owner, -more)
-        self.units = units
+        more, self._units = units - self._units, units
+        self._answers.count(self.reader, more)
+
+    async def send(self, parts: list[Part], write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Write parts in pieces, and count down. The list is empty afterwards.
+
+        Raises:
+            TimeoutError: the reader takes too long for a piece or for the whole.
+        """
+        size = sum(map(len, parts))
+        left = size + PART_BYTES * len(parts)
+        is_released = max(map(len, parts)) <= PIECE_BYTES  # a longer part stays until its end was sent
+        self.holds(left)
+        now = asyncio.get_running_loop().time
+        ends_at = now() + self._answers.longest_s(size)
+        async with asyncio.timeout(PIECE_S) as limit:
+            for piece in pieces(parts):
+                limit.reschedule(min(now() + PIECE_S, ends_at))
+                await write(piece)
+                if is_released:
+                    left = max(left - len(piece), 0)
+                    self.holds(left)
+                if parts:
+                    await asyncio.sleep(0)  # the write alone yields only for a reader that is slower than the node
 
 
 class Answers:
@@ -108,7 +124,8 @@ class Answers:
             AT_ONCE * bytes_max, AT_ONCE_OF_TENANT * bytes_max, AT_ONCE_OF_OWNER * bytes_max
         )
         self._waiting: NestedShares[Owner] = NestedShares(WAITING_TOTAL_MAX, WAITING_OF_TENANT_MAX, WAITING_MAX)
-        self._freed = asyncio.Condition()
+        self._queues: dict[Owner, dict[Owner, dict[asyncio.Future[None], None]]] = {}
+        """Tenant -> owner -> those who wait for room, each in the order of their turns."""
 
     @property
     def bytes(self) -> int:
@@ -116,7 +133,7 @@ class Answers:
         return self._shares.used
 
     @contextlib.asynccontextmanager
-    async def room(self, reader: Charged) -> AsyncIterator[_AnswerUnits]:
+    async def room(self, reader: Charged) -> AsyncIterator[AnswerRoom]:
         """Wait until the reader may have another answer in progress.
 
         Raises:
@@ -124,22 +141,37 @@ class Answers:
         """
         if not self._shares.take(reader.tenant, reader.owner, self._bytes_max):
             await self._wait(reader)
-        place = _AnswerUnits(self._shares, reader, self._bytes_max)
-        try:
-            yield place
-        finally:
-            await self._holds(place, 0)
+        with self._taken(reader) as room:
+            yield room
 
-    async def _holds(self, place: _AnswerUnits, units: int) -> None:
-        place.holds(units)
-        async with self._freed:
-            self._freed.notify_all()
+    @contextlib.asynccontextmanager
+    async def turn(self, reader: Charged) -> AsyncIterator[AnswerRoom]:
+        """Wait as ``room`` does, but as long as it takes: for a reader that has a place."""
+        if not self._shares.take(reader.tenant, reader.owner, self._bytes_max):
+            await self._queue(reader)
+        with self._taken(reader) as room:
+            yield room
+
+    @contextlib.contextmanager
+    def _taken(self, reader: Charged) -> Iterator[AnswerRoom]:
+        room = AnswerRoom(self, reader, self._bytes_max)
+        try:
+            yield room
+        finally:
+            room.holds(0)
+
+    def count(self, reader: Charged, units: int) -> None:
+        """Count units more of a reader, or fewer, and let others in."""
+        self._shares.hold(reader.tenant, reader.owner, units)
+        if units < 0:
+            while any(self._let_in(tenant) for tenant in list(self._queues)):
+                pass
 
     async def _wait(self, reader: Charged) -> None:
         if self._waiting.take(reader.tenant, reader.owner):
             try:
-                async with asyncio.timeout(WAIT_S), self._freed:
-                    await self._freed.wait_for(lambda: self._shares.take(reader.tenant, reader.owner, self._bytes_max))
+                async with asyncio.timeout(WAIT_S):
+                    await self._queue(reader)
                 return
             except TimeoutError:
                 pass
@@ -150,8 +182,53 @@ class Answers:
             429, "too many answers are under way", "read them before asking for more, and ask for less at once"
         )
 
+    async def _queue(self, reader: Charged) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        owners = self._queues.setdefault(reader.tenant, {})
+        owners.setdefault(reader.owner, {})[turn] = None
+        try:
+            await turn
+        except BaseException:
+            if turn in self._queues.get(reader.tenant, {}).get(reader.owner, {}):
+                self._drop(reader.tenant, reader.owner, turn)
+            elif not turn.cancelled():  # its turn came before it gave up
+                self.count(reader, -self._bytes_max)
+            raise
+
+    def _let_in(self, tenant: Owner) -> bool:
+        """Give room to the next of a tenant, whose other owners and then other tenants come before it is next again.
+        Return whether there was room and one who waits."""
+        owners = self._queues[tenant]
+        if not self._shares.fits_tenant(tenant, self._bytes_max):
+            return False
+        owner = next((each for each in owners if self._shares.take(tenant, each, self._bytes_max)), None)
+        if owner is None:
+            return False
+        turn = next(iter(owners[owner]))
+        self._queues[tenant] = self._queues.pop(tenant)
+        owners[owner] = owners.pop(owner)
+        self._drop(tenant, owner, turn)
+        if turn.cancelled():  # it gave up, and does not know yet
+            self._shares.free(tenant, owner, self._bytes_max)
+        else:
+            turn.set_result(None)
+        return True
+
+    def _drop(self, tenant: Owner, owner: Owner, turn: asyncio.Future[None]) -> None:
+        owners = self._queues[tenant]
+        del owners[owner][turn]
+        if not owners[owner]:
+            del owners[owner]
+        if not owners:
+            del self._queues[tenant]
+
+    def longest_s(self, size: int) -> float:
+        """Return the longest time that a reader may take for an answer of so many bytes. An answer is bounded but for
+        one more record, which buys no time."""
+        return PIECE_S + min(size / LEAST_BYTES_PER_S, MORE_S + self._bytes_max / LEAST_BYTES_PER_S)
+
     async def send(
-        self, request: web.Request, answer: LongAnswer | web.Response, reader: Charged, place: _AnswerUnits
+        self, request: web.Request, answer: LongAnswer | web.Response, room: AnswerRoom
     ) -> web.StreamResponse:
         """Send an answer in pieces, and disconnect a reader that does not read them."""
         if isinstance(answer, web.Response):
@@ -161,29 +238,23 @@ class Answers:
         size = sum(map(len, parts))
         if request.method != "GET" or size <= PIECE_BYTES:
             return web.Response(body=b"".join(parts), content_type=answer.content_type, headers=answer.headers)
-        left = size + PART_BYTES * len(parts)
-        is_released = max(map(len, parts)) <= PIECE_BYTES  # a longer part stays until its end was sent
-        await self._holds(place, left)
         stream = web.StreamResponse(headers={**answer.headers, "Content-Type": answer.content_type})
         stream.content_length = size
-        now = asyncio.get_running_loop().time
-        ends_at = now() + PIECE_S + size / LEAST_BYTES_PER_S
         try:
-            async with asyncio.timeout(PIECE_S) as limit:
+            async with asyncio.timeout(PIECE_S):
                 await stream.prepare(request)
-                for piece in pieces(parts):
-                    limit.reschedule(min(now() + PIECE_S, ends_at))
-                    await stream.write(piece)
-                    if is_released:
-                        left = max(left - len(piece), 0)
-                        await self._holds(place, left)
-                    await asyncio.sleep(0)  # the write alone yields only for a reader that is slower than the node
+            await room.send(parts, stream.write)
+            async with asyncio.timeout(PIECE_S):
                 await stream.write_eof()
         except TimeoutError:
-            self._refusals.note(BOUND, reader.owner, "disconnected it in an answer. It reads too slowly or not at all")
-            if request.transport is not None:
-                request.transport.abort()
+            self.note_slow(request, room.reader.owner)
         return stream
+
+    def note_slow(self, request: web.Request, owner: Owner) -> None:
+        """Disconnect a reader that does not read."""
+        self._refusals.note(BOUND, owner, "disconnected it in an answer. It reads too slowly or not at all")
+        if request.transport is not None:
+            request.transport.abort()
 
 
 def integer(request: web.Request, name: str, default: int, least: int, most: int) -> int:

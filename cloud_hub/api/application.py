@@ -328,7 +328,7 @@ class Api:
         self._monotonic = monotonic
         self._repeats = Repeats()
         self._response_bytes_max = response_bytes_max
-        self._answers = Answers(response_bytes_max, refusals)
+        self.answers = Answers(response_bytes_max, refusals)
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -390,8 +390,8 @@ class Api:
 
         async def bounded(request: web.Request) -> web.StreamResponse:
             reader = self._access.charged(request)
-            async with self._answers.room(reader) as place:
-                return await self._answers.send(request, await handler(request), reader, place)
+            async with self.answers.room(reader) as room:
+                return await self.answers.send(request, await handler(request), room)
 
         return bounded
 

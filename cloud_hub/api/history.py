@@ -675,7 +675,7 @@ class Histories:
                 if files is None:
                     return None
                 try:
-                    found = await asyncio.to_thread(guarded, partial(read, files))
+                    found = await asyncio.to_thread(place.budget.timed(guarded), partial(read, files))
                 except TableError as error:
                     self._files.pop(stream, None)
                     # A file may have been removed since the list was read: others have its rows then.

@@ -193,7 +193,7 @@ class RecordReader:
                 data = await self.log.section(each.header.n, section)
                 left = min(self._bytes_max, search.records_bytes)
                 step = _RecordRequest(offset, limit - len(found), left, payload, erased)
-                helping = await asyncio.to_thread(_decode, section, data, each.footer, step)
+                helping = await asyncio.to_thread(search.timed(_decode), section, data, each.footer, step)
                 found += helping.records
                 offset = helping.next_offset
                 search.gave(helping.records)

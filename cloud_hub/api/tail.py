@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Hashable
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 
-from weft.bounds import Refusals
-from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.answers import ReaderPlaces
-from weft.cloud_hub.api.records import NUMBER_MAX, SOON, Helping, ShardsView
+from weft.bounds import Owner, Rates, Refusals
+from weft.cloud_hub.api.access import Access, ApiError, Charged
+from weft.cloud_hub.api.answers import AnswerRoom, Part, ReaderPlaces
+from weft.cloud_hub.api.records import NUMBER_MAX, SOON, ShardsView
 from weft.cloud_hub.api.views import Search, View
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import CodecError
-from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.placement import SHARDS_MAX
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.topics import InvalidTopic, check_filter, matches
@@ -31,6 +32,9 @@ from weft.replication.runner.serve import SocketReader
 from weft.storage.chunk_log import CollectedPast
 from weft.storage.object_store import NotFound, StoreError
 from weft.storage.table.actions import TableError
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.api.application import Api
 
 # The two forms of events of a tail: server-sent events, and messages of a WebSocket.
 
@@ -54,9 +58,15 @@ class TailWriter(Protocol):
         """Answer the request."""
         ...
 
-    async def send(self, event: dict[str, Any]) -> None:
-        """Send an event, with its ``position``. Raise ``TimeoutError`` if the reader does not read."""
+    def framed(self, event: list[Part], position: str) -> list[Part]:
+        """Return what is sent for an event."""
         ...
+
+    async def write(self, piece: bytes) -> None:
+        """Write a piece of what is sent for an event."""
+
+    async def finish(self) -> None:
+        """End an event of which pieces were written."""
 
     async def idle(self) -> None:
         """Show the reader, and proxies between, that the connection is alive."""
@@ -73,6 +83,7 @@ class SentEvents:
         self._stream = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         )
+        self.write = self._stream.write
         self._request: web.Request | None = None
 
     @property
@@ -89,11 +100,12 @@ class SentEvents:
             await self._stream.write(b":\n\n")
         return self._stream
 
-    async def send(self, event: dict[str, Any]) -> None:
-        """Send an event."""
-        head = f"id: {event['position']}\n".encode()
-        async with asyncio.timeout(WRITE_S):
-            await self._stream.write(head + b"data: " + msgspec.json.encode(event) + b"\n\n")
+    def framed(self, event: list[Part], position: str) -> list[Part]:
+        """Return the event as a field of data behind its identifier."""
+        return [f"id: {position}\ndata: ".encode(), *event, b"\n\n"]
+
+    async def finish(self) -> None:
+        """Do nothing: an event ends with an empty line."""
 
     async def idle(self) -> None:
         """Send a comment."""
@@ -110,7 +122,7 @@ class SentEvents:
 
 
 class SocketMessages:
-    """Messages of a WebSocket (RFC 6455): each event is one, as text."""
+    """Messages of a WebSocket (RFC 6455): each event is one, as text, in as many fragments as it has pieces."""
 
     def __init__(self) -> None:
         self._socket = web.WebSocketResponse(
@@ -118,6 +130,9 @@ class SocketMessages:
         )
         self._reading: asyncio.Task[None] | None = None
         self._is_ending = False
+        self._raw: AbstractStreamWriter | None = None
+        self._piece, self._opcode = b"", aiohttp.WSMsgType.TEXT
+        """Piece that is not sent yet, and the code of its fragment."""
 
     @property
     def is_open(self) -> bool:
@@ -128,7 +143,7 @@ class SocketMessages:
     async def begin(self, request: web.Request) -> web.StreamResponse:
         """Answer the handshake."""
         async with asyncio.timeout(WRITE_S):
-            await self._socket.prepare(request)
+            self._raw = await self._socket.prepare(request)
         self._reading = asyncio.create_task(self._read(), name="tail-socket")
         return self._socket
 
@@ -139,10 +154,25 @@ class SocketMessages:
             self._is_ending = True
             await messages.close(aiohttp.WSCloseCode.UNSUPPORTED_DATA, b"a tail takes no messages", WRITE_S)
 
-    async def send(self, event: dict[str, Any]) -> None:
-        """Send an event."""
-        async with asyncio.timeout(WRITE_S):
-            await self._socket.send_str(msgspec.json.encode(event).decode())
+    def framed(self, event: list[Part], position: str) -> list[Part]:  # noqa: ARG002 - it is in the event
+        """Return the event: fragments have their heads as they are written."""
+        return event
+
+    async def write(self, piece: bytes) -> None:
+        """Send the piece before, as a fragment (section 5.4) that is not the last: pings may come between two."""
+        before, self._piece = self._piece, piece
+        if before:
+            # Not by the library's socket, which can send whole messages only.
+            assert self._raw is not None, "after begin"
+            if self._socket.closed:
+                raise ConnectionResetError("the reader has closed")
+            await self._raw.write(bytes([self._opcode, 127]) + len(before).to_bytes(8, "big") + before)
+            self._opcode = aiohttp.WSMsgType.CONTINUATION
+
+    async def finish(self) -> None:
+        """Send the last piece."""
+        (piece, opcode), self._piece, self._opcode = (self._piece, self._opcode), b"", aiohttp.WSMsgType.TEXT
+        await self._socket.send_frame(piece, opcode)
 
     async def idle(self) -> None:
         """Do nothing: pings of the protocol show it."""
@@ -155,7 +185,7 @@ class SocketMessages:
         with contextlib.suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(2 * WRITE_S):
                 if event is not None and not self._socket.closed:
-                    await self.send(event)
+                    await self._socket.send_str(msgspec.json.encode(event).decode())
                 code = aiohttp.WSCloseCode.GOING_AWAY if event is None else aiohttp.WSCloseCode.POLICY_VIOLATION
                 await self._socket.close(code=code)
         if self._reading is not None:
@@ -163,7 +193,8 @@ class SocketMessages:
             await asyncio.wait([self._reading])
 
 
-# Looks and reads that the tails of a process share: however many follow a stream, it is looked at and read once.
+# Looks and reads that the tails of a process share: however many follow a stream, it is looked at, read and encoded
+# once.
 
 RECORDS_AT_ONCE = 200
 BYTES_AT_ONCE = 1 << 20
@@ -177,20 +208,70 @@ READ_AGE_S = 2.0
 """Time for which a read is kept for tails that come to the same place."""
 READS_MAX = 16
 """Maximum number of reads that are kept; the oldest goes first."""
+READS_BYTES_MAX = 32 << 20
+"""Bytes of the reads that are kept beside the newest one."""
+SEARCH_S = 0.2
+"""Processor time in a second of the reads that no tail of a token has shared with another: those that begin anywhere,
+and pass over what their filters leave out."""
+SEARCH_AT_ONCE_S = 1.0
+"""The same at once, of a token that searched nothing for a while."""
+SEARCH_OF_TENANT = 2
+"""Shares of a token that one tenant has."""
+CHUNK_S = 0.0005
+"""Processor time of the loop for each chunk of a read, and for the read itself."""
+READS_AT_ONCE = 4
+"""Reads of one token that wait for their time; further ones wait for these."""
+SEARCH_BOUND = "reads of tails"
+TEXT_SLICE = 32 << 10
+"""Characters of a text that are encoded in one step: the encoder leaves no time to other threads meanwhile."""
 
-ShardsOf = Callable[[StreamKey], Awaitable[ShardsView]]
-"""Function that returns the shards of a stream, or raises ``ApiError``."""
-KindOf = Callable[[ShardsView, str, str], Awaitable[PayloadKind]]
-"""Function that returns the payload kind of a stream."""
 T = TypeVar("T")
+
+
+class TailRecord(NamedTuple):
+    """A record, encoded once for all tails that take it."""
+
+    edge: str
+    key: str
+    parts: list[Part]
+
+    @classmethod
+    def of(cls, shard: int, view: View) -> TailRecord:
+        """Encode a record."""
+        texts = {name: text for name, text in view.items() if isinstance(text, str) and len(text) > TEXT_SLICE}
+        rest = {name: value for name, value in view.items() if name not in texts}
+        parts: list[Part] = [msgspec.json.encode({"shard": shard, **rest})]
+        for name, text in texts.items():
+            parts += (parts.pop()[:-1], b',"' + name.encode() + b'":"')
+            parts += (msgspec.json.encode(text[at : at + TEXT_SLICE])[1:-1] for at in range(0, len(text), TEXT_SLICE))
+            parts.append(b'"}')
+        return cls(view["edge"], view["key"], parts)
 
 
 class SharedRead(NamedTuple):
     """Records of one shard from an offset on."""
 
-    helping: Helping
+    records: list[TailRecord]
+    bytes: int
+    next_offset: int
+    next_chunk: int | None
+    """Place to continue from, as in ``Helping``."""
     end: int
     """The stream's next offset in the shard when they were read."""
+
+
+class Place(NamedTuple):
+    """A place from which a tail reads on.
+
+    Reads are named by it alone: who comes to it gets the same records and continues at the same place, so readers that
+    begin anywhere soon share one. Each filters what was read.
+    """
+
+    stream: StreamKey
+    shard: int
+    offset: int
+    chunk: int
+    """Number of a chunk; the offset is not in an earlier one."""
 
 
 class _Shared(Generic[T]):
@@ -203,51 +284,104 @@ class TailReads:
 
     Args:
         tails: returns the number of tails that are open.
+        refusals: counter of reads that had to wait.
         monotonic: seconds.
     """
 
-    def __init__(
-        self, shards_of: ShardsOf, kind_of: KindOf, tails: Callable[[], int], monotonic: Callable[[], float]
-    ) -> None:
-        self._shards_of, self._kind_of, self._tails, self._monotonic = shards_of, kind_of, tails, monotonic
+    def __init__(self, api: Api, tails: Callable[[], int], refusals: Refusals, monotonic: Callable[[], float]) -> None:
+        self._api, self._tails, self._refusals, self._monotonic = api, tails, refusals, monotonic
+        self.answers = api.answers
         self._looks: dict[Hashable, _Shared[ShardsView]] = {}
         self._reads: dict[Hashable, _Shared[SharedRead]] = {}
+        self._of_token: Rates[Owner] = Rates(SEARCH_S, SEARCH_AT_ONCE_S, monotonic)
+        self._of_tenant: Rates[Owner] = Rates(
+            SEARCH_OF_TENANT * SEARCH_S, SEARCH_OF_TENANT * SEARCH_AT_ONCE_S, monotonic
+        )
+        self._turns: WeakValueDictionary[Owner, asyncio.Semaphore] = WeakValueDictionary()
 
     async def look(self, key: StreamKey) -> ShardsView:
         """Return the shards of a stream. Raises as a request for it does."""
-        return await self._share(self._looks, key, lambda: self._shards_of(key), LOOK_AGE_S)
+        return await self._share(self._looks, key, lambda: self._api.shards_of(key), LOOK_AGE_S)
 
-    async def read(self, shards: ShardsView, state: ShardState, key: StreamKey, at: int, chunk: int) -> SharedRead:
-        """Return the records of a shard from an offset on, at least one unless the search for it met its bound or they
-        are gone. Raises as ``RecordReader.read``.
+    def turn(self, owner: Owner) -> asyncio.Semaphore:
+        """Return the turns of an owner's reads."""
+        return self._turns.setdefault(owner, asyncio.Semaphore(READS_AT_ONCE))
+
+    def has(self, place: Place) -> bool:
+        """Return whether another tail has read from a place, or does so."""
+        found = self._reads.get(place)
+        return found is not None and not self._is_old(found, READ_AGE_S)
+
+    def debt_s(self, place: Place, reader: Charged) -> float:
+        """Return the time until a reader may read from a place; 0.0 also where another tail has."""
+        if self.has(place):
+            return 0.0
+        return max(self._of_token.debt_s(reader.owner), self._of_tenant.debt_s(reader.tenant))
+
+    async def pay(self, place: Place, reader: Charged) -> None:
+        """Wait until a reader has time for a read of its own, or another tail reads from the place."""
+        is_noted = False
+        while wait_s := self.debt_s(place, reader):
+            if not is_noted:
+                advice = "its tails get records later. Have fewer of them begin at different places"
+                self._refusals.note(SEARCH_BOUND, reader.owner, advice)
+                is_noted = True
+            await asyncio.sleep(min(wait_s, LOOK_INTERVAL_S))
+
+    async def read(self, shards: ShardsView, state: ShardState, place: Place, reader: Charged) -> SharedRead:
+        """Return the records from a place on, at least one unless the search for it met its bound or they are gone.
+        Raises as ``RecordReader.read``.
 
         Args:
-            chunk: number of a chunk; the offset is not in an earlier one.
+            reader: who pays for the read if it is the first.
         """
 
         async def read() -> SharedRead:
-            end = state.next_offset.get(key, 0)
+            end = state.next_offset.get(place.stream, 0)
             share = max(BYTES_AT_ONCE_MIN, min(BYTES_AT_ONCE, BYTES_OF_ALL // max(1, self._tails())))
-            helping = await shards.readers[state.shard].read(
-                key, at, end, RECORDS_AT_ONCE, payload=await self._kind_of(shards, *key), chunk=chunk,
-                search=Search(records_bytes=share),
-            )  # fmt: skip
-            return SharedRead(helping, end)
+            search = Search(records_bytes=share)
+            try:
+                kind = await self._api.payload_kind(shards, *place.stream)
+                helping = await shards.readers[place.shard].read(
+                    place.stream, place.offset, end, RECORDS_AT_ONCE, payload=kind, chunk=place.chunk, search=search
+                )
+                made = await asyncio.to_thread(search.timed(_encoded), place.shard, helping.records)
+            finally:
+                cost_s = search.worked_s + CHUNK_S * (1 + search.passed)
+                self._of_token.charge(reader.owner, cost_s)
+                self._of_tenant.charge(reader.tenant, cost_s)
+            size = sum(len(part) for each in made for part in each.parts)
+            return SharedRead(made, size, helping.next_offset, helping.next_chunk, end)
 
-        # Named by its place alone: who comes to it gets the same records and continues at the same place, so readers
-        # that begin anywhere soon share one entry. Each filters what was read.
-        return await self._share(self._reads, (key, state.shard, at, chunk), read, READ_AGE_S)
+        found = await self._share(self._reads, place, read, READ_AGE_S)
+        self._let_go()
+        return found
+
+    def _let_go(self) -> None:
+        """Keep no more bytes of reads than tails may soon come to."""
+        kept = 0
+        for place, shared in reversed(list(self._reads.items())):
+            if shared.task.done() and not shared.task.cancelled() and shared.task.exception() is None:
+                if kept > READS_BYTES_MAX:
+                    del self._reads[place]  # its readers still get it
+                kept += shared.task.result().bytes
+
+    def _is_old(self, shared: _Shared[Any], age_s: float) -> bool:
+        return shared.task.done() and self._monotonic() - shared.at >= age_s
+
+    def _forget_old(self, held: dict[Hashable, _Shared[T]], age_s: float) -> None:
+        for each in [each for each, shared in held.items() if self._is_old(shared, age_s)]:
+            del held[each]
 
     async def _share(
         self, held: dict[Hashable, _Shared[T]], name: Hashable, make: Callable[[], Awaitable[T]], age_s: float
     ) -> T:
-        now = self._monotonic()
-        for each in [each for each, shared in held.items() if shared.task.done() and now - shared.at >= age_s]:
-            del held[each]
+        self._forget_old(held, age_s)
         if (found := held.get(name)) is None:
             while len(held) >= READS_MAX:
                 del held[next(iter(held))]  # its readers still get it
-            found = held[name] = _Shared(asyncio.create_task(_made(make), name="tail-read"), now)
+            found = held[name] = _Shared(asyncio.create_task(_made(make), name="tail-read"), self._monotonic())
+            asyncio.get_running_loop().call_later(age_s, self._forget_old, held, age_s)
         try:
             # A reader that leaves takes nothing from the others.
             return await asyncio.shield(found.task)
@@ -259,6 +393,10 @@ class TailReads:
 
 async def _made(make: Callable[[], Awaitable[T]]) -> T:
     return await make()
+
+
+def _encoded(shard: int, records: list[View]) -> list[TailRecord]:
+    return [TailRecord.of(shard, each) for each in records]
 
 
 WAY = "/v1/streams/{stream}/tail"
@@ -293,10 +431,41 @@ class TailRequest(NamedTuple):
             raise ApiError(400, str(error), "write key= as a filter of MQTT: plant/+/temperature") from None
         return cls(None if text is None else parse_position(text), request.query.get("edge"), key_filter)
 
-    def takes(self, record: View) -> bool:
+    def takes(self, record: TailRecord) -> bool:
         """Return whether a record is wanted."""
-        is_edge = self.edge is None or record["edge"] == self.edge
-        return is_edge and (self.key_filter == "#" or matches(self.key_filter, record["key"]))
+        is_edge = self.edge is None or record.edge == self.edge
+        return is_edge and (self.key_filter == "#" or matches(self.key_filter, record.key))
+
+
+class Ending:
+    """The end of the process, which ends all that tails wait for."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._limits: set[asyncio.Timeout] = set()
+
+    def set(self) -> None:
+        """End the waits."""
+        self.is_set = True
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(0)
+
+    @contextlib.asynccontextmanager
+    async def limit(self, seconds: float) -> AsyncIterator[None]:
+        """Raise ``TimeoutError`` in the block after some seconds, or at the end."""
+        async with asyncio.timeout(0 if self.is_set else seconds) as limit:
+            self._limits.add(limit)
+            try:
+                yield
+            finally:
+                self._limits.discard(limit)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait some seconds, or until the end."""
+        with contextlib.suppress(TimeoutError):
+            async with self.limit(seconds):
+                await asyncio.get_running_loop().create_future()
 
 
 class StreamTails:
@@ -306,12 +475,11 @@ class StreamTails:
         refusals: counter of refused readers.
     """
 
-    def __init__(self, shards_of: ShardsOf, kind_of: KindOf, access: Access, refusals: Refusals) -> None:
+    def __init__(self, api: Api, access: Access, refusals: Refusals) -> None:
         self._access = access
         self._places = ReaderPlaces(refusals, TAILS_MAX, "follow streams")
-        now = asyncio.get_running_loop().time
-        self._reads = TailReads(shards_of, kind_of, self._count, now)
-        self._ending = asyncio.Event()
+        self._reads = TailReads(api, self._count, refusals, asyncio.get_running_loop().time)
+        self._ending = Ending()
 
     def add_to(self, application: web.Application) -> None:
         """Add the request to the application of the API."""
@@ -337,15 +505,15 @@ class StreamTails:
             if shards.missing:
                 raise ApiError(503, f"shard {next(iter(shards.missing))} is not loaded, so the end is not known", SOON)
             position = {state.shard: state.next_offset.get((tenant, stream), 0) for state in shards.states}
-        with self._places.taken(self._access.charged(request).owner, tenant):
+        reader = self._access.charged(request)
+        with self._places.taken(reader.owner, tenant):
             writer: TailWriter = SocketMessages() if is_socket else SentEvents()
             try:
                 response = await writer.begin(request)
                 tail = Tail(self._reads, self._access, request, wanted, position)
                 why = await tail.follow(writer, self._ending)
             except TimeoutError:
-                if request.transport is not None:
-                    request.transport.abort()
+                self._reads.answers.note_slow(request, reader.owner)
                 return web.Response()
             await writer.end(why)
             return response
@@ -361,61 +529,105 @@ class Tail:
     def __init__(
         self, reads: TailReads, access: Access, request: web.Request, wanted: TailRequest, position: dict[int, int]
     ) -> None:
-        self._reads, self._access, self._request, self._wanted = reads, access, request, wanted
-        self._position = position
+        self._reads, self._access, self._request = reads, access, request
+        self._reader = access.charged(request)
+        self._turn = reads.turn(self._reader.owner)
+        self._wanted, self._position = wanted, position
         self._chunks: dict[int, int] = {}
         """Shard -> chunk to search from, where a read met its bound."""
         self._last = -1
         """Shard of the last records: the next one has its turn first."""
+        self._now = asyncio.get_running_loop().time
+        self._said, self._said_at = "", 0.0
+        """Position in the last event, and its time."""
 
-    async def follow(self, writer: TailWriter, ending: asyncio.Event) -> dict[str, Any] | None:
+    async def follow(self, writer: TailWriter, ending: Ending) -> dict[str, Any] | None:
         """Send events. Return the reason of the end; None when the process stops or the reader has left."""
-        now = asyncio.get_running_loop().time
-        said, said_at = self._text, now()
-        await writer.send({"records": [], "position": said})
-        while writer.is_open and not ending.is_set():
-            looked_at = now()
+        await self._say(writer)
+        while writer.is_open and not ending.is_set:
+            looked_at = self._now()
             try:
-                found = await self._new()
+                is_behind = await self._go_on(writer, ending)
             except ApiError as error:
                 return {"error": error.error, "advice": error.advice, "position": self._text}
             except CollectedPast as error:
                 return {"error": str(error), "advice": SOON, "position": self._text}
             except (StoreError, NotFound, CodecError, TableError) as error:
                 return {"error": public_reason(error), "advice": SOON, "position": self._text}
-            is_due = now() - said_at >= BEAT_S
-            if found or (is_due and said != self._text):
-                said, said_at = self._text, now()
-                await writer.send({"records": found or [], "position": said})
-            elif is_due:
-                said_at = now()
-                await writer.idle()
-            if found is None:
-                await _wait(ending, max(LOOK_INTERVAL_S, (now() - looked_at) / LOOK_SHARE))
+            if self._now() - self._said_at >= BEAT_S:
+                if self._said != self._text:
+                    await self._say(writer)
+                else:
+                    self._said_at = self._now()
+                    await writer.idle()
+            if not is_behind:
+                await ending.sleep(max(LOOK_INTERVAL_S, (self._now() - looked_at) / LOOK_SHARE))
         return None
 
     @property
     def _text(self) -> str:
         return position_text(self._position)
 
-    async def _new(self) -> list[View] | None:
-        """Return new records of one shard, which may be none that is wanted; None at the end of all. The request's
-        rights are looked at each time."""
+    async def _say(
+        self, writer: TailWriter, records: Sequence[TailRecord] = (), room: AnswerRoom | None = None
+    ) -> None:
+        """Send an event with the position.
+
+        Args:
+            room: what the reader holds until it has read it; None for an event without records.
+        """
+        self._said, self._said_at = self._text, self._now()
+        event: list[Part] = [b'{"records":[']
+        for each in records:
+            event += (*each.parts, b",")
+        if records:
+            event.pop()  # the last comma
+        event.append(f'],"position":"{self._said}"}}'.encode())
+        framed = writer.framed(event, self._said)
+        if room is not None:
+            await room.send(framed, writer.write)
+        async with asyncio.timeout(WRITE_S):
+            if framed:
+                await writer.write(b"".join(framed))
+            await writer.finish()
+
+    async def _go_on(self, writer: TailWriter, ending: Ending) -> bool:
+        """Send what is wanted of the next records of one shard. Return whether there were any. The request's rights are
+        looked at each time."""
         key = self._access.stream(self._request)
         shards = await self._reads.look(key)
         for state in sorted(shards.states, key=lambda state: (state.shard <= self._last, state.shard)):
-            at = self._position.setdefault(state.shard, 0)  # a shard that a split made begins there
-            if at >= state.next_offset.get(key, 0):
+            offset = self._position.setdefault(state.shard, 0)  # a shard that a split made begins there
+            if offset >= state.next_offset.get(key, 0):
                 continue
-            helping, end = await self._reads.read(shards, state, key, at, self._chunks.pop(state.shard, 0))
-            self._last = state.shard
-            if helping.next_chunk is not None:
-                self._chunks[state.shard] = helping.next_chunk
-            # Without a chunk to continue from, retention or an erasure has removed what was there.
-            is_gone = helping.next_chunk is None and helping.next_offset == at
-            self._position[state.shard] = end if is_gone else helping.next_offset
-            return [{"shard": state.shard, **each} for each in helping.records if self._wanted.takes(each)]
-        return None
+            place = Place(key, state.shard, offset, self._chunks.get(state.shard, 0))
+            async with contextlib.AsyncExitStack() as holding:
+                async with contextlib.AsyncExitStack() as turn:
+                    try:
+                        async with ending.limit(BEAT_S):
+                            if not self._reads.has(place):
+                                await turn.enter_async_context(self._turn)
+                                await self._reads.pay(place, self._reader)
+                            room = await holding.enter_async_context(self._reads.answers.turn(self._reader))
+                    except TimeoutError:
+                        return True
+                    if not writer.is_open or self._reads.debt_s(place, self._reader):
+                        return True  # it has left, or others of its tenant were before it
+                    read = await self._reads.read(shards, state, place, self._reader)
+                self._advance(place, read)
+                if taken := [each for each in read.records if self._wanted.takes(each)]:
+                    await self._say(writer, taken, room)
+            return True
+        return False
+
+    def _advance(self, place: Place, read: SharedRead) -> None:
+        self._last = place.shard
+        self._chunks.pop(place.shard, None)
+        if read.next_chunk is not None:
+            self._chunks[place.shard] = read.next_chunk
+        # Without a chunk to continue from, retention or an erasure has removed what was there.
+        is_gone = read.next_chunk is None and read.next_offset == place.offset
+        self._position[place.shard] = read.end if is_gone else read.next_offset
 
 
 def position_text(position: dict[int, int]) -> str:
@@ -444,11 +656,3 @@ def _check_origin(request: web.Request) -> None:
     origin = request.headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
         raise ApiError(403, "a page of another server asked", "use the server-sent events, or a page of the hub's own")
-
-
-async def _wait(ending: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await ending.wait()
-    except TimeoutError:
-        return

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
@@ -698,6 +699,10 @@ READ_BYTES_MAX = 128 << 20
 """Bytes of sections and row groups that one request reads, in all shards together. It reads one more at most."""
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
 class Search:
     """Budget of one request, in all shards together. One thread uses it at a time.
 
@@ -705,21 +710,47 @@ class Search:
         left: chunks that it may search for first records.
         bytes_max: bytes that it may read.
         records_bytes: bytes of payload that it may return.
+        processor_s: processor time of the calling thread.
     """
 
     def __init__(
-        self, left: int = SEARCHED_MAX, *, bytes_max: int = READ_BYTES_MAX, records_bytes: int = 1 << 62
+        self,
+        left: int = SEARCHED_MAX,
+        *,
+        bytes_max: int = READ_BYTES_MAX,
+        records_bytes: int = 1 << 62,
+        processor_s: Callable[[], float] = time.thread_time,
     ) -> None:
         self.left = left
         self.bytes_left = bytes_max
         self.records_bytes = records_bytes
         self.chunks_left = CHUNKS_READ_MAX
         self.looks_left = LOOKS_MAX
+        self._processor_s = processor_s
+        self.worked_s = 0.0
+        """Processor time of the threads that made its records."""
+
+    def timed(self, work: Callable[_P, _T]) -> Callable[_P, _T]:
+        """Return work of which the processor time in its thread is counted."""
+
+        def timed(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            began = self._processor_s()
+            try:
+                return work(*args, **kwargs)
+            finally:
+                self.worked_s += self._processor_s() - began
+
+        return timed
 
     def continues(self) -> bool:
         """Count a chunk without a result. Return whether the search may continue."""
         self.left -= 1
         return self.left > 0
+
+    @property
+    def passed(self) -> int:
+        """Return the number of chunks that were searched or read."""
+        return SEARCHED_MAX - self.left + CHUNKS_READ_MAX - self.chunks_left
 
     @property
     def is_spent(self) -> bool:

@@ -120,10 +120,13 @@ SHARES_OF_A_HUB = (
     f"{series.RECORDS_READ_MAX:,} records or {_size(series.RECORD_BYTES_READ_MAX)} of payload read, "
     f"{series.VALUES_MAX:,} values, {series.ROWS_MAX:,} rows",
     f"{tail.TAILS_MAX:,} in a process, half of them of one tenant | {_of_owner(tail.TAILS_MAX)} of a token; "
-    f"{tail.RECORDS_AT_ONCE} records or {_size(tail.BYTES_AT_ONCE)} at once; {tail.WRITE_S:g} s for an event",
+    f"{tail.RECORDS_AT_ONCE} records or {_size(tail.BYTES_AT_ONCE)} at once",
+    f"{tail.SEARCH_S:g} s in a second for a token, {tail.SEARCH_OF_TENANT * tail.SEARCH_S:g} s for a tenant; "
+    f"{tail.SEARCH_AT_ONCE_S:g} s and {tail.SEARCH_OF_TENANT * tail.SEARCH_AT_ONCE_S:g} s at once",
     f"{changes.LISTENERS_MAX} in a process, half of them of one tenant | {_of_owner(changes.LISTENERS_MAX)} of a token",
     f"{answers.AT_ONCE} of `limits.response` | {answers.AT_ONCE_OF_OWNER} of them of a token, "
-    f"{answers.AT_ONCE_OF_TENANT} of a tenant; {answers.WAITING_MAX} requests of a token that wait "
+    f"{answers.AT_ONCE_OF_TENANT} of a tenant; ",
+    f"{answers.WAITING_MAX} requests of a token that wait "
     f"{answers.WAIT_S:g} s, {answers.WAITING_OF_TENANT_MAX} of a tenant; {answers.PIECE_S:g} s for "
     f"{_size(answers.PIECE_BYTES)}, and {_size(answers.LEAST_BYTES_PER_S)} a second",
 )

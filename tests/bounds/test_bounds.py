@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.bounds import Bound, Owner, OwnerKind, Quota, Rates, Refusals, Shares, TurnBudget, user_or_address
+from weft.bounds import (
+    Bound,
+    NestedShares,
+    Owner,
+    OwnerKind,
+    Quota,
+    Rates,
+    Refusals,
+    Shares,
+    TurnBudget,
+    user_or_address,
+)
 from weft.bounds.bound import LINE_INTERVAL_S, REFUSED_OWNERS_MAX
 
 
@@ -79,6 +90,38 @@ def test_no_order_of_taking_and_freeing_passes_a_bound(steps: list[tuple[str, in
             model[owner] -= units
         assert shares.used == sum(model.values())
         assert {owner: shares.taken(owner) for owner in model} == model
+
+
+HELD = st.tuples(st.sampled_from(["take", "hold", "free"]), st.sampled_from("xyz"), st.sampled_from("abc"))
+
+
+@given(st.lists(st.tuples(HELD, st.integers(1, 30)), max_size=60))
+def test_what_is_held_beyond_a_share_is_nobody_else_s(steps: list[tuple[tuple[str, str, str], int]]) -> None:
+    shares: NestedShares[str] = NestedShares(20, 10, 5)
+    model = {(tenant, owner): 0 for tenant in "xyz" for owner in "abc"}
+
+    def of_tenant(tenant: str) -> int:
+        return sum(min(5, model[tenant, owner]) for owner in "abc")
+
+    for (kind, tenant, owner), units in steps:
+        if kind == "take":
+            fits = (
+                model[tenant, owner] + units <= 5
+                and of_tenant(tenant) + units <= 10
+                and sum(min(10, of_tenant(each)) for each in "xyz") + units <= 20
+            )
+            assert shares.take(tenant, owner, units) == fits
+            model[tenant, owner] += units * fits
+        elif kind == "hold":
+            shares.hold(tenant, owner, units)
+            model[tenant, owner] += units
+        elif model[tenant, owner] >= units:
+            shares.free(tenant, owner, units)
+            model[tenant, owner] -= units
+        assert shares.used == sum(model.values())
+    for (tenant, owner), units in model.items():
+        shares.free(tenant, owner, units)
+    assert (shares.used, shares.take("x", "a", 5)) == (0, True)
 
 
 def test_a_turn_ends_by_its_cost_or_by_its_time() -> None:

@@ -56,6 +56,7 @@ def leaves_room(bound: Bound, held: contextlib.ExitStack) -> bool:
         for token in range(TOKENS):
             while bound.take(EVIL, f"evil-{token}", unit):
                 pass
+        bound.hold(EVIL, "evil-0", 1 << 50)  # as an answer that is longer than it was expected to be
         return bound.take(GOOD, "good", unit)
     if isinstance(bound, Shares):
         unit = max(1, bound.share // 4)

@@ -13,9 +13,11 @@ import pytest
 from tests.hostile.hub import HOSTILE, GuardedHub
 from tests.hostile.link_client import GoodLink, link_to, records
 from tests.hostile.waits import at_most
+from tests.support.processes import processor_s
 from tests.support.slices import SLICE
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import wait_until
+from weft.cloud_hub.api.tail import SEARCH_AT_ONCE_S, SEARCH_S
 from weft.protocols.link import Ack
 
 pytestmark = pytest.mark.processes
@@ -99,3 +101,63 @@ def test_bad_requests_do_not_fill_the_log(hub: GuardedHub) -> None:
     assert asked > 50
     assert "Traceback" not in said
     assert len(said) < 2000
+
+
+@contextlib.contextmanager
+def tails(hub: GuardedHub, queries: list[str]) -> Iterator[list[socket.socket]]:
+    """Tails of the hostile tenant that read no more than the head."""
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        for query in queries:
+            each = stack.enter_context(socket.create_connection(("127.0.0.1", hub.port), 5))
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            each.sendall(
+                f"GET /v1/streams/telemetry/tail?{query} HTTP/1.1\r\nHost: 127.0.0.1:{hub.port}\r\n"
+                f"Authorization: Bearer {hub.token('evil')}\r\n\r\n".encode()
+            )
+            assert each.recv(100).startswith(b"HTTP/1.1 200")
+            sockets.append(each)
+        yield sockets
+
+
+@pytest.mark.slow
+async def test_tails_that_read_nothing_hold_a_long_record_once(hub: GuardedHub) -> None:
+    """As text of control characters it is six times as long, and some kB on the wire."""
+    with GoodLink(hub) as good:
+        async with link_to(hub, HOSTILE) as link:
+            await link.greet()
+            await link.open(link.opening())
+            assert isinstance(await link.deliver(records(0)), Ack)
+            wait_until(lambda: hub.get("/v1/streams/telemetry", hub.token("evil"))[0] == 200, what="the stream")
+            with tails(hub, ["position=0:0"] * 30):
+                before, most = hub.memory_bytes(), 0
+                long = records(1, payload=b"\x01" * (4 * MiB), level=3)
+                assert isinstance(await link.deliver(long), Ack)
+                good.take()
+                until = time.monotonic() + 6
+                while time.monotonic() < until:
+                    most = max(most, hub.memory_bytes())
+                    time.sleep(0.1)
+                at_most(1, good.take().p99)
+        assert most - before < 200 * MiB
+
+
+@pytest.mark.slow
+async def test_tails_whose_filters_match_nothing_take_a_share_of_a_processor(hub: GuardedHub) -> None:
+    chunks, size = 60, 500
+    with GoodLink(hub) as good:
+        async with link_to(hub, HOSTILE) as link:
+            await link.greet()
+            await link.open(link.opening())
+            for number in range(chunks):
+                assert isinstance(await link.deliver(records(size * number, size)), Ack)
+        began, used = time.monotonic(), processor_s(hub.pid)
+        time.sleep(3)
+        idle = (processor_s(hub.pid) - used) / (time.monotonic() - began)
+        with tails(hub, [f"position=0:{3 * number}&key=none" for number in range(64)]):
+            good.take()
+            began, used = time.monotonic(), processor_s(hub.pid)
+            time.sleep(6)
+            used, took = processor_s(hub.pid) - used, time.monotonic() - began
+            at_most(1, good.take().p99)
+        assert used < SEARCH_AT_ONCE_S + (2 * SEARCH_S + idle) * took, "twice, for what the tails do beside"

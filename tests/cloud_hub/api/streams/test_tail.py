@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
@@ -20,11 +21,12 @@ from tests.support.tokens import create_token, withdraw_token
 from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.client import Client
+from weft.cloud_hub.api import answers as bounds
 from weft.cloud_hub.api import tail
 from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.answers import ReaderPlaces
 from weft.cloud_hub.api.records import Helping, RecordReader
-from weft.cloud_hub.api.tail import parse_position, position_text
+from weft.cloud_hub.api.tail import TailRecord, parse_position, position_text
 from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.hub import Hub
 from weft.storage.object_store.directory import MemoryStore
@@ -56,7 +58,7 @@ async def messages(socket: aiohttp.ClientWebSocketResponse) -> Events:
 @asynccontextmanager
 async def tailed(hub: Hub, form: str, query: str = "", token: str | None = None) -> AsyncIterator[Events]:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    async with aiohttp.ClientSession(hub.url, headers=headers) as session:
+    async with aiohttp.ClientSession(hub.url, headers=headers, read_bufsize=1 << 22) as session:
         if form == "events":
             async with session.get(f"{PATH}?{query}") as answer:
                 assert (answer.status, answer.content_type) == (200, "text/event-stream")
@@ -180,8 +182,6 @@ async def test_a_page_of_strangers_opens_no_socket_and_a_client_has_nothing_to_s
 async def test_one_owner_and_one_tenant_leave_places_to_others() -> None:
     places = ReaderPlaces(Refusals(lambda: 0.0), 16, "follow")
     owner = [Owner(OwnerKind.TOKEN, f"t{number}") for number in range(20)]
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
         for each in (owner[0], owner[0], *owner[1:7]):
             stack.enter_context(places.taken(each, "acme"))
@@ -229,6 +229,130 @@ async def test_many_readers_of_a_stream_cost_the_hub_the_stream_once(monkeypatch
         found = await asyncio.gather(*(taken(each, 60) for each in stay))
         assert all(numbers == list(range(5, 65)) for numbers, _ in found)
         assert set(asked.values()) == {1}, "no place is read twice"
+
+
+LONG = ('\x01"\u00e4\U0001f600x' * 70_000).encode()
+
+
+@pytest.mark.parametrize("form", ["events", "socket"])
+async def test_a_long_record_comes_whole_and_in_order(form: str) -> None:
+    log = EdgeLog()
+    log.append(*records(0, [b"before", LONG, b"behind", LONG]))
+    async with running_hub(MemoryStore(), shards=1) as hub, running_link(hub, log, EDGE):
+        await log.until_released(4)
+        answer = (await get(hub, "/v1/streams/telemetry/records"))[1]["records"]
+        async with tailed(hub, form, "position=0:0") as events:
+            found: list[dict[str, Any]] = []
+            async with asyncio.timeout(PATIENCE_S):
+                while len(found) < 4:
+                    found += (await anext(events))["records"]
+        assert found == answer
+        assert found[1]["payload"] == LONG.decode()
+
+
+@asynccontextmanager
+async def deaf(hub: Hub, token: str, query: str, count: int) -> AsyncIterator[None]:
+    """Tails that read nothing."""
+    loop = asyncio.get_running_loop()
+    with ExitStack() as stack:
+        for _ in range(count):
+            asking = stack.enter_context(socket.socket())
+            asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            asking.setblocking(False)
+            await loop.sock_connect(asking, ("127.0.0.1", int(hub.url.rpartition(":")[2])))
+            head = f"GET {PATH}?{query} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n"
+            await loop.sock_sendall(asking, head.encode())
+        yield
+
+
+@pytest.fixture
+def two_tenants(tmp_path: Path) -> TwoTenants:
+    path = str(tmp_path / "tokens")
+    return TwoTenants(path, *(
+        create_token(path, f"{tenant}-{scope}", scope, tenant, "press-1" if scope is Scope.EDGE else None)
+        for tenant in ("evil", "good") for scope in (Scope.EDGE, Scope.READER)
+    ))  # fmt: skip
+
+
+class TwoTenants(NamedTuple):
+    path: str
+    evil_edge: str
+    evil: str
+    good_edge: str
+    good: str
+
+
+@asynccontextmanager
+async def filled(tenants: TwoTenants, evil: list[bytes], good: list[bytes]) -> AsyncIterator[Hub]:
+    """A hub with a stream of each tenant."""
+    async with AsyncExitStack() as stack:
+        hub = await stack.enter_async_context(running_hub(MemoryStore(), shards=1, tokens=tenants.path))
+        for tenant, token, payloads in (("evil", tenants.evil_edge, evil), ("good", tenants.good_edge, good)):
+            log = EdgeLog()
+            for at in range(0, len(payloads), 200):
+                log.append(*records(at, payloads[at : at + 200]))
+            edge = EDGE._replace(tenant=tenant)
+            async with running_link(hub, log, edge, token):
+                await log.until_released(len(payloads))
+        yield hub
+
+
+async def test_tails_that_do_not_read_hold_a_share_and_others_get_theirs(
+    two_tenants: TwoTenants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a record that is long, and many times as long as an event."""
+    encoded = Counter[str]()
+    of = TailRecord.of
+
+    def counted(shard: int, view: Any) -> TailRecord:
+        encoded[view["edge"]] += 1
+        return of(shard, view)
+
+    monkeypatch.setattr(TailRecord, "of", counted)
+    monkeypatch.setattr(tail, "READ_AGE_S", 3600.0)  # as above
+    long = b"\x01" * (2 << 20)  # six times as long in an answer
+    async with filled(two_tenants, [b"1", long], [b"1", b"2"]) as hub:
+        answers = hub._api.answers
+        async with deaf(hub, two_tenants.evil, "position=0:0", 30):
+            await until(lambda: answers.bytes > 3 * 6 * len(long))
+            most = 0
+            for _ in range(20):
+                assert (await get(hub, "/v1/streams/telemetry/records", two_tenants.good))[0] == 200
+                async with tailed(hub, "events", "position=0:0", two_tenants.good) as events:
+                    assert (await taken(events, 2))[0] == [0, 1]
+                most = max(most, answers.bytes)
+            assert most < bounds.AT_ONCE_OF_OWNER * (6 * len(long) + (1 << 20)), "they wait for each other"
+            assert encoded.total() == 4, "each record once"
+        await until(lambda: not answers.bytes)
+
+
+async def test_tails_that_search_pay_for_it_and_others_do_not(
+    two_tenants: TwoTenants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each begins elsewhere, and its filter matches nothing: none is slowed by what it reads."""
+    read, asked = RecordReader.read, Counter[str]()
+
+    async def counted(reader: RecordReader, stream: Any, offset: int, *rest: Any, **options: Any) -> Helping:
+        asked[stream[0]] += 1
+        return await read(reader, stream, offset, *rest, **options)
+
+    monkeypatch.setattr(RecordReader, "read", counted)
+    monkeypatch.setattr(tail, "SEARCH_S", 1e-9)
+    monkeypatch.setattr(tail, "SEARCH_AT_ONCE_S", 0.02)
+    payloads = [b"%d" % number for number in range(4_000)]
+    async with filled(two_tenants, payloads, payloads[:600]) as hub, AsyncExitStack() as stack:
+        for at in range(16):
+            query = f"position=0:{at}&key=none"
+            await anext(await stack.enter_async_context(tailed(hub, "events", query, two_tenants.evil)))
+        await until(lambda: any(str(each.owner) == "token evil-reader" for each in hub._refusals))
+        async with tailed(hub, "events", "position=0:0", two_tenants.good) as events:
+            assert (await taken(events, 600))[0] == list(range(600))
+        assert asked["evil"] <= 0.02 / tail.CHUNK_S + tail.READS_AT_ONCE, "of 16 times 20"
+        last = await stack.enter_async_context(tailed(hub, "socket", "position=0:99&key=none", two_tenants.evil))
+        await anext(last)
+        await hub.close()
+        async with asyncio.timeout(PATIENCE_S):
+            assert not [event async for event in last if event["records"]], "it waits no longer than the process runs"
 
 
 async def test_a_reader_that_leaves_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
