@@ -152,7 +152,7 @@ class DeltaTable(SinkSettings, frozen=True, kw_only=True):
         Names | None,
         Meta(
             description="With `upsert`: columns that say which of two rows with the same keys is the newer one. Unset: "
-            "the record's place in the log, `_shard` and `_offset`."
+            "the record's place in the log, `_shard` and `_offset`; for windows `_log_end`."
         ),
     ] = None
     partition_by: Annotated[
@@ -205,7 +205,11 @@ class Jdbc(SinkSettings, frozen=True, kw_only=True):
         Names | None, Meta(description="Columns that identify a row: it replaces the row with the same values.")
     ] = None
     order_by: Annotated[
-        Name | None, Meta(description="With `keys`: column whose highest value decides which of two rows stays.")
+        Name | None,
+        Meta(
+            description="With `keys`: column whose highest value decides which of two rows stays. Unset for windows: "
+            "`_log_end`."
+        ),
     ] = None
     password_file: Annotated[
         Path | None, Meta(description="File on the driver with the password. Unset: `PGPASSWORD` or `~/.pgpass`.")
@@ -287,7 +291,7 @@ class PipelineSink(OneOf, frozen=True, kw_only=True):
 # Settings of a pipeline's steps.
 
 SQL_CHARACTERS_MAX = 65_536
-WINDOW_START = "window_start"
+WINDOW_START, LOG_END = "window_start", "_log_end"
 SESSION_COLUMNS = ("session_start", "session_end")
 VIEW_NAME = re.compile("[A-Za-z][A-Za-z0-9_]{0,62}")
 """Form of a name by which SQL reads rows."""
@@ -414,7 +418,7 @@ STEPS_MAX = 64
 TABLES_MAX = 32
 _STREAM = "_stream"
 """Column with the stream of a row of several."""
-OWN_COLUMNS = (WINDOW_START, "window_end", "_complete", "_log_end", "_late")
+OWN_COLUMNS = (WINDOW_START, "window_end", "_complete", LOG_END, "_late")
 """Columns of every window beside its groups and aggregates."""
 Trigger = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "trigger"})]
 Checkpoint = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "location"})]
@@ -676,6 +680,11 @@ def _sink(pipeline: Pipeline) -> Iterator[Finding]:
     if pipeline.window_step is not None and getattr(settings, "keys", None) is not None:
         assert pipeline.window_step.window is not None
         yield from _window_keys(pipeline.window_step.window, kind, settings.keys)
+    order_by = getattr(settings, "order_by", None)
+    if has_windows and order_by is not None and order_by not in (LOG_END, [LOG_END], (LOG_END,)):
+        got = order_by if isinstance(order_by, str) else ", ".join(order_by)
+        message = f"expected {LOG_END}, by which windows replace each other; got {got}. Or leave it out"
+        yield Finding(("sink", kind, "order_by"), message)
     if kind == "delta":
         path = ("sink", "delta")
         if pipeline.checkpoint is not None and _share_a_folder(pipeline.checkpoint, settings.path):
@@ -687,8 +696,8 @@ def _sink(pipeline: Pipeline) -> Iterator[Finding]:
             yield Finding((*path, "keys"), "is missing. `upsert` needs the columns that identify a row")
         if settings.mode != "upsert" and settings.keys is not None:
             yield Finding((*path, "keys"), f"has a meaning with `mode: upsert` only, and the mode is {settings.mode}")
-        if settings.order_by is not None and (settings.mode != "upsert" or has_windows):
-            yield Finding((*path, "order_by"), "is only for `mode: upsert` without windows. Take it out")
+        if settings.order_by is not None and settings.mode != "upsert":
+            yield Finding((*path, "order_by"), "is only for `mode: upsert`. Take it out")
         if settings.mode == "replace" and settings.partition_by is None:
             yield Finding((*path, "partition_by"), "is missing. `replace` needs the columns of the partitions")
 

@@ -41,6 +41,8 @@ from weft.config.payload_schema.model import PayloadSchema
 from weft.storage.table.typed_columns import comment_of
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+STREAM_OPTION = "weft.stream"
+"""Option, without meaning to Spark, by which a plan shows that Parquet files are a stream's."""
 
 
 def read(
@@ -307,4 +309,5 @@ def _parquet(spark: SparkSession, snapshot: TableSnapshot, files: Sequence[Table
     if not files:
         return spark.createDataFrame([], schema)
     paths = [f"{snapshot.uri}/{file.path}" for file in files]
-    return spark.read.option("basePath", snapshot.uri).schema(schema).parquet(*paths)
+    reader = spark.read.options(**{"basePath": snapshot.uri, STREAM_OPTION: "true"})
+    return reader.schema(schema).parquet(*paths)

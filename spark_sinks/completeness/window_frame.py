@@ -7,9 +7,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from spark_sinks.completeness.row_steps import (
+    ASKS_FOR_ROWS,
+    OtherRows,
+    check_aggregates,
+    check_rows,
+    check_text,
+    source_rows,
+    without_rows,
+)
 from spark_sinks.completeness.watermark import duration_ns
 from spark_sinks.completeness.window_state import TakenIn
 from spark_sinks.errors import ReadError
@@ -251,8 +261,9 @@ class WindowFrame:
     by: tuple[str, ...]
     aggregate: Aggregate
     prepare: Step | None = None
-    """Function that parses, filters or renames rows before they are aggregated. It keeps ``window_start`` and
-    ``window_end``, and for windows of event time ``_time``."""
+    """Function that parses, filters or renames rows before they are aggregated, each by itself. It keeps
+    ``window_start`` and ``window_end``, or the time by which windows are made; and for those of event time ``_time``.
+    """
     event: EventTime | None = None
     """Time by which rows belong to windows; None for ``_time``."""
     gap_us: int | None = None
@@ -293,14 +304,40 @@ class WindowFrame:
         """Return the stream's rows with the window of each, prepared.
 
         Raises:
-            ReadError: ``prepare`` loses the window.
+            ReadError: ``prepare`` loses the window, makes another one, or looks at more than a row.
         """
         found = frame if self.event is None else self.event.usable(frame)
         found = with_window(found, self.grid, self.times[-1])
-        if self.prepare is not None:
-            kept = (START_COLUMN, END_COLUMN) if self.event is None else (START_COLUMN, END_COLUMN, TIME_COLUMN)
-            found = _checked("prepare", self.prepare(found), kept)
-        return found
+        if self.prepare is None:
+            return found
+        made = _checked("prepare", self.prepare(source_rows(found)), ())
+        has_windows = START_COLUMN in made.columns
+        own = [START_COLUMN, END_COLUMN] if has_windows else [self.times[-1]]
+        own += self.times if self.event is not None or self.gap_us is not None else []
+        made = _checked("prepare", made, own)
+        try:
+            check_rows(made, dict.fromkeys(own))
+        except ReadError as error:
+            raise ReadError(f"prepare: {error}") from None
+        return made if has_windows else with_window(made, self.grid, self.times[-1])
+
+    def try_without_rows(self, frame: DataFrame) -> None:
+        """Prepare rows with the columns of a frame, of which there are none.
+
+        Raises:
+            ReadError: as ``rows``; ``prepare`` asks for rows.
+        """
+        if self.prepare is None:
+            return
+        try:
+            self.rows(without_rows(frame))
+        except PySparkException as error:
+            if ASKS_FOR_ROWS not in str(error):
+                raise
+            raise OtherRows(
+                "prepare: it asks for rows, such as by count or collect. It would get those of a few windows alone. "
+                "Return a DataFrame that is made of the given one"
+            ) from None
 
     def windows(
         self,
@@ -318,8 +355,8 @@ class WindowFrame:
             complete_end: number below which windows are complete.
             log_end: number of records that the log has.
             opened: ranges of windows over open gaps, which are not complete.
-            broken: ranges of windows with records that came after the declared bound, of which it is not known whether
-                they are complete.
+            broken: ranges of windows with records that came after the declared bound. Of an aggregate as SQL or a
+                function, which does not say which rows they are in, it is not known whether any is complete.
             quiet_us: time up to which sessions that have ended are complete, also in windows that are not; None for no
                 time.
 
@@ -327,7 +364,8 @@ class WindowFrame:
             ReadError: the aggregate is not valid, or its result lacks a key.
         """
         rows = self.rows(frame)
-        made = _checked("aggregate", self._aggregated(rows), (START_COLUMN, END_COLUMN, *self.by))
+        made = _checked("aggregate", self._aggregated(source_rows(rows)), (START_COLUMN, END_COLUMN, *self.by))
+        self._check_aggregates(made)
         # Far below all times of Spark where no window is complete.
         complete = F.unix_micros(END_COLUMN) <= F.lit(max(self.grid.start(complete_end), _LOWEST))
         if self.gap_us is not None and quiet_us is not None:
@@ -336,13 +374,26 @@ class WindowFrame:
             complete &= ~self._among(each)
         # Without a bound, a device may still hold records of any window: then none is known to be complete.
         known = F.lit(self.event is None or self.event.late_us is not None)
-        for each in broken:
-            known &= ~self._among(each)
-        if self.gap_us is not None and self._counts_late:
-            known &= F.col(LATE_COLUMN) == 0  # it may have been given out as complete before such a row joined it
+        if self._counts_late and isinstance(self.aggregate, Mapping):
+            # Of each row: it may have been given out as complete before a late record joined it, and the others of
+            # its window have kept the bound.
+            known &= F.col(LATE_COLUMN) == 0
+        else:
+            for each in broken:
+                known &= ~self._among(each)
         complete = F.when(complete & ~known, F.lit(None)).otherwise(complete)
         made = made.withColumn(COMPLETE_COLUMN, complete)
         return made.withColumn(LOG_END_COLUMN, F.lit(log_end).cast("bigint"))
+
+    def _check_aggregates(self, made: DataFrame) -> None:
+        given = self.aggregate.values() if isinstance(self.aggregate, Mapping) else [self.aggregate]
+        try:
+            for text in given:
+                if isinstance(text, str):
+                    check_text(text)
+            check_aggregates(made, START_COLUMN)
+        except ReadError as error:
+            raise ReadError(f"aggregate: {error}") from None
 
     def _among(self, windows: Range) -> Column:
         first, end = (max(self.grid.start(number), _LOWEST) for number in windows)

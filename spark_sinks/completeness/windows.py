@@ -133,6 +133,8 @@ class WindowSteps:
         """All windows with records, during the first step of a new state."""
         self._looks_at_all = False
         """True when the next step must also find windows of records that are not selected."""
+        self._is_tried = False
+        """True after ``prepare`` was looked at without rows."""
         self._heal_at = clock()
         self._kept_at = clock()
         self.progress: dict[str, Any] = {}
@@ -150,6 +152,8 @@ class WindowSteps:
         began = self._clock()
         log, state = self._opened()
         at = run(at_head(log))
+        if not self._is_tried:
+            self._try(at)
         moved = at.offsets != state.offsets
         if moved:
             found = self._new_windows(state, at)
@@ -169,6 +173,12 @@ class WindowSteps:
             self._heal_at = ended + max(self._heal_s, HEAL_SHARE * (ended - began))
         self._report(at, until, state, due, ended - began)
         return commits
+
+    def _try(self, at: LanesAt) -> None:
+        """Let ``prepare`` be refused before the first window is due."""
+        if self._frame.prepare is not None:
+            self._frame.try_without_rows(self._read(at, schema=self._options.schema, **times_between(0, 0)))
+        self._is_tried = True
 
     def _opened(self) -> tuple[StreamLog, WindowState]:
         if self._log is None or self._state is None:
@@ -477,10 +487,10 @@ def complete_windows(
         aggregate: expressions by column name, as ``{"mean": "avg(temperature)"}``, to which the lineage column
             ``_from`` is added; SQL, as ``SELECT window_start, window_end, machine, count(*) AS n FROM {rows} GROUP BY
             ALL``; or a function from rows to windows.
-        sink: receiver of the rows: ``DeltaSink`` or ``JdbcSink`` with ``keys=["window_start", *by]`` and
-            ``order_by="_log_end"``, or a function of a DataFrame and a number that grows.
+        sink: receiver of the rows: ``DeltaSink`` or ``JdbcSink`` with ``keys=["window_start", *by]``, or a function of
+            a DataFrame and a number that grows.
         by: columns that name a row within its window.
-        prepare: function that parses, filters or renames rows before they are aggregated.
+        prepare: function that parses, filters or renames rows before they are aggregated, each by itself, always alike.
         complete: rule for when a window counts as complete: ``Complete``, or its fields.
         checkpoint: place of position and pending windows: ``Checkpoint``, or its folder; None: a start computes all.
         trigger: time between two steps over the log; None does one step, emits all due windows and ends.

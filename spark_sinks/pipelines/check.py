@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import NullType
 
 from spark_sinks.blocking import run
+from spark_sinks.completeness.row_steps import source_rows
 from spark_sinks.completeness.window_state import (
     IfChanged,
     WindowState,
@@ -37,7 +38,6 @@ from spark_sinks.pipelines.job import (
     output_mode,
     step_name,
     window_frame,
-    with_own_times,
 )
 from spark_sinks.pipelines.steps import Context, StepGroup, all_steps, explained, is_of_spark, split
 from spark_sinks.runtime.session import is_connect
@@ -369,8 +369,8 @@ def _analysed(
         return None
     report.show("source", frame)
     if pipeline.window_step is not None:
-        empty = with_own_times(pipeline, spark.createDataFrame([], frame.schema))
-        rows = _checked(all_steps(pipeline), empty, context, report)
+        # As a stream, which has no rows to ask for: steps would get those of a few windows.
+        rows = _checked(all_steps(pipeline), source_rows(frame), context, report)
         return None if rows is None else _checked_windows(pipeline, rows, report)
     after = _checked(on_stream, frame, context, report)
     if after is None or not _runs_on_streams(after, on_stream, pipeline, report):

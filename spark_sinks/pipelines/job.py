@@ -19,6 +19,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StreamingQuery
 
 from spark_sinks.blocking import run
+from spark_sinks.completeness.row_steps import (
+    OtherRows,
+    OtherTime,
+    check_aggregates,
+    check_rows,
+    check_text,
+    source_rows,
+)
 from spark_sinks.completeness.watermark import Complete
 from spark_sinks.completeness.window_frame import (
     END_COLUMN,
@@ -26,7 +34,6 @@ from spark_sinks.completeness.window_frame import (
     START_COLUMN,
     EventTime,
     WindowFrame,
-    with_window,
 )
 from spark_sinks.completeness.window_state import Checkpoint, IfChanged
 from spark_sinks.completeness.windows import WindowQuery, complete_windows
@@ -38,8 +45,6 @@ from spark_sinks.pipelines.steps import (
     all_steps,
     explained,
     is_of_spark,
-    is_own,
-    marked,
     plan_of,
     split,
     with_lineage,
@@ -196,10 +201,6 @@ def output_mode(pipeline: Pipeline) -> str:
 # A pipeline with a window step, as a query of complete windows.
 
 TIME = "_time"
-_OTHER_TIME = (
-    "makes a {0} that is not the source's own, or is not seen to be. Windows are found by the source's, and would "
-    "lose rows"
-)
 _INSTEAD = {
     True: "Select `_time` as it is. For windows by a time in the payload, declare that field in `source.schema` as a "
     "timestamp, and name it in the window step: `time: FIELD`",
@@ -214,12 +215,9 @@ class Prepared:
     """The steps before the windows, applied to rows of the stream. Windows are made by the times of their result."""
 
     context: Context
-    grid: Grid
-    time: str
-    """Column with the time by which windows are made."""
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        """Return the rows with the window of each.
+        """Return the rows of the last step.
 
         Raises:
             PipelineError: a step cannot be applied, or a column with a time is lost.
@@ -228,17 +226,16 @@ class Prepared:
         if since is not None:
             frame = frame.where(F.col(TIME) >= F.lit(parse_moment("since", since)))
         frame = with_lineage(frame.drop(START_COLUMN, END_COLUMN))
-        frame = with_own_times(self.context.pipeline, frame)
         rows = all_steps(self.context.pipeline).apply(frame, self.context)
         need_time(self.context.pipeline, rows)
-        return with_window(rows, self.grid, self.time)
+        return rows.drop(START_COLUMN, END_COLUMN)
 
 
 def window_frame(pipeline: Pipeline) -> WindowFrame:
     """Return the computation of a pipeline's windows."""
     step = window_step(pipeline)
     grid = Grid(_micros(step.every_s), _micros(step.offset_s), step.zone)
-    prepared = Prepared(Context(pipeline), grid, step.time or TIME)
+    prepared = Prepared(Context(pipeline))
     gap = None if step.gap_s is None else _micros(step.gap_s)
     return WindowFrame(grid, step.by or (), dict(step.emit), prepared, _event_time(step), gap)
 
@@ -346,11 +343,6 @@ def _times(pipeline: Pipeline) -> list[str]:
     return [TIME] if time is None else [TIME, time]
 
 
-def with_own_times(pipeline: Pipeline, frame: DataFrame) -> DataFrame:
-    """Return rows of the source, for the steps, whose times ``need_time`` knows again."""
-    return marked(frame, _times(pipeline))
-
-
 def need_time(pipeline: Pipeline, rows: DataFrame) -> None:
     """Check that the rows still have the source's own times, by which windows are made.
 
@@ -366,8 +358,12 @@ def need_time(pipeline: Pipeline, rows: DataFrame) -> None:
             raise PipelineError(path, f"drops {time}, which windows need. Keep it in the SELECT, unchanged")
         if (kind := rows.schema[time].dataType.simpleString()) != "timestamp":
             raise PipelineError(path, f"makes {time} a {kind}, and windows are made of it. Leave it a timestamp")
-        if not is_own(rows, time):
-            raise PipelineError(path, f"{_OTHER_TIME.format(time)}. {_INSTEAD[time == TIME]}")
+    try:
+        check_rows(rows, _times(pipeline))
+    except OtherTime as error:
+        raise PipelineError(path, f"{error}. {_INSTEAD[error.column == TIME]}") from None
+    except OtherRows as error:
+        raise PipelineError(path, str(error)) from None
 
 
 def analysed_windows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
@@ -384,9 +380,11 @@ def analysed_windows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
             ("steps", at, "window", "by"),
             f"there is no column {', '.join(missing)} here. There is {', '.join(rows.columns)}",
         )
+    frame = replace(window_frame(pipeline), prepare=None)
+    of_windows = source_rows(frame.rows(rows)).groupBy(START_COLUMN)
     for name, expression in step.emit.items():
         try:
-            made = rows.agg(F.expr(expression).alias(name))
+            made = of_windows.agg(F.expr(expression).alias(name))
             made.schema  # noqa: B018
         except Exception as error:
             if not is_of_spark(error):
@@ -398,8 +396,12 @@ def analysed_windows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
                 ("steps", at, "window", "emit", name),
                 f"{what}. Windows are computed again a few at a time: expected an aggregate of the group's own rows",
             )
-    frame = window_frame(pipeline)
-    return replace(frame, prepare=None).windows(rows, 0, 0)
+        try:
+            check_text(expression)
+            check_aggregates(made, START_COLUMN)
+        except OtherRows as error:
+            raise PipelineError(("steps", at, "window", "emit", name), str(error)) from None
+    return frame.windows(rows, 0, 0)
 
 
 # Weft's code and the user's, sent to the executors of a cluster along with a job.

@@ -20,7 +20,8 @@ from pyarrow import csv
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.pipelines.job import Prepared, analysed_windows, window_frame, with_own_times
+from spark_sinks.completeness.row_steps import OTHER_STREAM, OtherRows, source_rows, without_rows
+from spark_sinks.pipelines.job import Prepared, analysed_windows, window_frame
 from spark_sinks.pipelines.steps import Context, all_steps, with_lineage
 from spark_sinks.source.data_source import STREAM
 from spark_sinks.source.options import in_utc, parse_moment
@@ -207,6 +208,8 @@ class SampleContext(Context):
         below: Mapping[int, int] | None = None,
     ) -> DataFrame:
         """Return rows of the sample, as ``Context.history`` does those of the stream."""
+        if self.pipeline.window_step is not None:
+            raise OtherRows(OTHER_STREAM)
         frame = self.frame(spark)
         if since is not None:
             frame = frame.where(F.col("_time") >= F.lit(parse_moment("since", since)))
@@ -232,7 +235,7 @@ def made_rows(pipeline: Pipeline, spark: SparkSession, table: pa.Table) -> pa.Ta
     if pipeline.window_step is None:
         made = all_steps(pipeline).apply(frame, context)
     else:
-        analysed_windows(pipeline, all_steps(pipeline).apply(with_own_times(pipeline, frame), context))
+        analysed_windows(pipeline, all_steps(pipeline).apply(source_rows(without_rows(frame)), context))
         windows = window_frame(pipeline)
         assert isinstance(windows.prepare, Prepared)
         windows = replace(windows, prepare=replace(windows.prepare, context=context))

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial, reduce
@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from spark_sinks.completeness.row_steps import ASKS_FOR_ROWS, OtherRows, check_rows, check_text
 from spark_sinks.errors import SinkError
 from spark_sinks.lineage import FROM_COLUMN, of_record
 from spark_sinks.pipelines.catalog import PipelineError, SeveralStatements, one_statement
@@ -274,10 +275,6 @@ _STATE = re.compile(r"\s*SQLSTATE: \w+")
 _PLACE = re.compile(r"[;.,]?\s*\(?line (\d+)[,]? pos(?:ition)? (\d+)\)?")
 _TICKS = re.compile(r"`([^`]*)`")
 SENTENCE_CHARACTERS_MAX = 600
-_MARK = "weft.source"
-"""Key in a column's metadata, with the name that the source gave it."""
-_NODES_MAX = 10_000
-"""Maximum number of nodes of a plan that are looked at for one column."""
 
 
 def is_of_spark(error: BaseException) -> bool:
@@ -288,87 +285,6 @@ def is_of_spark(error: BaseException) -> bool:
 def plan_of(frame: DataFrame) -> str:
     """Return the analysed plan of a DataFrame; empty with Spark Connect, where only the server has it."""
     return "" if is_connect(frame.sparkSession) else str(frame._jdf.queryExecution().analyzed().toString())
-
-
-def marked(frame: DataFrame, names: Iterable[str]) -> DataFrame:
-    """Return a DataFrame whose named columns are known as the source's own in what is made of it."""
-    for name in names:
-        frame = frame.withMetadata(name, {**frame.schema[name].metadata, _MARK: name})
-    return frame
-
-
-def is_own(frame: DataFrame, name: str) -> bool:
-    """Return whether each value of a column is that of the marked column of the same name.
-
-    It is false where that cannot be seen, as behind ``mapInPandas``. With Spark Connect, where only the server has the
-    plan, the column's metadata decide: another column or an expression has none, and the result of a function may.
-    """
-    if is_connect(frame.sparkSession):
-        return bool(frame.schema[name].metadata.get(_MARK) == name)
-    # By the plan where there is one. Names say nothing (`SELECT ts AS _time`), and metadata alone would let through
-    # a function of Python that returns whole rows, and a union whose first part alone has the mark.
-    plan = frame._jdf.queryExecution().analyzed()
-    return _is_of_mark(plan, plan.output().apply(frame.columns.index(name)), name)
-
-
-def _is_of_mark(plan: Any, column: Any, name: str) -> bool:
-    """Follow a column of an analysed plan down to where it was marked; of a union, in each of its parts."""
-    defined: dict[int, Any] = {}
-    waiting = [(plan, column)]
-    for _ in range(_NODES_MAX):
-        if not waiting:
-            return True
-        node, column = waiting.pop()
-        kind = node.nodeName()
-        if kind == "WithCTE":
-            defined |= {each.id(): each.child() for each in _listed(node.cteDefs())}
-        if kind == "Union":
-            at = _place(node.output(), column)
-            waiting += [(each, each.output().apply(at)) for each in _listed(node.children())]
-        elif kind == "CTERelationRef":
-            query = defined[node.cteId()]
-            waiting.append((query, query.output().apply(_place(node.output(), column))))
-        elif (below := _below(node, column)) is not None:
-            waiting.append((below, column))
-        else:
-            made = _made(node, column)
-            if made is None:
-                return False
-            if made.metadata().contains(_MARK) and made.explicitMetadata().isDefined():
-                if made.metadata().getString(_MARK) != name:
-                    return False
-            elif made.child().nodeName() == "AttributeReference":
-                waiting.append((node, made.child()))
-            else:
-                return False
-    return False
-
-
-def _below(node: Any, column: Any) -> Any | None:
-    """Return the child of a node that hands a column on; None if the node makes it."""
-    return next((each for each in _listed(node.children()) if each.outputSet().contains(column)), None)
-
-
-def _made(node: Any, column: Any) -> Any | None:
-    """Return the expression with which a SELECT names a column; None for other nodes."""
-    kind = node.nodeName()
-    if kind not in ("Project", "Aggregate"):
-        return None
-    named = _listed(node.projectList() if kind == "Project" else node.aggregateExpressions())
-    return next((each for each in named if each.nodeName() == "Alias" and _is_same(each, column)), None)
-
-
-def _place(columns: Any, column: Any) -> int:
-    return next(at for at, each in enumerate(_listed(columns)) if _is_same(each, column))
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return bool(one.exprId().equals(other.exprId()))
-
-
-def _listed(sequence: Any) -> Iterator[Any]:
-    """Yield the elements of a sequence of Scala."""
-    return (sequence.apply(at) for at in range(sequence.size()))
 
 
 def condition(error: BaseException) -> str:
@@ -430,7 +346,6 @@ def _plain(text: str) -> str:
 
 # Python steps: the function behind ``module:function``, and what it returns.
 
-_NEEDS_BATCH = "must be executed with writeStream.start()"
 StepFunction = Callable[..., DataFrame]
 CONTEXT = "context"
 """Parameter by which a function gets the pipeline's ``Context``."""
@@ -473,7 +388,8 @@ def call(step: Step, frame: DataFrame, context: Context, path: KeyPath) -> DataF
     except PipelineError:
         raise
     except (Exception, SystemExit) as error:
-        raise PipelineError(path, f"{step.python} failed: {_said(error)}") from error
+        has_windows = context.pipeline.window_step is not None
+        raise PipelineError(path, f"{step.python} failed: {_said(error, has_windows=has_windows)}") from error
     if not (hasattr(result, "sparkSession") and hasattr(result, "schema")):
         raise PipelineError(path, f"{step.python} returned {_kind(result)}. Return a DataFrame of Spark")
     return result
@@ -511,9 +427,13 @@ def _not_found(module: str, error: ModuleNotFoundError) -> str:
     return f"module {module} needs {missing}, which is not installed for {sys.executable}"
 
 
-def _said(error: BaseException) -> str:
+def _said(error: BaseException, *, has_windows: bool = False) -> str:
     """Return the sentence of an error with its place in the user's code."""
-    if is_of_spark(error) and _NEEDS_BATCH in str(error):
+    if is_of_spark(error) and ASKS_FOR_ROWS in str(error):
+        if has_windows:
+            return (
+                "it asks for rows, and would get those of a few windows alone. Return a DataFrame of the step's input"
+            )
         return "it asks for rows, and a streaming DataFrame has none before the query runs. Give the step `mode: batch`"
     if is_of_spark(error):
         return explained(error)
@@ -552,12 +472,20 @@ class StepGroup:
 
     def results(self, frame: DataFrame, context: Context) -> Iterator[tuple[int, DataFrame]]:
         """Yield the place and the result of each step. A named step is a view for the following ones, and so are the
-        pipeline's tables, read now."""
+        pipeline's tables, read now.
+
+        Before windows, the frame is one of ``source_rows``.
+
+        Raises:
+            PipelineError: a step cannot be applied, or looks at more than a row before windows.
+        """
         pipeline = context.pipeline
         read = {name for _, step in self.steps for name in tables_read(pipeline, step)}
         named = opened_tables(pipeline, read, frame.sparkSession) if read else {}
         for at, step in self.steps:
             frame = _applied(at, step, frame, named, context)
+            if pipeline.window_step is not None:
+                _check_rows(at, step, frame)
             if step.name is not None:
                 named[step.name] = frame
             yield at, frame
@@ -582,6 +510,14 @@ def _applied(at: int, step: Step, frame: DataFrame, named: dict[str, DataFrame],
         return call(step, frame, context, ("steps", at, "python"))
     assert step.sql is not None
     return select(step.sql, frame, named, ("steps", at, "sql"))
+
+
+def _check_rows(at: int, step: Step, frame: DataFrame) -> None:
+    try:
+        check_text(step.sql or "")
+        check_rows(frame, ())
+    except OtherRows as error:
+        raise PipelineError(("steps", at, *step.kinds), str(error)) from None
 
 
 def select(text: str, frame: DataFrame, named: dict[str, DataFrame], path: KeyPath) -> DataFrame:

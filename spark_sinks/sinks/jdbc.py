@@ -651,8 +651,10 @@ class JdbcSink:
         if replaced.column not in self.keys:
             raise SinkError(
                 f"keys: whole ranges of {replaced.column} are replaced, so it must be among the keys. Give the sink "
-                f"keys=[{replaced.column!r}, ...] and order_by={replaced.newest_by!r}"
+                f"keys=[{replaced.column!r}, ...]"
             )
+        if self.order_by not in (None, replaced.newest_by):
+            raise SinkError(f"order_by: expected {replaced.newest_by}, or nothing; got {self.order_by}")
         self._write_batch(frame, batch_id, replaced)
 
     def _write_batch(self, frame: DataFrame, batch_id: int, replaced: Replaced | None) -> None:
@@ -667,7 +669,8 @@ class JdbcSink:
             ends = shard_ends(rows)
             self._floors.check(batch_id, shard_starts(rows))
         table, keys = tuple(self.table.split(".")), tuple(self.keys)
-        target = TargetTable(table, keys, self.order_by, self.name, self.positions_table, replaced)
+        order_by = self.order_by if replaced is None else replaced.newest_by
+        target = TargetTable(table, keys, order_by, self.name, self.positions_table, replaced)
         written = self._write(Batch(target, columns, rows, self._log(), is_first=batch_id == 0))
         self._floors.take(batch_id, ends)
         if written < rows.num_rows and not self.keys:

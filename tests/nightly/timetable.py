@@ -326,6 +326,10 @@ JOBS: Mapping[str, Job] = {
         "tests/spark_sinks/sinks/test_delivery.py", "tests/spark_sinks/sinks/delta/test_kills.py",
         "tests/spark_sinks/test_split_under_load.py", minutes=16, slice_units=1, slice_s=850,
     ),
+    "spark_steps": pytest_job(
+        "chains of random steps before windows", "tests/spark_sinks/completeness/test_random_steps.py",
+        minutes=6, slice_units=120, slice_s=330,
+    ),
     "spark_scripts": pytest_job(
         "passes of scripts with a Spark of their own", "tests/spark_sinks/test_own_session.py",
         "tests/spark_sinks/test_delta_spark.py", "tests/spark_sinks/test_notebook.py",

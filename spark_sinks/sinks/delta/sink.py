@@ -54,6 +54,7 @@ from spark_sinks.sinks.delta.table import (
 )
 from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
 from spark_sinks.source.stream_log import History, PersistedPosition, WentBack, Witness, open_hub
+from weft.config.pipelines import LOG_END, WINDOW_START
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
@@ -157,18 +158,19 @@ def check_positions(rows: pa.Schema, streams: Sequence[str]) -> None:
             raise SinkError(f"column {name} is a {kind}; leave it as the source has it")
 
 
-def check_replaced(rows: pa.Schema, keys: Sequence[str], replaced: Replaced) -> None:
+def check_replaced(rows: pa.Schema, keys: Sequence[str], order_by: Sequence[str], replaced: Replaced) -> None:
     """Check that rows can replace ranges of times as a whole.
 
     Raises:
-        SinkError: the sink has other keys, or a column is missing or of another type.
+        SinkError: the sink has other keys or another order, or a column is missing or of another type.
     """
     if replaced.column not in keys:
         raise SinkError(
             f"keys: whole ranges of {replaced.column} are replaced, so it must be among the keys. Give the sink keys="
-            f"[{replaced.column!r}, ...] and order_by={replaced.newest_by!r}, without store, stream or partitions to "
-            "replace"
+            f"[{replaced.column!r}, ...], without store, stream or partitions to replace"
         )
+    if tuple(order_by) != (replaced.newest_by,):
+        raise SinkError(f"order_by: expected {replaced.newest_by}, or nothing; got {', '.join(order_by)}")
     for name, kinds in ((replaced.column, ("timestamp",)), (replaced.newest_by, _NUMBERS)):
         if name not in rows.names:
             raise SinkError(f"the rows have no column {name}; they have {', '.join(rows.names)}")
@@ -329,7 +331,8 @@ class DeltaSink:
         stream: the source stream of the rows, or several, with a column ``_stream`` that names the one of each row.
         tenant: tenant of the stream.
         keys: columns that make a row unique.
-        order_by: columns that order rows with the same keys, the later last; nulls are lowest.
+        order_by: columns that order rows with the same keys, the later last; nulls are lowest. With ``window_start``
+            among the keys, ``_log_end`` is taken where none is named.
         replace_partitions: see above; needs ``partition_by``.
         partition_by: columns by which the table is partitioned; an existing table must have the same.
         name: name of the writer. Two queries that write one stream into one table need two names.
@@ -362,6 +365,8 @@ class DeltaSink:
         self.replace_partitions = replace_partitions
         self.name = name
         self._source = source_of(store, stream, tenant, store_options if store_options is not None else storage_options)
+        if WINDOW_START in self.keys and not self._source and not self.order_by:
+            self.order_by = (LOG_END,)
         self._check(keys)
         if store is not None:
             check_outside(self.place, os.fspath(store))
@@ -424,7 +429,7 @@ class DeltaSink:
             SinkError: the sink has no fitting keys; otherwise as above.
             StoreError: the table's store did not answer.
         """
-        check_replaced(arrow_columns(frame.schema), () if self._source else self.keys, replaced)
+        check_replaced(arrow_columns(frame.schema), () if self._source else self.keys, self.order_by, replaced)
         self._upsert_or_append(frame, batch_id, replaced)
 
     def _upsert_or_append(self, frame: DataFrame, batch_id: int, replaced: Replaced | None) -> None:

@@ -129,7 +129,7 @@ async def test_what_a_tenant_uses_is_told_in_pages_and_within_its_share(monkeypa
     async with running_hub(MemoryStore(), response_bytes_max=2_000) as hub:
         monkeypatch.setattr(hub._summaries, "every", every)
         asked = [asyncio.create_task(get(hub, "/v1/usage")) for _ in range(answers.AT_ONCE_OF_OWNER)]
-        await until(lambda: hub._api._answers.bytes == answers.AT_ONCE_OF_OWNER * 2_000)
+        await until(lambda: hub._api.answers.bytes == answers.AT_ONCE_OF_OWNER * 2_000)
         assert (await get(hub, "/v1/usage"))[0] == 429
         may_go_on.set()
         assert [status for status, _ in await asyncio.gather(*asked)] == [200] * len(asked)

@@ -74,6 +74,19 @@ def batch_of(spark: SparkSession, fleet: Buffering, grid: Grid) -> dict[int, Val
     }
 
 
+SQL_BY_MACHINE = "SELECT window_start, window_end, machine, count(*) AS _late FROM {rows} GROUP BY ALL"
+
+
+def by_machine_in(found: dict[str, tuple[bool | None, int]], start: int) -> Any:
+    """A sink that keeps `_complete` and `_late` of each machine in one window."""
+
+    def sink(frame: DataFrame, batch_id: int) -> None:
+        for row in frame.where(F.unix_seconds("window_start") == start).collect():
+            found[row.machine] = (row._complete, row._late)
+
+    return sink
+
+
 HOURLY = Grid(3_600_000_000)
 
 
@@ -154,6 +167,11 @@ def test_rows_after_the_bound_count_and_take_the_claim_back_and_odd_times_are_to
         "ts is more than 1d after the record was taken in": 1,
     }
     assert progress["windowsLate"] == 2
+    by_machine: dict[str, tuple[bool | None, int]] = {}
+    look(spark, fleet, by_machine_in(by_machine, start + 3600), None, by=["machine"])
+    assert by_machine == {"odd": (None, 1), "e0m0": (True, 0)}, "the other machine has kept the bound"
+    look(spark, fleet, by_machine_in(by_machine, start + 3600), None, aggregate=SQL_BY_MACHINE)
+    assert by_machine == {"odd": (None, 1), "e0m0": (None, 6)}, "SQL does not say which rows are late"
     shutil.rmtree(state)
     again = EventWindows()
     assert look(spark, fleet, again, state)["rejected"] == progress["rejected"], "counted again from the log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from spark_sinks import Checkpoint, ReadError, complete_windows, read
@@ -392,6 +393,58 @@ def test_mistakes(spark: SparkSession, fleet: Fleet, options: dict[str, Any], pr
     fleet.hours(0, 1)
     with pytest.raises(ReadError, match=problem):
         windows(spark, fleet, Table(), options.pop("checkpoint", None), **options).awaitTermination()
+
+
+def before(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("n", F.lag("_seq").over(Window.partitionBy("machine").orderBy("_time")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prepare": lambda rows: rows.alias("a").join(rows, "machine").select("a.*")}, "prepare: joins rows"),
+        ({"prepare": lambda rows: rows.withColumn("window_start", F.date_trunc("day", "_time"))}, "a window_start"),
+        ({"prepare": lambda rows: rows.where("_seq > (SELECT 1)").limit(3)}, "prepare: takes a number of rows"),
+        ({"prepare": lambda rows: rows.where(F.col("_seq") < rows.count())}, "prepare: it asks for rows"),
+        ({"prepare": lambda rows: rows.where(F.rand() < 0.5)}, "prepare: uses `rand`"),
+        ({"prepare": before}, "prepare: looks at other rows"),
+        ({"aggregate": {"n": "count_if(_time < now())"}}, "aggregate: uses `now`"),
+        ({"aggregate": lambda rows: before(rows).groupBy("window_start", "window_end", "machine").sum("n")},
+         "aggregate: looks at other rows"),
+    ],
+)  # fmt: skip
+def test_rows_and_windows_that_depend_on_what_is_read_are_refused(
+    spark: SparkSession, fleet: Fleet, options: dict[str, Any], said: str
+) -> None:
+    fleet.hours(0, 1)
+    table = Table()
+    with pytest.raises(ReadError, match=re.escape(said)):
+        windows(spark, fleet, table, None, **options).awaitTermination()
+    assert not table.writes
+
+
+@pytest.mark.slow
+def test_what_looks_at_its_own_window_alone_is_no_other_row(spark: SparkSession, fleet: Fleet, tmp_path: Path) -> None:
+    """Rows without a window of their own get it by their time; a function may rank and join within a window."""
+
+    def aggregate(rows: DataFrame) -> DataFrame:
+        within = Window.partitionBy("window_start", "machine").orderBy("_time")
+        steps = rows.withColumn("step", F.col("_seq") - F.lag("_seq").over(within))
+        made = steps.groupBy("window_start", "window_end", "machine").agg(F.count("*").alias("records"), F.max("step"))
+        most = rows.groupBy("window_start").agg(F.max("_seq").alias("mean"), F.lit(1).alias("edges"))
+        return made.join(most, "window_start")
+
+    def prepare(rows: DataFrame) -> DataFrame:
+        return rows.select("_time", "_seq", "machine")
+
+    many, one = Table(), Table()
+    for hour, edges in enumerate((EDGES, EDGES[:2], EDGES)):
+        fleet.hours(hour, hour + 1, edges)
+        windows(spark, fleet, many, tmp_path, aggregate=aggregate, prepare=prepare).awaitTermination()
+    windows(spark, fleet, one, None, aggregate=aggregate, prepare=prepare).awaitTermination()
+    assert many.values() == one.values()
+    assert many.complete == {True}
 
 
 @pytest.mark.slow

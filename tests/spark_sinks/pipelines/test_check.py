@@ -8,14 +8,18 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+from spark_sinks.completeness.row_steps import OtherRows, OtherTime, check_rows, check_text, source_rows
 from spark_sinks.pipelines.check import check
-from spark_sinks.pipelines.job import Report, rule_of, start
-from spark_sinks.pipelines.steps import Context, is_own, marked, select
+from spark_sinks.pipelines.job import Report, make_sink, rule_of, start
+from spark_sinks.pipelines.steps import Context, select
+from spark_sinks.sinks import DeltaSink
 from tests.spark_sinks.conftest import Hub
 from weft.commands.spark import located_pipeline
 from weft.config.errors import ConfigError, format_path
@@ -52,6 +56,9 @@ def sorted_rows(frame):
 
 def counted(frame):
     return frame.limit(frame.count())
+
+def with_history(frame, context):
+    return frame.join(context.history(frame.sparkSession, columns=["machine"]), "machine")
 
 def made_up(frame):
     return frame.sparkSession.range(3)
@@ -104,7 +111,7 @@ TABLE_OF_MISTAKES = [
           "there is no module nowhere. Put nowhere.py into the pipeline's folder, or install its package"),
     Wrong("a function that is none", steps("python: plant_steps:wram"), "steps[0].python", 4,
           "module plant_steps has no function wram. It has warm, lost, wrong_column, broken, leaves, sorted_rows, "
-          "counted, made_up"),
+          "counted, with_history, made_up"),
     Wrong("an option that is none", steps("{python: plant_steps:warm, options: {below: 3}}"), "steps[0].options", 4,
           "plant_steps:warm cannot be called with these options: got an unexpected keyword argument 'below'. "
           "It takes the DataFrame and above=20"),
@@ -133,6 +140,16 @@ TABLE_OF_MISTAKES = [
           WINDOWS.replace("telemetry}", "telemetry, schema: {fields: {ts: timestamp}}}").replace(
               "[window", "[sql: 'SELECT ts AS _time, machine, _from FROM input', window") + HOURS,
           "steps[0]", 3, "makes a _time that is not the source's own, or is not seen to be"),
+    Wrong("a join of rows with each other before windows",
+          WINDOWS.replace("[window", "[sql: SELECT a.* FROM input a LEFT JOIN input b USING (machine), window") + HOURS,
+          "steps[0].sql", 3, "joins rows of the stream with other rows of it (Join). A step before windows may look"),
+    Wrong("a function before windows that asks for rows",
+          WINDOWS.replace("[window", "[{python: plant_steps:counted, mode: batch}, window") + HOURS, "steps[0].python",
+          3, "plant_steps:counted failed: it asks for rows, and would get those of a few windows"),
+    Wrong("the history before windows", WINDOWS.replace("[window", "[python: plant_steps:with_history, window") + HOURS,
+          "steps[0].python", 3, "joins what another read of a stream gives at this moment"),
+    Wrong("an aggregate of other rows", (WINDOWS + HOURS).replace("count(*)", "'count_if(_time < now())'"),
+          "steps[0].window.emit.n", 3, "uses `now`, which is another one in each run"),
     Wrong("a table with other partitions", SOURCE + TABLE.replace("<dir>/table", "<dir>/parted"),
           "sink.delta.path", 3, "table <dir>/parted is partitioned by line, not by nothing; give partition_by as"),
     Wrong("a table with a column of another type",
@@ -236,31 +253,110 @@ def test_a_mistake(wrong: Wrong, place: dict[str, str], spark: SparkSession) -> 
     assert "\n" not in problem.message
 
 
-OWN = [
+APART = [
     "SELECT machine, _time, _from FROM input",
-    "SELECT i._time AS at, * FROM input i WHERE machine > 'm' ORDER BY _time LIMIT 5",
-    "WITH few AS (SELECT _time AS t FROM input) SELECT t AS _time FROM few",
+    "SELECT i._time AS at, * FROM input i WHERE machine > 'm' ORDER BY _time",
+    "WITH few AS (SELECT _time AS t FROM input) SELECT t AS _time FROM few UNION ALL SELECT t FROM few",
     "SELECT _time FROM input UNION ALL SELECT _time FROM input WHERE line = 'a'",
-    "SELECT input.*, n FROM input LEFT JOIN (SELECT machine m, count(*) n FROM input GROUP BY 1) ON m = machine",
     "SELECT _time, explode(array(1, 2)) AS x FROM input",
-    "SELECT _time, count(*) AS n FROM input GROUP BY _time",
+    "SELECT _time, y.col FROM input LATERAL VIEW explode(array(1, 2)) y",
+    "SELECT input.*, hall FROM input LEFT JOIN halls USING (machine)",
+    "SELECT input.*, n FROM input JOIN (SELECT machine m, count(*) n FROM halls GROUP BY 1) ON m = machine",
+    "SELECT input.*, hall FROM halls RIGHT JOIN input USING (machine)",
+    "SELECT * FROM input WHERE machine NOT IN (SELECT machine FROM halls)",
+    "SELECT *, (SELECT max(hall) FROM halls h WHERE h.machine = input.machine) AS hall FROM input",
+    "SELECT * FROM input WHERE _time > TIMESTAMP '2026-01-01 00:00:00' AND hash(machine) % 2 = 0",
+    "FROM input |> EXTEND upper(machine) AS up |> WHERE up > 'M'",
 ]
-OTHERS = [
+OTHER_TIMES = [
     "SELECT ts AS _time FROM input",
     "SELECT _time + INTERVAL 1 SECOND AS _time FROM input",
-    "SELECT max(_time) AS _time FROM input GROUP BY machine",
     "SELECT _time FROM input UNION ALL SELECT ts FROM input",
+    "SELECT _time FROM input UNION ALL SELECT at FROM halls",
     "WITH few AS (SELECT ts AS _time FROM input) SELECT _time FROM few",
     "SELECT coalesce(_time, ts) AS _time FROM input",
 ]
+OTHER_ROWS = {
+    "SELECT a.*, b.v - a.v AS used FROM input a LEFT JOIN input b ON a.machine = b.machine": "with other rows of it",
+    "SELECT c.* EXCEPT (_time), p._time FROM input c JOIN input p USING (machine)": "with other rows of it",
+    "SELECT input.*, n FROM input LEFT JOIN (SELECT machine m, avg(v) n FROM input GROUP BY 1) ON m = machine": "Join",
+    "WITH few AS (SELECT * FROM input WHERE v > 1) SELECT a.* FROM few a JOIN few b USING (machine)": "Join",
+    "SELECT *, v - (SELECT avg(v) FROM input) AS off FROM input": "in a subquery",
+    "SELECT * FROM input WHERE machine IN (SELECT machine FROM input WHERE v > 5)": "in a subquery",
+    "SELECT i.*, l.v AS most FROM input i, LATERAL (SELECT max(v) v FROM input j WHERE j.line = i.line) l": "subquery",
+    "SELECT input.*, hall FROM input RIGHT JOIN halls USING (machine)": "RIGHT OUTER",
+    "SELECT input.*, hall FROM input FULL JOIN halls USING (machine)": "FULL OUTER",
+    "SELECT input.*, hall FROM input JOIN (SELECT * FROM halls LIMIT 1) USING (machine)": "a part of a table",
+    "SELECT * FROM input ORDER BY v DESC LIMIT 10": "takes a number of rows",
+    "SELECT * FROM input TABLESAMPLE (10 PERCENT)": "draws rows at random",
+    "SELECT DISTINCT * FROM input": "drops rows that equal others",
+    "SELECT _time, count(*) AS n FROM input GROUP BY _time": "groups rows",
+    "SELECT *, lag(v) OVER (PARTITION BY machine ORDER BY _time) AS before FROM input": "looks at other rows",
+    "SELECT * FROM input EXCEPT SELECT * FROM input WHERE v > 1": "may look at several rows (Except)",
+    "SELECT * FROM input WHERE rand() < 0.5": "uses `rand`",
+    "SELECT *, uuid() AS id FROM input": "uses `uuid`",
+    "SELECT * FROM input WHERE _time > current_timestamp() - INTERVAL 1 DAY": "uses `current_timestamp`",
+    "SELECT * FROM input JOIN (SELECT machine FROM halls WHERE at < now()) USING (machine)": "uses `now`",
+    "SELECT * FROM input WHERE _time > 'yesterday'": "a time such as 'now' or 'today'",
+    "SELECT * FROM input WHERE _time > TIMESTAMP 'today'": "TIMESTAMP 'today'",
+}
 
 
-def test_a_time_is_followed_through_the_steps_to_the_source(spark: SparkSession) -> None:
-    rows = "line string, machine string, ts timestamp, _time timestamp, _from string"
-    frame = marked(spark.createDataFrame([], rows), ["_time", "ts"])
-    found = {text: is_own(select(text, frame, {}, ()), "_time") for text in (*OWN, *OTHERS)}
-    assert found == dict.fromkeys(OWN, True) | dict.fromkeys(OTHERS, False)
-    assert not is_own(frame.mapInArrow(lambda batches: batches, frame.schema), "_time")
+def off_mean(values: pd.Series) -> pd.Series:
+    return values - values.mean()
+
+
+def columns_of_input(spark: SparkSession) -> DataFrame:
+    rows = "line string, machine string, v double, ts timestamp, _time timestamp, _from string"
+    return source_rows(spark.createDataFrame([], rows))
+
+
+def test_steps_before_windows_look_at_one_row_with_its_own_time(spark: SparkSession) -> None:
+    frame = columns_of_input(spark)
+    halls = {"halls": spark.createDataFrame([], "machine string, hall string, at timestamp")}
+
+    def refusal(text: str) -> str:
+        try:
+            check_text(text)
+            check_rows(select(text, frame, halls, ()), ["_time"])
+        except (OtherRows, OtherTime) as error:
+            return str(error)
+        return ""
+
+    assert {text: refusal(text) for text in APART} == dict.fromkeys(APART, "")
+    for text in OTHER_TIMES:
+        assert refusal(text).startswith("makes a _time that is not the source's own"), text
+    assert not {text: refusal(text) for text, said in OTHER_ROWS.items() if said not in refusal(text)}
+
+
+def test_steps_of_python_before_windows_look_at_one_row(spark: SparkSession) -> None:
+    frame = columns_of_input(spark)
+    plain, batches = F.udf(len, "int"), F.pandas_udf(off_mean, "double")
+
+    def refusal(made: DataFrame) -> str:
+        try:
+            check_rows(made, ["_time"])
+        except (OtherRows, OtherTime) as error:
+            return str(error)
+        return ""
+
+    for apart in (
+        frame.withColumn("n", plain("machine")).na.fill(0).where("n > 1"),
+        frame.where("v > 1").union(frame.where("v <= 1")).repartition(2),
+        frame.select("_time", "v").unpivot("_time", ["v"], "name", "value"),
+    ):
+        assert refusal(apart) == ""
+    for made, said in (
+        (frame.withColumn("n", plain.asNondeterministic()("machine")), "uses `len`"),
+        (frame.withColumn("off", batches("v")), "with batches of rows"),
+        (frame.withColumn("_time", F.col("ts").alias("_time", metadata=frame.schema["_time"].metadata)), "a _time"),
+        (frame.mapInArrow(lambda batches: batches, frame.schema), "in batches"),
+        (frame.dropDuplicates(["machine"]), "drops rows that equal others"),
+        (frame.sampleBy("machine", {"m1": 0.5}), "uses `rand`"),
+        (frame.localCheckpoint(), "a _time"),
+        (frame.sparkSession.createDataFrame([], frame.schema), "a _time"),
+    ):
+        assert said in refusal(made)
 
 
 def test_the_columns_of_each_step_are_shown(place: dict[str, str], spark: SparkSession) -> None:
@@ -355,6 +451,19 @@ def test_a_column_of_windows_that_hides_another(wrong: str, setting: str, messag
 def test_a_group_that_is_named_twice(by: str, place: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"Take it out"):
         loaded((WINDOWS + HOURS).replace("[machine]", by), place)
+
+
+def test_windows_are_ordered_by_their_log_in_a_pipeline_as_in_python(place: dict[str, str]) -> None:
+    text = WINDOWS + HOURS
+    for order_by in ("[_log_end]", "[_log_end, n]", "[n]"):
+        given = text.replace("upsert", f"upsert, order_by: {order_by}")
+        if order_by == "[_log_end]":
+            sink = make_sink(loaded(given, place).config)
+            assert isinstance(sink, DeltaSink)
+            assert sink.order_by == ("_log_end",)
+            continue
+        with pytest.raises(ConfigError, match=r"order_by: expected _log_end, by which windows replace each other; got"):
+            loaded(given, place)
 
 
 def test_windows_by_keys_that_let_one_replace_another(place: dict[str, str]) -> None:

@@ -176,7 +176,7 @@ def test_ranges_are_replaced_whole_but_for_newer_rows(
     spark: SparkSession, table: Path, small_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(merge, "SMALL_FILE_BYTES", small_bytes)
-    sink = DeltaSink(table, keys=["window_start", "machine"], order_by="_log_end")
+    sink = DeltaSink(table, keys=["window_start", "machine"])
     sink(windows(spark, (1, "m1", 1.0, 10), (2, "m1", 1.0, 10), (2, None, 1.0, 10), (3, "m1", 1.0, 10)), 0)
     sink(windows(spark, (7, "m1", 1.0, 10), (8, "m2", 1.0, 10)), 1)
     sink(windows(spark, (2, "newer", 1.0, 30)), 2)
@@ -198,6 +198,12 @@ def test_sinks_that_would_replace_more_than_ranges_refuse(spark: SparkSession, t
     whole = DeltaSink(table, replace_partitions=True, partition_by="machine")
     with pytest.raises(SinkError, match="it must be among the keys"):
         whole.replace(frame, 0, hours_of((1, 2), log_end=1))
-    sink = DeltaSink(table, keys=["window_start", "machine"], order_by="mean")
     with pytest.raises(SinkError, match="the rows have no column _log_end"):
-        sink.replace(frame.drop("_log_end"), 0, hours_of((1, 2), log_end=1))
+        sink_of_windows(table).replace(frame.drop("_log_end"), 0, hours_of((1, 2), log_end=1))
+    with pytest.raises(SinkError, match="order_by: expected _log_end, or nothing; got mean"):
+        sink_of_windows(table, order_by="mean").replace(frame, 0, hours_of((1, 2), log_end=1))
+    sink_of_windows(table, order_by="_log_end").replace(frame, 0, hours_of((1, 2), log_end=1))
+
+
+def sink_of_windows(table: Path, order_by: str | None = None) -> DeltaSink:
+    return DeltaSink(table, keys=["window_start", "machine"], order_by=order_by)
