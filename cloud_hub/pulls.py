@@ -462,10 +462,10 @@ class GuardedLink:
         self.close_lane(number)
         self._session.close_lane(number, code, message, advice)
 
-    def close_lane(self, lane: int) -> None:
+    def close_lane(self, lane: int, refusal: str = "") -> None:
         """Handle the end of a lane."""
         self._guarded.pop(lane, None)
-        self._link.close_lane(lane)
+        self._link.close_lane(lane, refusal)
 
     def closed(self, reason: str) -> None:
         """Handle the end of the connection."""

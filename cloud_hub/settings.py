@@ -211,6 +211,8 @@ class HubSettings:
     batch_bytes_max: int = _LIMITS.batch_bytes
     """Maximum size of a batch: the longest record of an edge has 17 MiB, and takes a little more if it does not
     compress."""
+    record_bytes_max: int = _LIMITS.record_bytes
+    """Maximum bytes of a record: key, payload and headers."""
     response_bytes_max: int = _LIMITS.response_bytes
     """Maximum size of a JSON response, in payload bytes; readers continue from ``next_offset``."""
     peers: bool = False
@@ -246,7 +248,7 @@ class HubSettings:
         """Return the settings of the receiving end of a link."""
         intervals = int(self.link_ping_interval_s * SECOND), int(self.link_silence_s * SECOND)
         return ReceiverSettings(
-            self.link_window_bytes, self.batch_bytes_max, *intervals,
+            self.link_window_bytes, self.batch_bytes_max, self.record_bytes_max, *intervals,
             mark_interval=int(self.sequencer.mark_interval_s * SECOND), peers=self.peers,
         )  # fmt: skip
 

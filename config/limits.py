@@ -109,7 +109,8 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             ge=1024,
             le=16 * MiB,
             description="Maximum size of an MQTT packet and of a message by AMQP or HTTP. A larger one ends the MQTT "
-            "connection, AMQP 0-9-1 channel (311) or AMQP 1.0 link; HTTP clients get 413. Once named `packet`.",
+            "connection, AMQP 0-9-1 channel (311) or AMQP 1.0 link; HTTP clients get 413. Above 8MiB, raise "
+            "`limits.record` of the hubs first. Once named `packet`.",
         ),
     ] = field(default=4 * MiB, name="message")
     connect_bytes: Annotated[
@@ -323,6 +324,15 @@ class HubLimits(Section, frozen=True, kw_only=True):
     batch_bytes: Annotated[
         Size, Meta(ge=64 << 10, le=64 * MiB, description="Maximum size of a batch from an edge.")
     ] = field(default=20 * MiB, name="batch")
+    record_bytes: Annotated[
+        Size,
+        Meta(
+            ge=1 * MiB,
+            le=64 * MiB,
+            description="Maximum size of a record from an edge or a region: key, payload and headers. The stream of a "
+            "longer one waits at the edge until this is raised. Edges whose `limits.message` is more need more.",
+        ),
+    ] = field(default=8 * MiB, name="record")
     pending_bytes: Annotated[
         Size,
         Meta(

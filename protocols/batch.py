@@ -11,6 +11,7 @@ import math
 import struct
 import sys
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum, IntFlag
 from functools import lru_cache
@@ -21,7 +22,7 @@ import msgspec
 import zstandard
 
 from weft.protocols.checksum import crc32c
-from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.ranges import SEQ_END, PackedHeaders, pack, unpack
 
 # The body of a batch: columns of many records as bytes (docs/reference/formats/batch.md, "Body").
@@ -189,6 +190,35 @@ def check_expanded(columns: Columns, count: int) -> None:
     most = longest * count + _expanded_without_keys(columns, count)
     if most > EXPANDED_BYTES_MAX and (size := expanded_bytes(columns)) > EXPANDED_BYTES_MAX:
         raise Corrupt(f"a batch of {count} records stands for {size} bytes of rows; at most {EXPANDED_BYTES_MAX} are")
+
+
+class RecordTooLong(CodecError):
+    """A record that is longer than its receiver takes, in a batch that is sound."""
+
+    def __init__(self, seq: int, size: int, bytes_max: int) -> None:
+        super().__init__(f"the record at seq {seq} has {size} bytes, the hub takes {bytes_max}")
+        self.seq = seq
+
+
+def check_records(columns: Columns, base_seq: int, bytes_max: int) -> None:
+    """Refuse a record whose key, payload and headers have more than ``bytes_max`` bytes together.
+
+    Raises:
+        RecordTooLong: with the first one.
+    """
+    offsets, key_index = read_u32s(columns.payload_offsets), read_u32s(columns.key_index)
+    # A payload that makes a record too long has one of these bytes. Comparing a million lengths would hold the
+    # interpreter for longer than a few looks.
+    apart = max(bytes_max - KEY_BYTES_MAX, 1)
+    suspects = {bisect_right(offsets, at) - 1 for at in range(0, offsets[-1], apart)} | columns.headers.keys()
+    known: dict[int, int] = {}  # most records of a batch share their headers
+    for index in sorted(suspects):
+        pairs = columns.headers.get(index, ())
+        if (of_headers := known.get(id(pairs))) is None:
+            of_headers = known[id(pairs)] = sum(len(name.encode()) + header_bytes(value) for name, value in pairs)
+        size = len(columns.keys[key_index[index]]) + offsets[index + 1] - offsets[index] + of_headers
+        if size > bytes_max:
+            raise RecordTooLong(base_seq + index, size, bytes_max)
 
 
 def _blobs(values: Sequence[bytes]) -> list[Buffer]:
@@ -600,7 +630,9 @@ __all__ = [
     "Flag",
     "HeaderPairs",
     "Record",
+    "RecordTooLong",
     "body_of",
+    "check_records",
     "columns_from_lists",
     "decode_columns",
     "decode_header",
@@ -763,11 +795,13 @@ def decode_columns(
     return _columns_in(body_of(data, header, offset, decompressor), header, checks)
 
 
-def check(data: Buffer, header: BatchHeader) -> None:
-    """Check all of a batch whose header was decoded: its checksum, and its body to the last column.
+def check(data: Buffer, header: BatchHeader, record_bytes_max: int = RAW_BYTES_MAX) -> None:
+    """Check all of a batch whose header was decoded: its checksum, its body to the last column, and that no record is
+    longer than ``record_bytes_max``.
 
     Raises:
         Corrupt: it is damaged, or a column does not fit the header.
+        RecordTooLong: all else is right.
     """
     end = HEADER_BYTES + header.body_length
     if end > len(data):  # the checksum alone does not show that bytes are missing
@@ -776,8 +810,11 @@ def check(data: Buffer, header: BatchHeader) -> None:
     if crc32c(view[CRC_END:end]) != header.crc:
         check_crc(data, 0, end, header.crc)  # names both
     body = view[HEADER_BYTES:end] if header.codec is _PLAIN else body_of(data, header)
-    if header.columns or not is_plainly_sound(body, header.count, header.first_time, header.last_time):
-        _columns_in(body, header)
+    may_be_long = header.raw_length > record_bytes_max
+    if may_be_long or header.columns or not is_plainly_sound(body, header.count, header.first_time, header.last_time):
+        columns = _columns_in(body, header)
+        if may_be_long:
+            check_records(columns, header.base_seq, record_bytes_max)
 
 
 def _columns_in(body: Buffer, header: BatchHeader, checks: Checks = PLAIN_CHECKS) -> Columns:

@@ -486,6 +486,8 @@ class Welcome(msgspec.Struct, frozen=True):
     features: Features = []
     mark_interval: U64 = 0
     """Longest time for which the receiver lets marks and canaries wait for a chunk, ns; 0 if it does not say."""
+    record_bytes_max: U64 = 0
+    """Longest record that the receiver takes, by ``batch.check_records``; 0 if it does not say."""
 
 
 class Refuse(msgspec.Struct, frozen=True):

@@ -125,6 +125,13 @@ class LaneClosedReceived(NamedTuple):
     reason: str
 
 
+class RecordRefused(NamedTuple):
+    """A record of a lane is longer than the receiver takes, which has closed the lane."""
+
+    lane: int
+    reason: str
+
+
 class OriginsReceived(NamedTuple):
     """Further origins of a lane."""
 
@@ -168,7 +175,7 @@ SenderEvent = Welcomed | Refusal | LaneTaken | LaneEnded | ReadRequest | Acked |
 ReceiverEvent = (
     HelloReceived | LaneOpenReceived | LaneClosedReceived | BatchesReceived | GapReceived | MarksReceived
     | OriginsReceived | ClockReceived | ConnectionLost | ConfigState | DownOpen | Outcomes | PullState | Canary
-    | NodeReport
+    | NodeReport | RecordRefused
 )  # fmt: skip
 
 

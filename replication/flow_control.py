@@ -244,6 +244,10 @@ class SenderSettings:
     """Report of the sender about itself, for the receiver; None for nothing."""
 
 
+RAISE_RECORD = "raise the hub's limits.record"
+"""Advice where a record is longer than its receiver takes."""
+
+
 @dataclass(frozen=True)
 class ReceiverSettings:
     """Settings of a receiver."""
@@ -252,6 +256,8 @@ class ReceiverSettings:
     """Maximum number of uncompressed bytes of batches that a sender may have in flight without an ACK (one batch is
     always allowed)."""
     batch_bytes_max: int = 20 << 20
+    record_bytes_max: int = 8 << 20
+    """Longest record: a lane with a longer one is closed."""
     ping_interval: int = 75 * SECOND
     """Silence after which the receiver sends a PING; a sender that pings gets none."""
     silence: int = 150 * SECOND
@@ -353,6 +359,7 @@ class SentBatches:
 
         Raises:
             Corrupt: one is too long, past the window, damaged or malformed.
+            RecordTooLong: one is sound, and has a record that is too long.
         """
         # One batch longer than the window is possible when nothing else is in flight; otherwise it could never be sent.
         if self.bytes + cost > settings.window_bytes and (self.bytes or len(batches) > 1):
@@ -364,7 +371,7 @@ class SentBatches:
             if is_checked:
                 # The checksum alone is not enough: a receiver can never revert a commit, and the table step would fail
                 # at every attempt on a body that does not decode.
-                check(batch, header)
+                check(batch, header, settings.record_bytes_max)
             first = header.base_seq
             add(lane, first, first + header.count, HEADER_BYTES + header.raw_length, header.first_time)
 

@@ -8,10 +8,11 @@ a REFUSE, which ends the connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Generator, Set
 from enum import Enum
+from itertools import takewhile
 
-from weft.protocols.batch import BatchHeader
+from weft.protocols.batch import BatchHeader, RecordTooLong
 from weft.protocols.chunk_index import GapRange, LaneFlag
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import NAME_RULE, Lane, valid_name
@@ -64,6 +65,7 @@ from weft.replication.events import (
     MarksReceived,
     OriginsReceived,
     ReceiverEvent,
+    RecordRefused,
     with_newest_marks,
 )
 from weft.replication.flow_control import Acks, ReceiverSettings, SentBatches, checked_ranges, window_cost
@@ -158,6 +160,10 @@ class _State(Enum):
 _STARTED, _GREETED, _OPEN, _CLOSED = _State  # an enum finds its members slowly
 
 
+def _nothing() -> Generator[None]:
+    yield from ()
+
+
 class _Lane:
     """A lane that the sender opened."""
 
@@ -191,7 +197,7 @@ class Receiver:
         self._encoder, self._decoder = FrameEncoder(small=True), FrameDecoder()
         self._decoder.allow_data(0)  # before WELCOME
         self._in_turns = in_turns
-        self._work: Iterator[None] = iter(())
+        self._work: Generator[None] = _nothing()
         self.is_busy = False
         """True while a message is not processed to its end: call ``process_more``."""
         self.unchecked: list[tuple[BatchHeader, memoryview]] = []
@@ -222,6 +228,11 @@ class Receiver:
         return self._live.peer_clock
 
     @property
+    def record_bytes_max(self) -> int:
+        """Return the bound for the owner's checks of ``unchecked``."""
+        return self._settings.record_bytes_max
+
+    @property
     def unacked_bytes(self) -> int:
         """Return the bytes of batches that were received and not acknowledged, as the window counts them."""
         return self._in_flight.bytes
@@ -242,7 +253,7 @@ class Receiver:
         self._answers.append(
             Welcome(
                 PROTOCOL_VERSION, self._cluster_id, settings.window_bytes, settings.batch_bytes_max,
-                self._wall_clock(), self._software, features, settings.mark_interval,
+                self._wall_clock(), self._software, features, settings.mark_interval, settings.record_bytes_max,
             )
         )  # fmt: skip
         self._state = _OPEN
@@ -333,19 +344,21 @@ class Receiver:
             error: the error of a check of ``unchecked``.
         """
         try:
-            if error is not None:
-                raise error
-            self.is_busy = not self.closed and next(self._work, _DONE) is not _DONE
+            # An error goes to the place that asked for the check, which knows whether it is the lane's alone.
+            step = next(self._work, _DONE) if error is None else self._work.throw(error)
+            self.is_busy = not self.closed and step is not _DONE
+        except StopIteration:
+            self.is_busy = False
         except UnsupportedVersion as failure:
             self._blame(f"the edge runs a later release: {failure}", RefuseCode.VERSION)
         except CodecError as failure:
             code = RefuseCode.BAD_HELLO if self._state is _STARTED else RefuseCode.PROTOCOL_ERROR
             self._blame(f"the edge broke the link protocol: {failure}", code)
         if self.closed:
-            self.is_busy, self.unchecked, self._work = False, [], iter(())
+            self.is_busy, self.unchecked, self._work = False, [], _nothing()
             self._decoder.clear()
 
-    def _take_message(self, data: bytes) -> Iterator[None]:
+    def _take_message(self, data: bytes) -> Generator[None]:
         """Process a message, with a stop at each place where the owner has something to do."""
         yield from self._decoder.unpack(data, in_turns=self._in_turns)
         opened = self._opened
@@ -356,12 +369,16 @@ class Receiver:
                 # A body that decompresses to much holds up the process's other links. It is checked in a thread, one at
                 # a time.
                 is_long = cost > bounds.CHECKED_AT_ONCE_BYTES and self._in_turns
-                self._in_flight.admit(frame.lane, batches, cost, self._settings, not is_long)
-                if is_long:
-                    self.unchecked = batches
-                    yield
+                try:
+                    self._in_flight.admit(frame.lane, batches, cost, self._settings, not is_long)
+                    if is_long:
+                        self.unchecked = batches
+                        yield
+                        self.unchecked = []
+                    self._events.append(_new(BatchesReceived, (frame.lane, batches)))
+                except RecordTooLong as error:
                     self.unchecked = []
-                self._events.append(_new(BatchesReceived, (frame.lane, batches)))
+                    self._refuse_record(frame.lane, batches, error)
             else:
                 if not isinstance(frame, Data):
                     self._receive(frame)
@@ -379,6 +396,16 @@ class Receiver:
             # Edges send whole frames only. Keeping parts would let many links hold memory with a few bytes each: 24 of
             # them held 2.4 GB.
             raise Corrupt("a message ends inside a frame")
+
+    def _refuse_record(self, lane: int, batches: list[tuple[BatchHeader, memoryview]], error: RecordTooLong) -> None:
+        """Close a lane at a record that is too long. What came before it is taken."""
+        # The check ended at the batch with the record: those behind it are not checked.
+        sound = [*takewhile(lambda each: not each[0].base_seq <= error.seq < each[0].end_seq, batches)]
+        if sound:
+            self._events.append(BatchesReceived(lane, sound))
+        self._events.append(RecordRefused(lane, str(error)))
+        message = f"stream {self._lanes[lane].identity.stream}: {error}"
+        self.close_lane(lane, RefuseCode.OVERLOADED, message, bounds.RAISE_RECORD)
 
     def _receive(self, frame: Frame) -> None:
         if self._state is _STARTED:

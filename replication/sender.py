@@ -15,7 +15,16 @@ from typing import NamedTuple
 
 import zstandard
 
-from weft.protocols.batch import BatchHeader, ClockState, decode_header, merge, mergeable
+from weft.protocols.batch import (
+    BatchHeader,
+    ClockState,
+    RecordTooLong,
+    check_records,
+    decode_columns,
+    decode_header,
+    merge,
+    mergeable,
+)
 from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
@@ -55,6 +64,7 @@ from weft.replication.events import (
     rolled_back,
 )
 from weft.replication.flow_control import (
+    RAISE_RECORD,
     LatestReport,
     ReportRide,
     SenderSettings,
@@ -83,8 +93,12 @@ class _Waiting(NamedTuple):
     data: bytes
 
 
-class BatchTooLong(Exception):
-    """A batch is longer than the receiver accepts."""
+class TooLong(Exception):
+    """A batch, or a record in it, is longer than the receiver takes."""
+
+    def __init__(self, message: str, advice: str) -> None:
+        super().__init__(message)
+        self.advice = advice
 
 
 class Outbox:
@@ -96,6 +110,7 @@ class Outbox:
             policy.throttle = None  # a hub's word is for its connection
         self.window = SendWindow()
         self.batch_bytes_max = 0
+        self.record_bytes_max = 0
         self._compressor = zstandard.ZstdCompressor(level=compression_level)
         self._in_flight = SentBatches()
         self._waiting: deque[_Waiting] = deque()
@@ -174,7 +189,7 @@ class Outbox:
             The range that the log holds but did not return; it is skipped.
 
         Raises:
-            BatchTooLong: the receiver does not accept one of them.
+            TooLong: the receiver does not take the first new one.
             CodecError: one is damaged.
         """
         found = [(decode_header(batch), batch) for batch in batches]
@@ -184,11 +199,11 @@ class Outbox:
         # What the receiver has may lie in the middle of a read; only whole batches of it are left out, since a hub
         # trims overlaps by numbers.
         new = [(header, batch) for header, batch in found if not lane.sent.covers(header.base_seq, header.end_seq)]
-        for header, batch in self.merged(new, merge_bytes_max):
-            if len(batch) > self.batch_bytes_max:
-                raise BatchTooLong(
-                    f"the batch at seq {header.base_seq} has {len(batch)} bytes, the hub takes {self.batch_bytes_max}"
-                )
+        for number, (header, batch) in enumerate(self.merged(new, merge_bytes_max)):
+            if (error := self._too_long(header, batch)) is not None:
+                if number:
+                    break  # those before it are sent; the next read begins with it
+                raise error
             lane.claim(header.base_seq, header.end_seq)
             lane.read_bytes += len(batch)
             if header.origin:
@@ -200,6 +215,19 @@ class Outbox:
                 self._background.add(lane.key)
             self.put(lane.key, header, batch)
         return skipped
+
+    def _too_long(self, header: BatchHeader, batch: bytes) -> TooLong | None:
+        if len(batch) > self.batch_bytes_max:
+            return TooLong(
+                f"the batch at seq {header.base_seq} has {len(batch)} bytes, the hub takes {self.batch_bytes_max}",
+                "raise the hub's limits.batch",
+            )
+        if header.raw_length > self.record_bytes_max > 0:
+            try:
+                check_records(decode_columns(batch, header), header.base_seq, self.record_bytes_max)
+            except RecordTooLong as error:
+                return TooLong(str(error), RAISE_RECORD)
+        return None
 
     def _merge(self, run: list[Read]) -> Read:
         batch = merge([batch for _, batch in run], self._compressor)
@@ -442,8 +470,8 @@ class Sender:
                 self._events.append(Unreadable(lane, *skipped))
             self._lanes.names_more(known)
             self._answers[:0] = known.explanations()  # before the batches
-        except BatchTooLong as error:
-            self._give_up(known, str(error), "raise the hub's limits.batch")
+        except TooLong as error:
+            self._give_up(known, str(error), error.advice)
         except CodecError as error:
             self._give_up(known, f"the log gave a damaged batch near seq {request.seq}: {error}", "look at the disk")
 
@@ -542,6 +570,7 @@ class Sender:
         window_bytes = min(welcome.window_bytes, self._settings.window_bytes)
         self._outbox.window.allow(window_bytes, self._settings.window_start_bytes)
         self._outbox.batch_bytes_max = welcome.batch_bytes_max
+        self._outbox.record_bytes_max = welcome.record_bytes_max
         self._events.append(Welcomed(welcome.cluster_id, window_bytes))
 
     def _opened(self, lane: SenderLane, held: RangeSet) -> None:

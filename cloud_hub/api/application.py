@@ -541,7 +541,8 @@ class Api:
     async def _get_trace(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self.stream(request)
         payload = await self.payload_kind(shards, tenant, stream)
-        return _json(await trace_answer(request, shards, (tenant, stream), payload))
+        answer = await trace_answer(request, shards, (tenant, stream), payload)
+        return await asyncio.to_thread(_json, answer)  # its record may have megabytes
 
     async def _get_rows(self, request: web.Request) -> LongAnswer:
         from weft.cloud_hub.api import rows  # imports pyarrow, as for histories

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.answers import LongAnswer, Part, encoded, integer, time_parameter
-from weft.cloud_hub.api.views import Search, Taken, View, gap_views, record_views
+from weft.cloud_hub.api.views import Search, Taken, View, gap_views, long_members, record_views
 from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
 from weft.cloud_hub.shard.shards import LOAD_S_MAX, READ_AGE_S_MAX, Shards
 from weft.config.log_lines import Repeats, left_out
@@ -411,14 +411,25 @@ class RecordsAnswer:
         Args:
             more: further members of it.
         """
-        page = await encoded(self._records, lambda record: record, sys.maxsize)  # the reader bounds them
+        # What is long of a record is JSON already, and a part of its own: copying it would hold the loop up.
+        long = {at: found for at, record in enumerate(self._records) if (found := long_members(record))}
+        short = [{name: value for name, value in record.items() if name not in long[at]} if at in long else record
+                 for at, record in enumerate(self._records)]  # fmt: skip
+        page = await encoded(short, lambda record: record, sys.maxsize)  # the reader bounds them
         head = msgspec.json.encode({"tenant": self._stream[0], "stream": self._stream[1]})[:-1] + b',"records":['
         rest: View = {"next_offset": self._next_offset, "next_chunk": self._next_chunk, **more}
         if self._next_shard is not None:
             rest["next_shard"] = self._next_shard
         parts: list[Part] = [head]
-        for view in page.views:
-            parts += (view, b",")
+        for at, view in enumerate(page.views):
+            if at in long:
+                parts.append(bytes(view)[:-1])
+                for name, value in long[at].items():
+                    parts += (f',"{name}":'.encode(), value)
+                parts.append(b"}")
+            else:
+                parts.append(view)
+            parts.append(b",")
         if page.views:
             parts.pop()  # the last comma
         parts.append(b"]," + msgspec.json.encode(rest)[1:] + b"\n")

@@ -16,14 +16,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.cloud_hub.api.answers import JSON, LongAnswer
+from weft.cloud_hub.api.answers import JSON, LongAnswer, Part
 from weft.cloud_hub.api.history import PastPlace, RowsAsked, rows_within
 from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.views import Search, moment
+from weft.cloud_hub.api.views import Search, finished, moment
 from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
-from weft.protocols.payloads import PayloadKind
+from weft.protocols.payloads import PAYLOAD_BYTES_MAX, PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import NOTHING
 from weft.protocols.shard.shard_state import ShardState
@@ -106,7 +106,7 @@ async def rows_answer(
         headers[NEXT_CHUNK] = str(next_chunk)
     if wanted.is_json:
         position = {"next_offset": offset, "next_chunk": next_chunk, "end_offset": end}
-        return LongAnswer([await asyncio.to_thread(_as_json, reading.batches, position)], JSON, headers)
+        return LongAnswer(await asyncio.to_thread(_as_json, reading.batches, position), JSON, headers)
     return LongAnswer([await asyncio.to_thread(_encoded, reading.schema, reading.batches)], ARROW, headers)
 
 
@@ -293,9 +293,11 @@ def _encoded(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> memoryview
     return memoryview(sink.getvalue())
 
 
-def _as_json(batches: Sequence[pa.RecordBatch], position: dict[str, int | None]) -> bytes:
-    rows = [row for batch in batches for row in _views(batch)]
-    return msgspec.json.encode({"rows": rows, **position}) + b"\n"
+def _as_json(batches: Sequence[pa.RecordBatch], position: dict[str, int | None]) -> list[Part]:
+    parts: list[Part] = [b'{"rows":[']
+    for row in (row for batch in batches for row in _views(batch)):
+        parts += (b"," if len(parts) > 1 else b"", msgspec.json.encode(row))
+    return [*parts, b"]," + msgspec.json.encode(position)[1:] + b"\n"]
 
 
 def _views(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -309,7 +311,7 @@ def _views(batch: pa.RecordBatch) -> list[dict[str, Any]]:
                 _add_bytes(row, name, value)
             elif value is not None:
                 row[name] = moment(value * 1000) if is_time else value
-    return rows
+    return list(map(finished, rows)) if batch.nbytes > PAYLOAD_BYTES_MAX else rows
 
 
 def _add_bytes(row: dict[str, Any], name: str, value: bytes) -> None:

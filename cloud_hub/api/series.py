@@ -6,8 +6,8 @@ import asyncio
 import bisect
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -27,6 +27,8 @@ ROWS_DEFAULT, ROWS_MAX = 5_000, 10_000
 SERIES_MAX = 200
 """Number of series of an answer: pairs of edge and key, each with every field."""
 FIELDS_MAX = 8
+NAMES_MAX = 16
+"""Names in the path of a field: each is a pass over the part of the payload that is in it."""
 VALUES_MAX = 100_000
 """Number of values that one answer is made of: each takes some 130 bytes until then."""
 RECORDS_READ_MAX = 50_000
@@ -79,7 +81,7 @@ class SeriesRequest(NamedTuple):
             raise ApiError(400, "since= is missing", "a series begins at a time: since=2026-01-31T12:00:00Z")
         until = (1 << 62) if until is None else until
         fields = request.query.get("fields", "").split(",")
-        if len(fields) > FIELDS_MAX or any(len(each) > 256 for each in fields):
+        if len(fields) > FIELDS_MAX or any(len(each) > 256 or each.count(".") >= NAMES_MAX for each in fields):
             advice = f"ask for {FIELDS_MAX} at most: fields=celsius,motor.rpm"
             raise ApiError(400, "there are too many fields, or too long ones", advice)
         key_filter = request.query.get("key", "#")
@@ -166,6 +168,9 @@ class SeriesAnswer:
                 continue  # it is there, whatever its clock says: no gap
             if not matches(wanted.key_filter, key):
                 continue
+            if isinstance(record["payload"], msgspec.Raw):  # beyond ``PAYLOAD_BYTES_MAX``
+                self.is_whole = False
+                continue
             for name, value in numbers(record["payload"], wanted.fields):
                 series = (edge, key, name)
                 if series not in self._points and len(self._points) >= SERIES_MAX * len(wanted.fields):
@@ -199,17 +204,26 @@ class SeriesAnswer:
         return found
 
 
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NUMBER = msgspec.json.Decoder(int | float)
+
+
 def numbers(payload: str, fields: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, float]]:
     """Yield the name and the value of each wanted field that is a number."""
-    try:
-        whole: Any = msgspec.json.decode(payload)
-    except (msgspec.DecodeError, RecursionError):  # too deep for a decoder: a device sends what it likes
-        return
+    opened: dict[tuple[str, ...], Mapping[str, msgspec.Raw]] = {}
     for path in fields:
-        found = whole
-        for name in path:
-            found = found.get(name) if isinstance(found, dict) else None
-        if isinstance(found, int | float) and not isinstance(found, bool) and abs(found) < 1e300:
+        part: str | msgspec.Raw = payload
+        try:
+            # Only what is on the way is made: a megabyte of brackets would be half a million objects.
+            for depth, name in enumerate(path):
+                if (way := path[:depth]) not in opened:
+                    opened[way] = {}  # if it is no object
+                    opened[way] = _OBJECT.decode(part)
+                part = opened[way][name]
+            found = _NUMBER.decode(part)
+        except (msgspec.DecodeError, KeyError, RecursionError):  # too deep for a decoder: a device sends what it likes
+            continue
+        if abs(found) < 1e300:
             yield ".".join(path) or ITSELF, float(found)
 
 

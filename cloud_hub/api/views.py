@@ -19,7 +19,7 @@ from weft.protocols.batch import Flag, header_json
 from weft.protocols.chunk import CLOCKS, BatchTimes
 from weft.protocols.chunk_index import GapRange, LaneUpdate, Mark, StreamKey, StreamSection
 from weft.protocols.lane import Lane, format_log_id
-from weft.protocols.payloads import PayloadKind, keeps, label_of, strictest
+from weft.protocols.payloads import PAYLOAD_BYTES_MAX, PayloadKind, keeps, label_of, strictest
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.completeness import (
     OPEN_GAPS_MAX,
@@ -596,6 +596,47 @@ def stream_view(
 
 HEADER_BYTES = 16
 """Bytes of a header pair in an answer, beside name and value."""
+PIECE_CHARACTERS = 256 << 10
+"""Characters of a text that become JSON in one call, which holds the interpreter: of control characters some 3 ms."""
+_MEMBERS = ("payload", "payload_base64", "headers")
+
+
+def _json_parts(value: Any) -> Iterator[bytes]:
+    """Yield a text or an array as JSON, in short calls."""
+    if isinstance(value, str):
+        yield b'"'
+        for at in range(0, len(value), PIECE_CHARACTERS):
+            yield msgspec.json.encode(value[at : at + PIECE_CHARACTERS])[1:-1]
+        yield b'"'
+    elif isinstance(value, list | tuple):
+        for at, each in enumerate(value):
+            yield b"," if at else b"["
+            yield from _json_parts(each)
+        yield b"]" if value else b"[]"
+    else:
+        yield msgspec.json.encode(value)
+
+
+def finished(view: View) -> View:
+    """Make the long texts and the arrays of a record or row JSON already: in a thread, since answers are put together
+    on the loop.
+
+    A text that JSON makes more than twice as long, as none of people is, becomes base64 beside its name and
+    ``_base64``.
+    """
+    for name, value in list(view.items()):
+        if isinstance(value, list) or (isinstance(value, str) and len(value) > PIECE_CHARACTERS):
+            parts = [*_json_parts(value)]
+            if isinstance(value, str) and sum(map(len, parts)) > 2 * len(data := value.encode()) + 2:
+                del view[name]
+                name, parts = f"{name}_base64", [b'"', base64.b64encode(data), b'"']  # noqa: PLW2901
+            view[name] = msgspec.Raw(b"".join(parts))
+    return view
+
+
+def long_members(view: View) -> dict[str, msgspec.Raw]:
+    """Return the members of a record that ``finished`` has made."""
+    return {name: value for name in _MEMBERS if type(value := view.get(name)) is msgspec.Raw}
 
 
 class Taken(NamedTuple):
@@ -610,7 +651,8 @@ class Taken(NamedTuple):
 def record_views(
     records: Iterator[batches.Record], lane: LaneUpdate, section: StreamSection, taken: Taken, payload: PayloadKind
 ) -> Iterator[View]:
-    """Yield the records of a batch, without their offsets. ``_bytes`` are those of payload and headers."""
+    """Yield the records of a batch, without their offsets. ``_bytes`` are those of payload and headers; of more than
+    ``PAYLOAD_BYTES_MAX``, both are JSON already."""
     for record in records:
         time, clock, stamp = taken.times.of(record.time, record.seq, taken.received)
         view: View = {
@@ -635,7 +677,7 @@ def record_views(
         _add_payload(view, record.payload, keeps(max(payload, PayloadKind.TEXT), record.payload))
         if record.headers:
             view["headers"] = [[name, header_json(value)] for name, value in record.headers]
-        yield view
+        yield finished(view) if view["_bytes"] > PAYLOAD_BYTES_MAX else view
 
 
 def row_view(row: Mapping[str, Any], stream: str, payload: PayloadKind) -> View:
@@ -671,7 +713,7 @@ def row_view(row: Mapping[str, Any], stream: str, payload: PayloadKind) -> View:
     _add_payload(view, data, is_text)
     if headers:
         view["headers"] = [[name, value] for name, value in headers]
-    return view
+    return finished(view) if view["_bytes"] > PAYLOAD_BYTES_MAX else view
 
 
 def _add_payload(view: View, payload: bytes, is_text: bool) -> None:

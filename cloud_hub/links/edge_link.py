@@ -46,7 +46,7 @@ from weft.protocols.link import (
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard.placement import opened_by
 from weft.protocols.shard.shard_state import BOOTS_MAX
-from weft.replication.flow_control import offered_end
+from weft.replication.flow_control import RAISE_RECORD, offered_end
 from weft.replication.runner import LinkRefused, LinkSession
 from weft.storage.chunk_log import ShardLog
 
@@ -675,11 +675,18 @@ class EdgeLink:
             self._claims.pop(opened.session.lane, None)
         return opened
 
-    def close_lane(self, lane: int) -> None:
-        """Handle the edge's closing of a lane: its received records are still committed."""
+    def close_lane(self, lane: int, refusal: str = "") -> None:
+        """Handle the closing of a lane, by the edge or for a record that is too long: its received records are still
+        committed."""
         opened = self._take_out(lane)
-        if opened is not None:
-            opened.sequencer.leave(opened.session)
+        if opened is None:
+            return
+        opened.sequencer.leave(opened.session)
+        if refusal:
+            named = opened.session.lane
+            self._refusal = f"refused: stream {named.stream}: {refusal}; {RAISE_RECORD}"
+            advice = f"closed stream {named.stream} of it: {refusal}. Raise it for a record that is legitimate"
+            self._refusals.note("limits.record", Owner(OwnerKind.EDGE, f"{named.tenant}/{named.edge}"), advice)
 
     def add_origins(self, frame: LaneOrigins) -> None:
         """Add further origins of a lane's batches."""

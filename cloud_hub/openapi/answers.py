@@ -788,7 +788,8 @@ class RecordOfStream(msgspec.Struct, frozen=True, kw_only=True):
     origin: str | UnsetType = UNSET
     """The function that made the record."""
     payload: str | UnsetType = UNSET
-    """Payload that is text, or JSON in a stream of JSON; otherwise there is `payload_base64`."""
+    """Payload that is text, or JSON in a stream of JSON; otherwise there is `payload_base64`, as for a text beyond
+    1 MiB that JSON would make more than twice as long."""
     payload_base64: str | UnsetType = UNSET
     headers: list[tuple[str, Any]] | UnsetType = UNSET
     """Pairs of name and value."""

@@ -22,7 +22,7 @@ from weft.storage.data_directory import FORMATS
 from weft.storage.segment_log import SegmentLog
 from weft.storage.segment_log.pending import parts_max
 from weft.storage.segment_log.reader import PageReader
-from weft.storage.segment_log.settings import BATCH_OVERHEAD_BYTES, RECORD_BYTES_MAX, run_bytes
+from weft.storage.segment_log.settings import BATCH_OVERHEAD_BYTES, run_bytes
 
 # Positions and states of functions as records of the log.
 #
@@ -313,8 +313,9 @@ def tombstone(name: str, remembered: Remembered) -> tuple[bytes, bytes]:
     return name.encode(), msgspec.msgpack.encode(entry)
 
 
-ROW_BYTES_MAX = RECORD_BYTES_MAX >> 1
-"""Maximum bytes of a row's key and payload; longer ones are rejected."""
+ROW_BYTES_MAX = (8 << 20) - (64 << 10)
+"""Maximum bytes of a row's key and payload; longer ones are rejected. With usual headers it is a record that hubs take
+by default (``limits.record``)."""
 REASON_CHARACTERS_MAX = 500
 _SHOWN_BYTES = 4096
 """Number of bytes kept of a payload that is too long."""
@@ -397,7 +398,7 @@ def runs_of(
         fits = [row for row in rows if len(row.payload or b"") + len(row.key) <= ROW_BYTES_MAX]
         if len(fits) < len(rows):
             rejected += [
-                Rejected(row, f"a row of more than {ROW_BYTES_MAX >> 20} MiB")
+                Rejected(row, f"a row of more than {ROW_BYTES_MAX} bytes")
                 for row in rows
                 if len(row.payload or b"") + len(row.key) > ROW_BYTES_MAX
             ]

@@ -31,6 +31,7 @@ from weft.edge_node.ingest.record import (
 from weft.edge_node.part import Part, Undo
 from weft.edge_node.streams import UNROUTED_STREAM, errors_stream
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.protocols.payloads import PAYLOAD_BYTES_MAX
 from weft.protocols.topics import TopicPattern, compile_pattern
 from weft.storage.segment_log import SegmentLog
 
@@ -601,7 +602,6 @@ class PayloadChecks(Part):
             return
         # Imported here: few nodes have a schema.
         from weft.storage.payloads.check import CHECKED_BYTES_MAX
-        from weft.storage.payloads.formats import PAYLOAD_BYTES_MAX
 
         made = {name: self._check_of(name, schema) for name, schema in schemas.items()}
         unchecked = range(CHECKED_BYTES_MAX + 1, PAYLOAD_BYTES_MAX + 1)

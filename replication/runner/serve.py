@@ -44,6 +44,7 @@ from weft.replication.events import (
     MarksReceived,
     OriginsReceived,
     ReceiverEvent,
+    RecordRefused,
 )
 from weft.replication.flow_control import ReceiverSettings
 from weft.replication.liveness import SECOND
@@ -121,10 +122,10 @@ _CHECKS = ThreadPoolExecutor(1, "batch-checks")
 log = logging.getLogger(__name__)
 
 
-def _check(batches: list[tuple[BatchHeader, memoryview]]) -> CodecError | None:
+def _check(batches: list[tuple[BatchHeader, memoryview]], record_bytes_max: int) -> CodecError | None:
     try:
         for header, batch in batches:
-            check(batch, header)
+            check(batch, header, record_bytes_max)
     except CodecError as error:
         return error
     return None
@@ -146,8 +147,8 @@ class LinkHandler(Protocol):
         """Begin to open a lane; ``LinkSession.lane_opened`` or ``close_lane`` answers, now or later."""
         ...
 
-    def close_lane(self, lane: int) -> None:
-        """Handle the edge's closing of a lane."""
+    def close_lane(self, lane: int, refusal: str = "") -> None:
+        """Handle the closing of a lane, by the edge or for a refused record; ``refusal`` says why."""
         ...
 
     def add_origins(self, frame: LaneOrigins) -> None:
@@ -366,7 +367,8 @@ class LinkSession:
         error: CodecError | None = None
         if self._receiver.unchecked:
             loop = asyncio.get_running_loop()
-            error = await loop.run_in_executor(_CHECKS, _check, self._receiver.unchecked)
+            receiver = self._receiver
+            error = await loop.run_in_executor(_CHECKS, _check, receiver.unchecked, receiver.record_bytes_max)
         else:
             await asyncio.sleep(0)
         self._receiver.process_more(error)
@@ -403,6 +405,8 @@ class LinkSession:
                 await self._handler.open_lane(event.opening)
             case LaneClosedReceived():
                 self._handler.close_lane(event.lane)
+            case RecordRefused():
+                self._handler.close_lane(event.lane, event.reason)
             case OriginsReceived():
                 self._handler.add_origins(event.frame)
             case ClockReceived():

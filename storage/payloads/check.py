@@ -26,11 +26,10 @@ from weft.config.payload_schema.model import (
     SchemaFormat,
 )
 from weft.config.payload_schema.paths import FieldPath, format_path
-from weft.protocols.payloads import NESTING_MAX, nests_at_most
+from weft.protocols.payloads import NESTING_MAX, PAYLOAD_BYTES_MAX, nests_at_most
 from weft.storage.payloads.formats import (
     MISSING,
     PAYLOAD,
-    PAYLOAD_BYTES_MAX,
     Format,
     Misfit,
     RowMisfits,

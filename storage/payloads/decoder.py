@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from weft.config.payload_schema.documents import PayloadSample
 from weft.config.payload_schema.model import DEFINED, TIMES, FieldType, PayloadSchema, SchemaFormat
-from weft.protocols.payloads import NESTING_MAX
+from weft.protocols.payloads import NESTING_MAX, PAYLOAD_BYTES_MAX
 from weft.storage.payloads.check import (
     BASE64,
     MAY_ROUND,
@@ -39,7 +39,6 @@ from weft.storage.payloads.check import (
 from weft.storage.payloads.formats import (
     MISSING,
     PAYLOAD,
-    PAYLOAD_BYTES_MAX,
     Format,
     Misfit,
     RowMisfits,

@@ -16,7 +16,7 @@ from weft.config.payload_schema import languages as proto
 from weft.config.payload_schema.languages import AvroType, ProtoField, ProtoMessage, parse_avro, parse_descriptors
 from weft.config.payload_schema.model import DEFINED, FieldType, PayloadSchema, SchemaFormat
 from weft.config.units import quoted
-from weft.protocols.payloads import NESTING_MAX, nests_at_most
+from weft.protocols.payloads import NESTING_MAX, PAYLOAD_BYTES_MAX, nests_at_most
 
 # Misfits: differences between a payload and its schema, worded for people, within bounds.
 
@@ -547,9 +547,6 @@ def _time(fields: dict[str, Any]) -> Any:
 #
 # Parts without a field are only checked for syntax, so a row's misfits do not depend on the columns that are read.
 
-PAYLOAD_BYTES_MAX = 1 << 20
-"""Longest payload that is decoded. A decoded byte may take 80 bytes of memory; longer payloads are files, not
-readings."""
 INDEXES_MAX = 64
 """Maximum number of a message's indexes, one for each message that it is declared in."""
 Values = tuple[list[Any], int]

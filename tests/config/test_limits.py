@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from weft.cloud_hub.settings import HubSettings
@@ -15,7 +16,9 @@ from weft.config.limits import EdgeLimits
 from weft.config.listeners import QueueBounds
 from weft.config.load import parse
 from weft.config.models import EdgeConfig, HubConfig
+from weft.config.sources import AmqpSource, MqttSource
 from weft.config.streams import State
+from weft.edge_node.derived.steps import ROW_BYTES_MAX
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.servers.amqp.client import AmqpSettings
 from weft.edge_node.servers.clients.context import ClientSettings
@@ -67,6 +70,15 @@ def test_a_former_share_is_refused_with_its_line_and_what_to_write(section: str,
     (problem,) = refused.value.problems
     assert str(problem).startswith(f"edge.yaml:4: {section}.{name}: was replaced by limits.user_share")
     assert "write for example `user_share: 50%` under `limits`" in problem.message
+
+
+def test_a_hub_with_default_settings_takes_what_an_edge_with_default_settings_stores() -> None:
+    taken = parse("store: s\n", "hub.yaml", HubConfig).config.limits.record_bytes
+    sizes = [each.default for source in (AmqpSource, MqttSource) for each in msgspec.structs.fields(source)
+             if each.name in {"message_bytes_max", "packet_bytes_max"}]  # fmt: skip
+    assert len(sizes) == 2
+    assert taken >= 2 * max(edge().limits.message_bytes, *sizes), "with key and headers of the node's own"
+    assert taken > ROW_BYTES_MAX, "of functions"
 
 
 def test_the_former_shares_are_twenty_two() -> None:

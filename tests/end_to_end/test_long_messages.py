@@ -31,7 +31,7 @@ def payloads_of(hub: DemoHub) -> Mapping[str, str]:
 
 
 def test_the_longest_message_of_each_protocol_is_a_row(tmp_path: Path) -> None:
-    hub = DemoHub(tmp_path)
+    hub = DemoHub(tmp_path, "limits: {record: 17MiB}\n")
     edge = make_edge(tmp_path, hub)
     edge.config_path.write_text(edge.config_path.read_text() + "limits: {message: 16MiB}\n")
     sent = {}

@@ -229,7 +229,8 @@ ARRAYS = {
 
 MAPS = {
     link.Hello: "version tenant edge log_id boot clock software features stay is_synchronised",
-    link.Welcome: "version cluster_id window_bytes batch_bytes_max clock software features mark_interval",
+    link.Welcome: "version cluster_id window_bytes batch_bytes_max clock software features mark_interval "
+    "record_bytes_max",
     link.Refuse: "version code message advice url",
     link._Greeting: "version",
 }

@@ -115,7 +115,7 @@ class _Handler:
         )
         self.session.lane_opened(opening.lane, self.hub.held.get(key, RangeSet()).copy())
 
-    def close_lane(self, lane: int) -> None:
+    def close_lane(self, lane: int, refusal: str = "") -> None:
         del self.keys[lane]
 
     def add_origins(self, frame: LaneOrigins) -> None:

@@ -44,7 +44,7 @@ class Peer:
         return frames
 
 
-def welcome(*held: tuple[int, int], window: int = 1 << 20, batch: int = 1 << 20) -> list[Frame]:
+def welcome(*held: tuple[int, int], window: int = 1 << 20, batch: int = 1 << 20, record: int = 0) -> list[Frame]:
     """The hub takes the link and both lanes, and has ``held`` of the first."""
-    taken = Welcome(1, "cluster", window, batch, WALL + 7, "test")
+    taken = Welcome(1, "cluster", window, batch, WALL + 7, "test", record_bytes_max=record)
     return [taken, LaneOpened(1, list(held)), LaneOpened(2, [])]

@@ -47,6 +47,7 @@ from weft.replication.events import (
     LaneOpenReceived,
     MarksReceived,
     ReceiverEvent,
+    RecordRefused,
 )
 from weft.replication.flow_control import ReceiverSettings
 from weft.replication.liveness import SECOND
@@ -397,6 +398,36 @@ def test_a_long_batch_is_checked_by_the_owner() -> None:
     peer.receiver.process_more(found.value)
     peer.assert_refused(peer.receiver.events(), RefuseCode.PROTOCOL_ERROR, "checksum")
     assert not peer.receiver.is_busy
+
+
+@pytest.mark.parametrize("checks_itself", [True, False])
+def test_a_record_that_is_too_long_closes_its_lane_and_nothing_else(checks_itself: bool) -> None:
+    peer = in_turns()
+    settings = ReceiverSettings(record_bytes_max=2 << 20)
+    peer.receiver = Receiver(settings, "cluster", "test", lambda: WALL, 0, in_turns=not checks_itself)
+    peer._encoder, peer._decoder = FrameEncoder(), FrameDecoder()
+    peer.opened()
+    batches = [batch_of(4, b"short"), batch_of(5, bytes(2 << 20)), batch_of(6, b"behind")]
+    events = peer.say(Data(1, b"".join(batches)), Data(1, batch_of(7, b"")), Data(2, batch_of(0, b"other")))
+    while peer.receiver.is_busy:
+        error = None
+        for header, body in peer.receiver.unchecked:
+            try:
+                batch.check(body, header, peer.receiver.record_bytes_max)
+            except batch.RecordTooLong as found:
+                error = found
+                break
+        peer.receiver.process_more(error)
+        events += peer.receiver.events()
+    taken = [(event.lane, header.base_seq) for event in events if isinstance(event, BatchesReceived)
+             for header, _ in event.batches]  # fmt: skip
+    assert taken == [(1, 4), (2, 0)]
+    [refused] = [event for event in events if isinstance(event, RecordRefused)]
+    assert refused == RecordRefused(1, f"the record at seq 5 has {(2 << 20) + 1} bytes, the hub takes {2 << 20}")
+    [closed] = peer.heard()
+    assert isinstance(closed, LaneClosed)
+    assert (closed.lane, closed.advice) == (1, "raise the hub's limits.record")
+    assert not peer.receiver.closed
 
 
 def test_the_window_counts_what_batches_are_uncompressed() -> None:

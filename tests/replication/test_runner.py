@@ -275,7 +275,7 @@ async def test_a_hub_that_takes_nothing_more_and_says_nothing_is_given_up() -> N
         writer.write(b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n")
         await reader.readexactly(40)  # HELLO, and the lane
         message = FrameEncoder().encode([Welcome(1, "c", 64 << 20, 1 << 20, 0, "t"), LaneOpened(1, [])])
-        writer.write(bytes([0x82, len(message)]) + message)
+        writer.write(bytes([0x82, 126]) + len(message).to_bytes(2, "big") + message)
         await asyncio.sleep(10)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1000)

@@ -171,6 +171,25 @@ def test_a_batch_that_the_hub_does_not_take_closes_its_lane_alone(log: ModelLog)
     assert peer.sender.connected
 
 
+def test_a_record_that_the_hub_does_not_take_is_not_sent_and_those_before_it_are(log: ModelLog) -> None:
+    log.append(1, 1, size=2 << 20)
+    log.append(1, 3)
+    peer = Peer(log)
+    peer.say(*welcome(window=8 << 20, batch=8 << 20, record=1 << 20))
+    long = log.ends[1] - 4
+    peer.sender.feed(1, log.read_now(1, 0, 4 << 20))
+    data = [frame for frame in peer.heard() if isinstance(frame, Data)]
+    assert [header.end_seq for frame in data for header, _ in split_batches(frame.batches)][-1] == long
+    [request] = [event for event in peer.sender.events() if isinstance(event, ReadRequest) and event.lane == 1]
+    assert request.seq == long
+    peer.sender.feed(1, log.read_now(1, long, 4 << 20))
+    ended = peer.sender.events()[-1]
+    assert isinstance(ended, LaneEnded)
+    assert f"the record at seq {long} has {(2 << 20) + 9} bytes, the hub takes {1 << 20}" in ended.message
+    assert "limits.record" in ended.advice
+    assert peer.sender.connected
+
+
 def test_a_lane_that_the_hub_closes_is_offered_again_and_the_others_go_on(log: ModelLog) -> None:
     peer = Peer(log)
     peer.say(*welcome((0, 4)))

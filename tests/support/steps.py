@@ -5,6 +5,9 @@ of the loop, which is all that the loop does for one client before it looks at o
 thread: what a busy machine or the disk makes it wait does not count, and neither does the garbage collector.
 Starting and stopping a process is left out: no client is served then.
 
+A call of C in another thread that does not let go of the interpreter holds the loop up as a step of its own does. Where
+``CALLS`` is set, each such call is timed, which makes threads some times as slow.
+
 Processes that `tests.support.forked` forks are guarded while a `guarded` block lasts. They run on asyncio's own loop
 then, since that of uvloop cannot be looked into.
 """
@@ -21,6 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,8 +34,14 @@ from tests.support.speed import slowness, uncollected
 T = TypeVar("T")
 STEP_S_MAX = 0.02
 """Longest processor time of a step, on the machine of the budgets."""
+CALL_S_MAX = 0.05
+"""Longest processor time of one call of C in a thread beside the loop's, on that machine."""
+LETS_GO = frozenset({"_hashlib", "_io", "_socket", "_sqlite3", "_ssl", "_thread", "posix", "time", "zlib", "zstandard"})
+"""Modules whose long calls let go of the interpreter."""
 FILE = "WEFT_TEST_STEPS"
 """Variable that names the file which guarded processes append their long steps to."""
+CALLS = "WEFT_TEST_CALLS"
+"""Variable that has calls of threads timed in guarded processes."""
 LOOK_S = 0.005
 """Interval at which a step that takes long is looked at."""
 SHOWN_MAX = 8
@@ -167,10 +177,46 @@ class Guard:
             began = self._began
             if began is None or time.monotonic() - began < STEP_S_MAX / 2:
                 continue
-            frame = sys._current_frames().get(main)
-            frames = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=SHOWN_MAX, lookup_lines=False)
+            stack = _calls(sys._current_frames().get(main))
             if self._began == began:
-                self._stack = [f"{each.filename}:{each.lineno} {each.name}" for each in reversed(frames)]
+                self._stack = stack
+
+
+def _calls(frame: FrameType | None) -> list[str]:
+    frames = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=SHOWN_MAX, lookup_lines=False)
+    return [f"{each.filename}:{each.lineno} {each.name}" for each in reversed(frames)]
+
+
+class CallTimes:
+    """Times the calls of C of all threads that begin after ``watch``. Of a call that calls Python again, which lets
+    others work, nothing is known; and Cython's calls are not seen.
+
+    Args:
+        report: gets each long one.
+    """
+
+    def __init__(self, report: Callable[[LongStep], None]) -> None:
+        self._report = report
+        self._here = threading.local()
+
+    def watch(self) -> None:
+        """Begin, for the rest of the process."""
+        threading.setprofile(self._event)
+
+    def _event(self, frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call":
+            self._here.began = time.thread_time()
+            return
+        began, self._here.began = getattr(self._here, "began", None), None
+        if began is None or event not in {"c_return", "c_exception"}:
+            return
+        spent = time.thread_time() - began
+        if spent <= CALL_S_MAX or (spent := spent / slowness()) <= CALL_S_MAX:
+            return
+        owner = getattr(called, "__module__", None) or type(getattr(called, "__self__", None)).__module__
+        if owner.partition(".")[0] not in LETS_GO:
+            name = f"{called.__qualname__} in the thread {threading.current_thread().name}"
+            self._report(LongStep(spent, name, _calls(frame)))
 
 
 def name_of(handle: Any) -> str:
@@ -199,6 +245,8 @@ def guard_this_process() -> None:
             file.write(msgspec.json.encode(step) + b"\n")
 
     _to_the_end.enter_context(Guard(report, lambda name: MAIN not in name).on())
+    if os.environ.get(CALLS):
+        CallTimes(report).watch()
 
 
 class ProcessGuard:

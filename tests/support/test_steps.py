@@ -3,13 +3,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import threading
 import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.forked import run
-from tests.support.steps import STEP_S_MAX, Guard, LongStep, guarded
+from tests.support.steps import CALL_S_MAX, STEP_S_MAX, CallTimes, Guard, LongStep, guarded
 
 
 def burn(seconds: float) -> None:
@@ -62,6 +65,27 @@ async def test_a_long_step_says_what_it_called(monkeypatch: pytest.MonkeyPatch) 
         if any(each.endswith(" burn") for each in found[-1].where):
             return
     pytest.fail("nothing was seen of it")
+
+
+def test_a_long_call_of_another_thread_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.steps.slowness", lambda: 1.0)
+    found: list[LongStep] = []
+
+    def work(*pieces: Callable[[], object]) -> None:
+        CallTimes(found.append).watch()
+        try:
+            thread = threading.Thread(target=lambda: [piece() for piece in pieces], name="other")
+            thread.start()
+        finally:
+            threading.setprofile(None)
+        thread.join()
+
+    work(lambda: burn(3 * CALL_S_MAX), lambda: zlib.compress(bytes(64 << 20), 1))
+    assert found == [], "both let others work"
+    work(lambda: sum(range(20_000_000)))
+    [call] = found
+    assert call.name == "sum in the thread other"
+    assert call.where[-1].endswith("<lambda>")
 
 
 async def test_the_collector_s_time_is_no_step_s() -> None:

@@ -30,6 +30,7 @@ CONTROL: Notation = {
             "software": "weft 0.1.0",
             "features": [],
             "mark_interval": 60_000_000_000,
+            "record_bytes_max": 8 << 20,
         },
         {
             "type": "REFUSE",

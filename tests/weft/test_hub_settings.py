@@ -46,7 +46,7 @@ tracing: {{endpoint: "https://traces.example.com:4318", queue: 77}}
 tls: {{certificate: /a.crt, key: /a.key, client_ca: /ca.pem, crl_file: /a.crl, client_certificate: optional,
   half_open: 17, connect_timeout: 4s, connection_rate: 18, connection_burst: 19}}
 limits: {{links: 5, links_per_token: 3, idle_connections: 6, connections_per_address: 8, window: 1MiB, batch: 3MiB,
-  pending: 9MiB, response: 1MiB,
+  record: 5MiB, pending: 9MiB, response: 1MiB,
   lanes_per_edge: 7, lanes_per_tenant: 70, streams_per_tenant: 60, lanes: 700, edge_topics: 70KiB, edge_origins: 80KiB}}
 """
 
@@ -83,7 +83,7 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert (settings.sequencer.chunk_bytes_max, settings.sequencer.pending_bytes_max) == (2 << 20, 9 << 20)
     assert (settings.idle_connections_max, settings.connections_per_address_max) == (6, 8)
     assert (settings.links_max, settings.link_window_bytes, settings.batch_bytes_max) == (5, 1 << 20, 3 << 20)
-    assert settings.links_per_token_max == 3
+    assert (settings.links_per_token_max, settings.record_bytes_max) == (3, 5 << 20)
     bounds = settings.sequencer
     assert bounds.streams_per_tenant_max == 60
     assert (bounds.lanes_per_edge_max, bounds.lanes_per_tenant_max, bounds.lanes_max) == (7, 70, 700)

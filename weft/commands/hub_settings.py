@@ -81,6 +81,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         link_ping_interval_s=config.ping_interval_s,
         link_silence_s=config.silence_s,
         batch_bytes_max=config.limits.batch_bytes,
+        record_bytes_max=config.limits.record_bytes,
         response_bytes_max=config.limits.response_bytes,
         peers=config.peers,
         retired_after_s=config.retired_after_s,

@@ -19,10 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.config.load import parse_schema
-from weft.protocols.payloads import NESTING_MAX
+from weft.protocols.payloads import NESTING_MAX, PAYLOAD_BYTES_MAX
 from weft.storage.payloads.check import PayloadCheck
 from weft.storage.payloads.decoder import MISFIT_COLUMN, SLICE_ROWS, PayloadDecoder, decoder_of
-from weft.storage.payloads.formats import PAYLOAD_BYTES_MAX
 
 Row = dict[str, Any]
 FIELDS: dict[str, Any] = {

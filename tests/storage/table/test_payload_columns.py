@@ -20,6 +20,7 @@ from weft.protocols.payloads import (
     keeps,
     kind_labelled,
     label_of,
+    nests_at_most,
     strictest,
 )
 from weft.storage.table.rows import BYTES_COLUMN, payload_columns, payload_fields
@@ -142,3 +143,25 @@ def test_of_several_declarations_the_strictest_counts_in_any_order() -> None:
     assert (kind_labelled("json"), kind_labelled("JSON"), label_of(1), label_of(99)) == (
         PayloadKind.JSON, None, "text", "kind 99",
     )  # fmt: skip
+
+
+NESTED = st.recursive(
+    st.none() | st.text('ab"\\[]{}\n', max_size=6),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text('"\\[}', max_size=3), inside, max_size=3),
+    max_leaves=12,
+)
+
+
+def depth_of(value: object) -> int:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inside is None else 1 + max(map(depth_of, inside), default=0)
+
+
+@given(NESTED, st.integers(2, 9))
+def test_the_nesting_is_the_same_wherever_a_payload_is_cut(value: object, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("weft.protocols.payloads.SLICE_BYTES", size)
+        data = json.dumps(value).encode()
+        depth = depth_of(value)
+        assert nests_at_most(depth, data)
+        assert depth == 0 or not nests_at_most(depth - 1, data)
