@@ -310,7 +310,7 @@ async def test_tails_that_do_not_read_hold_a_share_and_others_get_theirs(
 
     monkeypatch.setattr(TailRecord, "of", counted)
     monkeypatch.setattr(tail, "READ_AGE_S", 3600.0)  # as above
-    long = b"\x01" * (2 << 20)  # six times as long in an answer
+    long = b"\x01" * (1 << 20)  # six times as long in an answer; what is longer becomes base64
     async with filled(two_tenants, [b"1", long], [b"1", b"2"]) as hub:
         answers = hub._api.answers
         async with deaf(hub, two_tenants.evil, "position=0:0", 30):
