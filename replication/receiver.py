@@ -399,6 +399,8 @@ class Receiver:
 
     def _refuse_record(self, lane: int, batches: list[tuple[BatchHeader, memoryview]], error: RecordTooLong) -> None:
         """Close a lane at a record that is too long. What came before it is taken."""
+        if lane not in self._lanes:
+            return  # it was closed while its batches were checked
         # The check ended at the batch with the record: those behind it are not checked.
         sound = [*takewhile(lambda each: not each[0].base_seq <= error.seq < each[0].end_seq, batches)]
         if sound:
@@ -423,6 +425,8 @@ class Receiver:
                 if lanes := [pair for pair in frame.lanes if pair[0] in self._opened or self._known(pair[0])]:
                     last = isinstance(frame, LastWords)
                     renamed_to = frame.renamed_to if isinstance(frame, LastWords) else ""
+                    if renamed_to and not valid_name(renamed_to):
+                        raise Corrupt("LAST_WORDS names no edge")
                     self._events.append(MarksReceived(frame.time, lanes, last, renamed_to))
             case LaneOpen():
                 self._open(frame)

@@ -420,10 +420,10 @@ def test_an_upgrade_gives_each_node_what_was_of_one_user_and_a_purge_leaves_no_t
     shutil.rmtree(bare.folder / "etc/weft", ignore_errors=True)
     # As 0.1.0 leaves it, with what an operator adds.
     files = {
-        "edge.yaml": "links: {cloud: {token_file: press-7.token, ca_file: ca.pem}}",
-        "hub.yaml": "tls: {client_ca: ca.pem}",
+        "edge.yaml": "listeners: {mqtt: {tls: {key: x}}}\nlinks: {cloud: {token_file: press-7.token, ca_file: ca.pem}}",
+        "hub.yaml": "tls: {client_ca: ca.pem, key: tls/hub-key.pem}",
         "users": "", "press-7.token": "", "user.password": "", "hub.key": "", "ops.token": "", "ca.pem": "",
-        "plant-ca/ca.key": "",
+        "plant-ca/ca.key": "", "tls/hub-key.pem": "",
     }  # fmt: skip
     bare.did("adduser", "--system", "--group", "--quiet", "--no-create-home", "weft")
     bare.did("adduser", "--quiet", "--disabled-password", "--gecos", "", "anna")
@@ -446,7 +446,7 @@ def test_an_upgrade_gives_each_node_what_was_of_one_user_and_a_purge_leaves_no_t
         return {name for name in names if not name.endswith(".dpkg-dist")}
 
     edge_s = {"edge.yaml", "users", "press-7.token", "user.password", "1.seg"}
-    hub_s = {"hub.yaml", "hub.key", "ops.token", "ca.key", "cluster.json"}
+    hub_s = {"hub.yaml", "hub.key", "hub-key.pem", "ops.token", "ca.key", "cluster.json"}
     for package in scripts:  # one after the other: meanwhile the hub is of 0.1.0, and runs as weft
         assert reads("weft") >= hub_s
         shutil.copyfile(package, bare.folder / package.name)
@@ -461,10 +461,10 @@ def test_an_upgrade_gives_each_node_what_was_of_one_user_and_a_purge_leaves_no_t
 
     bare.did("apt-get", "purge", "--yes", "weft-edge")
     left = set(os.listdir(bare.folder / "etc/weft")) - {"hub.yaml.dpkg-dist"}
-    assert left == {"hub.yaml", "hub.key", "ops.token", "ca.pem", "plant-ca"}
+    assert left == {"hub.yaml", "hub.key", "ops.token", "ca.pem", "plant-ca", "tls"}
     assert reads("weft-hub") == hub_s | {"ca.pem"}
     bare.did("apt-get", "purge", "--yes", "weft-hub")
-    assert set(os.listdir(bare.folder / "etc/weft")) == {"ca.pem", "plant-ca"}, "an authority's folder stays"
+    assert set(os.listdir(bare.folder / "etc/weft")) == {"ca.pem", "plant-ca", "tls"}, "folders stay"
 
 
 @pytest.mark.slow

@@ -430,6 +430,22 @@ def test_a_record_that_is_too_long_closes_its_lane_and_nothing_else(checks_itsel
     assert not peer.receiver.closed
 
 
+def test_a_lane_may_be_closed_while_its_record_that_is_too_long_is_looked_at() -> None:
+    peer = in_turns()
+    peer.say(Data(1, batch_of(4, bytes(2 << 20))))
+    while not peer.receiver.unchecked:
+        peer.receiver.process_more()
+    peer.receiver.close_lane(1, RefuseCode.UNAVAILABLE, "it has moved", "")
+    peer.receiver.process_more(batch.RecordTooLong(4, 2 << 20, 1 << 20))
+    assert not any(isinstance(event, RecordRefused) for event in peer.receiver.events())
+    assert not peer.receiver.closed
+
+
+def test_a_last_word_with_a_name_that_none_can_have_is_refused() -> None:
+    peer = in_turns()
+    peer.assert_refused(peer.say(LastWords(1, [(1, 4)], "press 7\x1b")), RefuseCode.PROTOCOL_ERROR, "names no edge")
+
+
 def test_the_window_counts_what_batches_are_uncompressed() -> None:
     peer = in_turns()
     columns = batch.columns_from_lists(bytes(8), [b"k"], [bytes(5 << 20)])
