@@ -30,7 +30,7 @@ from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast
 from weft.storage.table.rows import BYTES_COLUMN, RowsOf, payload_columns, row_schema, rows_of, usable_fields
 from weft.storage.table.schemas import StreamSchema
-from weft.storage.table.typed_columns import declared_part
+from weft.storage.table.typed_columns import SINCE, declared_part, typed_names
 
 ARROW = "application/vnd.apache.arrow.stream"
 FORMATS = ARROW_FORMAT, JSON_FORMAT = "arrow", "json"
@@ -129,10 +129,11 @@ class _Reading:
         self._search = Search()
         self.batches: list[pa.RecordBatch] = []
         self.next_offset = wanted.offset or 0
-        self._typed = None if wanted.schema is None else declared_part(wanted.schema, fields)
-        own = row_schema(fields, wanted.payload)
-        self.schema = own if self._typed is None else pa.schema([*own, *self._typed.fields])
-        """Columns of the rows."""
+        self.schema, self._typed = row_schema(fields, wanted.payload), None
+        """Columns of the rows; typed ones with the version of their schema."""
+        if wanted.schema is not None:
+            self._typed = declared_part(wanted.schema, fields)
+            self.schema = pa.schema([*self.schema, *self._typed.fields], {SINCE: str(wanted.schema.version)})
         self._is_behind_table = False
         """True when the log is read from its beginning, after the last row of the table."""
 
@@ -173,6 +174,12 @@ class _Reading:
     def _conformed(self, rows: pa.Table, payload: PayloadKind) -> pa.Table:
         """Return rows of the table as the log's are made."""
         there = {name.casefold(): name for name in rows.schema.names}
+        # A typed column that was there before the topic level of its name is another thing: what the level was is
+        # unknown then.
+        typed = {name.casefold() for name in typed_names(rows.schema)}
+        for level in (name.casefold() for name in self._fields):
+            if level in there and (level in typed or not _is_text(rows.schema.field(there[level]).type)):
+                del there[level]
         made = {} if payload is self._wanted.payload else payload_columns(_payloads(rows), self._wanted.payload)
         if self._typed is not None and self._typed.rows is not None:
             made |= self._typed.rows.arrays(_payloads(rows))
@@ -254,6 +261,11 @@ class _Reading:
         return held.topics
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_string_view(plain))
+
+
 def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:
     return next((each for each in footer.streams if (each.tenant, each.stream) == stream), None)
 
@@ -304,7 +316,7 @@ def _views(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Return rows by the names of their columns, without those that are null."""
     rows: list[dict[str, Any]] = [{} for _ in range(batch.num_rows)]
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        is_time = pa.types.is_timestamp(column.type)
+        is_time = pa.types.is_timestamp(column.type) and column.type.tz is not None
         values = (column.cast(pa.int64()) if is_time else column).to_pylist()
         for row, value in zip(rows, values, strict=True):
             if isinstance(value, bytes):

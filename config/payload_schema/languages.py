@@ -498,8 +498,11 @@ def _any_of(branches: list[_Whole]) -> _Whole:
     found = _Whole(unknown=[reason for each in values for reason in each.unknown])
     kinds = [each.kinds for each in branches]
     found.kinds = None if None in kinds else frozenset().union(*(each for each in kinds if each is not None))
-    for name in dict.fromkeys(name for each in values for name in each.properties):
-        of_each = [{"allOf": each.properties[name]} for each in values if name in each.properties]
+    of_name: dict[str, list[Any]] = {}
+    for each in values:
+        for name, inside in each.properties.items():
+            of_name.setdefault(name, []).append({"allOf": inside})
+    for name, of_each in of_name.items():
         found.properties[name] = of_each if len(of_each) == 1 else [{"anyOf": of_each}]
     if values and all(each.required for each in values):
         found.required = set.intersection(*(each.required for each in values))

@@ -80,7 +80,8 @@ _UNSTEADY = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Sample", "Tail"})
 ASKS_FOR_ROWS = "must be executed with writeStream.start()"
 """Part of Spark's error when rows of a streaming DataFrame are asked for, such as by ``count``."""
 _MOMENT = re.compile(
-    r"\b(?:date|timestamp(?:_ltz|_ntz)?)\s*(['\"])\s*(now|today|yesterday|tomorrow)\s*(?:\w+\s*)?\1", re.IGNORECASE
+    r"\b(?:date|timestamp(?:_ltz|_ntz)?)(?:\s|/\*.*?\*/|--[^\n]*\n)*r?(['\"])\s*(now|today|yesterday|tomorrow)\b[^'\"]*\1",
+    re.IGNORECASE | re.DOTALL,
 )
 """Literal of SQL that the parser replaces by the time, before there is a plan."""
 
@@ -235,6 +236,10 @@ class _Plan:
         return [left if sides[0] else right]
 
     def _expressions(self, node: Any) -> None:
+        # Spark knows of a plan as a whole whether it has any of these: each expression costs some calls into Java.
+        patterns = (self._clock, self._query, self._python)
+        if node.nodeName() != "Generate" and node.deterministic() and not any(map(node.containsPattern, patterns)):
+            return
         for each in _listed(node.expressions()):
             self._expression(each)
         if node.nodeName() == "Generate" and (made := node.generator().nodeName()) not in _GENERATORS:
@@ -281,7 +286,8 @@ class _Plan:
             for each in _listed(node.expressions()):
                 self._same_each_time(each)
                 if each.containsPattern(self._query):
-                    waiting += [query.plan() for query in self._found(each, self._query, "PlanExpression")]
+                    found = self._found(each, self._query, "PlanExpression")
+                    waiting += [self._shown(query.plan()) for query in found]
             waiting += [self._main(node)] if kind == "WithCTE" else _listed(node.children())
             waiting += [self._defined[node.cteId()]] if kind == "CTERelationRef" else []
 

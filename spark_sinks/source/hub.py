@@ -27,7 +27,7 @@ from spark_sinks.source.partitions import Mask, masks
 from spark_sinks.source.typed import typed_arrays, with_typed
 from spark_sinks.source.workers import keep_broken_pipes_quiet
 from weft.storage.table.rows import FIXED_COLUMNS
-from weft.storage.table.typed_columns import OWN_COLUMNS, SCHEMA_COLUMN, typed_part
+from weft.storage.table.typed_columns import OWN_COLUMNS, SCHEMA_COLUMN, SINCE, typed_part
 
 # Requests to a hub for the rows of one stream, each bounded in bytes and time.
 
@@ -63,6 +63,22 @@ class RowsPage(NamedTuple):
     end: int
 
 
+class Declared(NamedTuple):
+    """The declared schema that a read began with."""
+
+    version: int
+    columns: tuple[str, ...]
+    """Its columns with their types: a topic level that edges have named since takes a column's name."""
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> Declared | None:
+        """Return that of an answer; None if it has none."""
+        if SCHEMA_COLUMN not in schema.names:
+            return None
+        version = (schema.metadata or {}).get(SINCE.encode(), b"0")
+        return cls(int(version), tuple(f"{field.name} {field.type}" for field in typed_part(schema)))
+
+
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Follows none: a token is for the hub that was named."""
 
@@ -75,17 +91,17 @@ class HubClient:
 
     Args:
         columns: columns to ask for, as ``/rows`` has them; None for those without a schema.
-        is_declared: whether answers must have the columns of a declared schema. A process that does not know it yet is
-            asked again: nulls in place of its columns would be read as values that are missing.
+        declared: the declared schema that answers must have. A process that does not know it yet is asked again; a
+            later one ends the read. Nulls in place of its columns would be read as values that are missing.
         sleep: instead of ``time.sleep``.
     """
 
     def __init__(
         self, access: HubAccess, tenant: str, stream: str, *, columns: str | None = None,
-        is_declared: bool = False, sleep: Callable[[float], None] = time.sleep,
+        declared: Declared | None = None, sleep: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
         self._access, self._tenant, self._stream, self._sleep = access, tenant, stream, sleep
-        self._columns, self._is_declared = columns, is_declared
+        self._columns, self._declared = columns, declared
         context = ssl.create_default_context(cadata=access.ca)
         self._open = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context)).open
 
@@ -135,8 +151,7 @@ class HubClient:
         """
         asked = {"shard": shard, "offset": offset, "chunk": chunk, "limit": limit, "columns": self._columns}
         given = {name: value for name, value in asked.items() if value is not None}
-        lacks = _without_schema if self._is_declared else lambda _: None
-        body, headers = self._get(f"/v1/streams/{self._stream}/rows", given, lacks=lacks)
+        body, headers = self._get(f"/v1/streams/{self._stream}/rows", given, lacks=self._lacks_schema)
         try:
             with pa.ipc.open_stream(body) as reader:
                 schema, batches = reader.schema, list(reader)
@@ -146,6 +161,35 @@ class HubClient:
             return RowsPage(schema, batches, offset, chunk, int(headers[_END_OFFSET]))
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise ReadError(f"the hub's answer is not a stream of rows: {error}; is a hub at that address?") from None
+
+    def declared(self, *, is_known: bool) -> Declared | None:
+        """Return the schema that the hub knows as declared; None if it has none.
+
+        Args:
+            is_known: another process knew one: a process that does not is asked again.
+
+        Raises:
+            ReadError: as ``page``; or it is known, and no longer.
+        """
+        shard = min(self.heads(), default=0)
+        for page in self._while_behind(partial(self.page, shard, 0, None, 0)):
+            if (found := Declared.of(page.schema)) is not None or not is_known:
+                return found
+        raise ReadError("the hub does not know the declared schema that this read began with; start the read again")
+
+    def _lacks_schema(self, body: bytes) -> str | None:
+        if self._declared is None:
+            return None
+        try:
+            with pa.ipc.open_stream(body) as reader:
+                found = Declared.of(reader.schema)
+        except pa.ArrowException:
+            return None  # the caller says what is wrong
+        if found == self._declared:
+            return None
+        if found is None or found.version < self._declared.version:
+            return "does not know the declared schema that this read began with; start the read again"
+        raise ReadError(_OTHER_COLUMNS)
 
     def rows(self, shard: int, first: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of ``[first, end)`` of a shard.
@@ -255,15 +299,6 @@ def _missing_shard(body: bytes) -> str | None:
         raise ReadError("the hub's answer is not about a stream; is a hub at that address?") from None
 
 
-def _without_schema(body: bytes) -> str | None:
-    try:
-        with pa.ipc.open_stream(body) as reader:
-            has_it = SCHEMA_COLUMN in reader.schema.names
-    except pa.ArrowException:
-        return None  # the caller says what is wrong
-    return None if has_it else "does not know the declared schema that this read began with; start the read again"
-
-
 def _reason_of(error: urllib.error.HTTPError) -> str:
     try:
         answer = json.loads(error.read(ERROR_BYTES_MAX))
@@ -276,6 +311,10 @@ TASK_ROWS = 200_000
 """Rows of a task: some requests."""
 TASKS_MAX = 1024
 """Maximum number of tasks of one read; a longer read gets larger tasks."""
+_OTHER_COLUMNS = (
+    "the stream's declared schema is later than this read, or a topic level took the name of a field. "
+    "Start the read again for its columns of today"
+)
 _OF_DECLARED = frozenset(field.name for field in OWN_COLUMNS)
 THROUGH = "hub"
 """Key beside the shards of a checkpoint's offsets that says that they were read through a hub."""
@@ -289,20 +328,20 @@ class HubTask(InputPartition):
     shard: int
     first: int
     end: int
-    is_declared: bool = False
-    """True if the read has the columns of a declared schema."""
+    declared: Declared | None = None
+    """The declared schema whose columns the read has."""
 
 
-def client_of(options: ReadOptions, *, is_declared: bool = False) -> HubClient:
+def client_of(options: ReadOptions, declared: Declared | None = None) -> HubClient:
     """Return a client for the hub of a read.
 
     Args:
-        is_declared: as in ``HubClient``.
+        declared: as in ``HubClient``.
     """
     assert options.hub is not None, "the read is through a hub"
     # With a schema of its own, a read makes its typed columns itself.
     typed = "typed" if options.schema is None and options.is_typed else None
-    return HubClient(options.hub, options.tenant, options.stream, columns=typed, is_declared=is_declared)
+    return HubClient(options.hub, options.tenant, options.stream, columns=typed, declared=declared)
 
 
 def columns_of(options: ReadOptions) -> pa.Schema:
@@ -332,7 +371,7 @@ class HubReader(DataSourceReader):
         heads = client.heads(_given(self._options.starting) | _given(self._options.ending))
         start = _resolved("starting", self._options.starting, client, heads)
         end = _resolved("ending", self._options.ending, client, heads)
-        return _tasks(self._options, start, end, is_declared=_is_declared(self._options, self._schema))
+        return _tasks(self._options, start, end, _declared(self._options, self._schema))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
@@ -348,8 +387,8 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
         self._heads: Offsets = {}
         self._made: HubClient | None = None
-        self._is_declared: bool | None = None
-        """True if the query has the columns of a declared schema; None before its first plan."""
+        self._declared: tuple[Declared | None] | None = None
+        """The declared schema of the query, if any; None before its first plan."""
 
     @property
     def _client(self) -> HubClient:
@@ -404,9 +443,9 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of one micro-batch."""
         last = _decoded(end)
         _ = self._client  # after a restart, a batch is planned before any look at the hub
-        if self._is_declared is None:
-            self._is_declared = _is_declared(self._options, self._schema)
-        return _tasks(self._options, dict.fromkeys(last, 0) | _decoded(start), last, is_declared=self._is_declared)
+        if self._declared is None:
+            self._declared = (_declared(self._options, self._schema),)
+        return _tasks(self._options, dict.fromkeys(last, 0) | _decoded(start), last, *self._declared)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
@@ -432,7 +471,7 @@ def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.Recor
     keep_broken_pipes_quiet()
     options = partition.options
     wanted = [mask for found in masks(options, timed=True).values() for mask in found] + _edges_mask(options)
-    client = client_of(options, is_declared=partition.is_declared)
+    client = client_of(options, partition.declared)
     for batch in client.rows(partition.shard, partition.first, partition.end):
         kept = batch
         for mask in wanted:
@@ -448,6 +487,8 @@ def _column(batch: pa.RecordBatch, typed: dict[str, pa.Array], field: pa.Field) 
     if field.name in typed:
         return typed[field.name].cast(field.type)
     if field.name not in batch.schema.names:  # a topic level that no edge of this shard has named
+        if not pa.types.is_string(field.type):
+            raise ReadError(_OTHER_COLUMNS)
         return pa.nulls(batch.num_rows, field.type)
     return batch.column(field.name).cast(field.type)
 
@@ -478,24 +519,21 @@ def _resolved(option: str, position: Position, client: HubClient, heads: Offsets
     return dict.fromkeys(heads, 0) | position
 
 
-def _is_declared(options: ReadOptions, schema: pa.Schema) -> bool:
-    """Return whether a read has the columns of a schema that the hub knows as declared."""
-    if options.schema is not None or not options.is_typed:
-        return False
-    if not _OF_DECLARED.isdisjoint(schema.names):
-        return True
-    if FIXED_COLUMNS.issuperset(schema.names):
-        return False
-    client = client_of(options)
-    known = client.page(min(client.heads(), default=0), 0, None, 0).schema
-    return not {field.name for field in typed_part(known)}.isdisjoint(schema.names)
+def _declared(options: ReadOptions, schema: pa.Schema) -> Declared | None:
+    """Return the declared schema that a read has columns of; None if it has none of any."""
+    if options.schema is not None or not options.is_typed or FIXED_COLUMNS.issuperset(schema.names):
+        return None
+    is_known = not _OF_DECLARED.isdisjoint(schema.names)
+    found = client_of(options).declared(is_known=is_known)
+    names = {column.partition(" ")[0] for column in found.columns} if found is not None else set()
+    return found if is_known or not names.isdisjoint(schema.names) else None
 
 
-def _tasks(options: ReadOptions, start: Offsets, end: Offsets, *, is_declared: bool) -> list[InputPartition]:
+def _tasks(options: ReadOptions, start: Offsets, end: Offsets, declared: Declared | None) -> list[InputPartition]:
     rows = sum(max(0, end[shard] - start.get(shard, 0)) for shard in end)
     size = max(TASK_ROWS, -(-rows // TASKS_MAX))
     return [
-        HubTask(options, shard, at, min(at + size, end[shard]), is_declared)
+        HubTask(options, shard, at, min(at + size, end[shard]), declared)
         for shard in sorted(end)
         for at in range(start.get(shard, 0), end[shard], size)
     ]

@@ -299,6 +299,10 @@ OTHER_ROWS = {
     "SELECT * FROM input JOIN (SELECT machine FROM halls WHERE at < now()) USING (machine)": "uses `now`",
     "SELECT * FROM input WHERE _time > 'yesterday'": "a time such as 'now' or 'today'",
     "SELECT * FROM input WHERE _time > TIMESTAMP 'today'": "TIMESTAMP 'today'",
+    "SELECT * FROM input WHERE _time > TIMESTAMP 'today Europe/Berlin'": "'today Europe/Berlin'",
+    "SELECT * FROM input WHERE _time > TIMESTAMP /* so */ r'now'": "r'now'",
+    "SELECT * FROM input JOIN (SELECT machine FROM halls WHERE at > (SELECT CAST('today' AS TIMESTAMP))) "
+    "USING (machine)": "a time such as 'now' or 'today'",
 }
 
 

@@ -26,7 +26,7 @@ from spark_sinks.errors import ReadError
 from spark_sinks.source import hub as clients
 from spark_sinks.source import hub as readers
 from spark_sinks.source.data_source import WeftSource
-from spark_sinks.source.hub import HubClient, HubStreamReader
+from spark_sinks.source.hub import Declared, HubClient, HubStreamReader
 from spark_sinks.source.options import HubAccess, ReadOptions
 from tests.cloud_hub.live import running_hub
 from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub, records
@@ -37,6 +37,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 from weft.cloud_hub.api.tokens import Scope
 from weft.protocols.shard.completeness import Reason
 from weft.storage.object_store import open_store
+from weft.storage.table.typed_columns import FIELD, SINCE
 
 NO_SPARK = cast(SparkSession, None)
 
@@ -315,15 +316,21 @@ BUSY: Given = 429, {}, b'{"detail": "busy", "advice": "wait"}'
 def test_a_process_that_does_not_know_the_declared_schema_yet_gives_no_nulls(
     answering: Callable[..., HubClient],
 ) -> None:
-    def rows(*names: str) -> Given:
+    def rows(version: int, *names: str) -> Given:
+        fields = [pa.field(name, pa.int64(), metadata={FIELD: name} if name[0] != "_" else None) for name in names]
         sink = pa.BufferOutputStream()
-        pa.ipc.new_stream(sink, pa.schema([(name, pa.int64()) for name in names])).close()
+        pa.ipc.new_stream(sink, pa.schema(fields, {SINCE: str(version)})).close()
         return 200, {"Weft-End-Offset": "0"}, sink.getvalue().to_pybytes()
 
-    old, new = rows("_offset"), rows("_offset", "t", "_schema")
-    assert answering(old, old, new, is_declared=True).page(0, 0, None, 0).schema.names == ["_offset", "t", "_schema"]
+    plain, old, new = rows(0, "_offset"), rows(3, "_offset", "t", "_schema"), rows(7, "_offset", "t", "_schema")
+    declared = Declared(7, ("t int64", "_schema int64"))
+    assert answering(plain, old, new, declared=declared).page(0, 0, None, 0).schema.names[1:] == ["t", "_schema"]
     with pytest.raises(ReadError, match="does not know the declared schema that this read began with"):
-        answering(*[old] * clients.TRIES_MAX, is_declared=True).page(0, 0, None, 0)
+        answering(*[plain] * clients.TRIES_MAX, declared=declared).page(0, 0, None, 0)
+    # A later version may give a name to another field, and a topic level may have taken it.
+    for other in (rows(8, "_offset", "t", "_schema"), rows(7, "_offset", "t", "t_2", "_schema")):
+        with pytest.raises(ReadError, match="is later than this read"):
+            answering(other, declared=declared).page(0, 0, None, 0)
 
 
 def test_a_busy_hub_is_asked_again_and_a_refusal_is_not(answering: Callable[..., HubClient]) -> None:
