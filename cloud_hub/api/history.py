@@ -28,6 +28,7 @@ from weft.storage.table.actions import TableError, table_payload
 from weft.storage.table.delta import file_system, guarded, open_table
 from weft.storage.table.parquet import group_slices
 from weft.storage.table.rows import BYTES_COLUMN, ORIGIN_COLUMN
+from weft.storage.table.typed_columns import FIELD
 
 # Choice of the files of a table that may have a number of a lane, by the statistics in its log.
 
@@ -320,6 +321,8 @@ class TableFiles(NamedTuple):
     payload: PayloadKind
     columns: list[str]
     """The columns that records are made of."""
+    typed: frozenset[str]
+    """Names of typed columns, in small letters."""
     shards: Numbers
     first: Numbers
     last: Numbers
@@ -374,7 +377,10 @@ class TableReading:
     def rows(self, span: tuple[int, int], limit: int, bytes_max: int, asked: RowsAsked) -> PastRows:
         """Return rows as Arrow."""
         first, end = span
-        payload, self._wanted = self._files.payload, asked.columns
+        payload = self._files.payload
+        # A typed column that was there before the topic level of its name is another thing: what the level was is
+        # unknown then.
+        self._wanted = [name for name in asked.columns if name.casefold() not in self._files.typed]
         found = LowestTable(end, limit, bytes_max, lambda rows: asked.made(rows, payload))
         self._read(first, found)
         rows = found.table()
@@ -744,4 +750,7 @@ def _listed(uri: str, options: dict[str, str], shards: int, at: float) -> TableF
     paths = actions.column("path").combine_chunks()
     columns = [name for name in wanted if name in types]
     system, lanes = file_system(uri, options), LaneFiles.of(actions)
-    return TableFiles(payload, columns, of, first[index], last[index], reach, paths, index, lanes, system, at, {})
+    typed = frozenset(field.name.casefold() for field in table.schema().fields if FIELD in (field.metadata or {}))
+    return TableFiles(
+        payload, columns, typed, of, first[index], last[index], reach, paths, index, lanes, system, at, {}
+    )

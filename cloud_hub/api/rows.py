@@ -30,7 +30,7 @@ from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast
 from weft.storage.table.rows import BYTES_COLUMN, RowsOf, payload_columns, row_schema, rows_of, usable_fields
 from weft.storage.table.schemas import StreamSchema
-from weft.storage.table.typed_columns import SINCE, declared_part, typed_names
+from weft.storage.table.typed_columns import SINCE, declared_part
 
 ARROW = "application/vnd.apache.arrow.stream"
 FORMATS = ARROW_FORMAT, JSON_FORMAT = "arrow", "json"
@@ -174,12 +174,6 @@ class _Reading:
     def _conformed(self, rows: pa.Table, payload: PayloadKind) -> pa.Table:
         """Return rows of the table as the log's are made."""
         there = {name.casefold(): name for name in rows.schema.names}
-        # A typed column that was there before the topic level of its name is another thing: what the level was is
-        # unknown then.
-        typed = {name.casefold() for name in typed_names(rows.schema)}
-        for level in (name.casefold() for name in self._fields):
-            if level in there and (level in typed or not _is_text(rows.schema.field(there[level]).type)):
-                del there[level]
         made = {} if payload is self._wanted.payload else payload_columns(_payloads(rows), self._wanted.payload)
         if self._typed is not None and self._typed.rows is not None:
             made |= self._typed.rows.arrays(_payloads(rows))
@@ -259,11 +253,6 @@ class _Reading:
         # A split may have moved the lane to another shard since the record was written.
         held = next((state.lanes[lane] for state in self._states if lane in state.lanes), NOTHING)
         return held.topics
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_string_view(plain))
 
 
 def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:

@@ -21,12 +21,14 @@ from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
+from weft.config.load import parse_schema
 from weft.protocols.lane import Origin, OriginKind
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.table.schemas import StreamSchema
 from weft.storage.table_writer.service import TableService
-from weft.storage.table_writer.settings import TableSettings
+from weft.storage.table_writer.settings import TableSettings, TableTerms
 
 STREAM = LANE.tenant, LANE.stream
 RECORDS = "/v1/streams/telemetry/records"
@@ -38,16 +40,18 @@ def store(tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path / "store"))
 
 
-async def tabled(store: ObjectStore, rounds: int = 1, **reported: Any) -> LogWriter:
+async def tabled(store: ObjectStore, rounds: int = 1, schema: StreamSchema | None = None, **reported: Any) -> LogWriter:
     """Two shards with forty chunks of ten records each, in files of ``rounds`` table steps."""
+    reported = {"topics": lambda _: TOPICS, **reported}
     log = await LogWriter.open(store, 2)
-    tables = TableService(store, log.cluster, settings=TableSettings(compact_files_min=1000))
+    settings = TableSettings(compact_files_min=1000)
+    tables = TableService(store, log.cluster, settings=settings, terms=TableTerms(lambda *_: schema))
     for n in range(40):
         log.created = START + n * 60 * SECOND
         for shard, lane in enumerate((LANE, OTHER)):
             await log.append(
                 shard,
-                Run(lane, 10 * n, 10, topics=TOPICS, resent=n % 7 == 0, **{key: reported[key](n) for key in reported}),
+                Run(lane, 10 * n, 10, resent=n % 7 == 0, **{key: reported[key](n) for key in reported}),
                 Run(lane._replace(stream="alarms"), n, 1),
             )
             if n >= 10 and n % 5 == 0:
@@ -151,6 +155,21 @@ async def test_a_client_gets_all_rows_though_the_log_was_collected(
         monkeypatch.setattr(hub._api, "_response_bytes_max", 3000)
         assert await all_rows(hub, 0) == before[0]
     assert [each.num_rows for each in before] == [400, 400]
+
+
+@pytest.mark.parametrize("kind", ["float", "string", "array<float>"])
+async def test_a_level_has_no_values_of_an_older_typed_column_of_its_name(store: ObjectStore, kind: str) -> None:
+    payload = {"float": b"1.5", "string": b'"x"', "array<float>": b"[1.5]"}[kind]
+    log = await tabled(
+        store, 2, StreamSchema(3, parse_schema({"fields": {"machine": kind}})), kind=lambda _: PayloadKind.JSON,
+        payloads=lambda _: [b'{"machine": %s}' % payload] * 10,
+        topics=lambda n: TOPICS if n > 30 else ["plant/{line}/+/telemetry"],
+    )  # fmt: skip
+    await collect(log)
+    async with running_hub(store) as hub:
+        rows = await all_rows(hub, 0)
+    machines = rows.column("machine").to_pylist()
+    assert machines == [None] * 400, "it is unknown"
 
 
 async def all_rows(hub: Hub, shard: int, **query: Any) -> pa.Table:
