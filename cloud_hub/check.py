@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from weft.cloud_hub.api.listener import is_reader_name
-from weft.cloud_hub.api.tokens import InvalidGrant, Right, check_right, grants_of, parse_grant
 from weft.config.errors import Finding
 from weft.config.listeners import HubTls, Jwt
 from weft.config.models import HubConfig
 from weft.config.units import Address, parse_bind, quoted
+from weft.hub_api.rights import InvalidGrant, Right, check_right, grants_of, parse_grant
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.shard.placement import is_shard_count, nearest_shard_counts
 

@@ -32,7 +32,7 @@ from weft.cloud_hub.admin_facts.requests import (
     TokenRequests,
 )
 from weft.cloud_hub.admin_facts.tenants import LinkQuota, TenantCounts, Tenants
-from weft.cloud_hub.api.access import Access, ApiError
+from weft.cloud_hub.api.access import Access
 from weft.cloud_hub.api.application import Api, FleetRequests, Health, ProcessRequests
 from weft.cloud_hub.api.edge_reports import newest
 from weft.cloud_hub.api.listener import SHUTDOWN_S, HubListener
@@ -55,10 +55,10 @@ from weft.cloud_hub.console.changes import ChangeStreams, ConsolePages
 from weft.cloud_hub.down.hub_down import HubDown
 from weft.cloud_hub.down.lane_writer import ActsStream
 from weft.cloud_hub.down.requests import Messages, message_rates, read_body
+from weft.cloud_hub.http.validation import Asked, SelfDescription
 from weft.cloud_hub.links import edge_link
 from weft.cloud_hub.links.edge_link import EdgeLink, FrameBudget, HubLinkLog
 from weft.cloud_hub.links.open_links import LinkedEdges, OpenLinks, note_refused
-from weft.cloud_hub.openapi.document import Asked, SelfDescription
 from weft.cloud_hub.pipelines import FIGURES_READ_S, PipelineRequests
 from weft.cloud_hub.pulls import HubPulls, PullRequests
 from weft.cloud_hub.regions.regions import RegionLink, RegionRequests, Regions
@@ -72,6 +72,7 @@ from weft.config.log_lines import Throttle
 from weft.config.metrics.exposition import Sample
 from weft.config.release import SOFTWARE
 from weft.config.units import is_bucket as is_bucket_uri
+from weft.hub_api.answers import ApiError
 from weft.protocols.chunk_index import RELEASE, FoldRules
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import RegionPositions

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
 from weft.cloud_hub.admin_facts.requests import RequestedChanges, json_answer
-from weft.cloud_hub.api.access import ApiError
-from weft.cloud_hub.api.tokens import Right
+from weft.cloud_hub.api.answers import routes
 from weft.cloud_hub.api.views import View, moment
 from weft.config.metrics.exposition import Sample
-from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, valid_name
+from weft.hub_api.answers import ApiError
+from weft.hub_api.bodies import Report
+from weft.hub_api.operations import OF_NAME
+from weft.hub_api.rights import Right
+from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage import hub_keys
 from weft.storage.hub_keys import PIPELINES
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreError
 
-WAY = "/v1/pipelines"
-ONE = f"{WAY}/{{pipeline}}"
 PIPELINES_MAX = 200
 """Maximum number of pipelines of a tenant that have a report."""
 WRITE_NS = 30 * 1_000_000_000
@@ -44,35 +44,6 @@ KNOWN_MAX = 4096
 TRIES_MAX = 4
 READS_AT_ONCE = 16
 OBJECT_BYTES_MAX = 8 << 10
-_Text = Annotated[str, Meta(max_length=500)]
-_Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-_Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-
-
-class Report(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The state of a query, as it says itself."""
-
-    stream: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)]
-    """The stream that it reads; `*` for several."""
-    state: Literal["running", "ended", "failed"]
-    error: _Text | None = None
-    """Error with which it ended."""
-    batch: _Number | None = None
-    """Number of the last micro-batch."""
-    records: _Number | None = None
-    """Records of it."""
-    seconds: _Seconds | None = None
-    """Time that it took."""
-    rate: _Seconds | None = None
-    """Records a second, since the report before."""
-    lag: _Number | None = None
-    """Records of the log that are not read yet; null where the source does not say it."""
-    complete_until: _Text | None = None
-    """Moment up to which windows are complete, for a pipeline of windows."""
-    idle_seconds: _Seconds | None = None
-    """Time since the last micro-batch with records ended; null before the first."""
-    every_seconds: _Seconds = 10.0
-    """Longest time between two reports. One that is silent for longer is gone, or cut off."""
 
 
 class _CachedReport(NamedTuple):
@@ -123,9 +94,7 @@ class PipelineRequests:
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
-        application.add_routes([
-            web.get(WAY, self._list), web.put(ONE, self._put), web.delete(ONE, self._forget),
-        ])  # fmt: skip
+        application.add_routes(routes(pipelines=self._list, report_pipeline=self._put, forget_pipeline=self._forget))
 
     async def _list(self, request: web.Request) -> web.Response:
         """Return the last report of each pipeline of the tenant whose stream the token may read."""
@@ -209,7 +178,7 @@ class PipelineRequests:
             self._known.pop(key, None)
             raise ApiError(
                 409, f"tenant {tenant} has reports of {PIPELINES_MAX} pipelines",
-                f"forget those that are gone: DELETE {ONE}",
+                f"forget those that are gone: DELETE {OF_NAME['forget_pipeline'].path}",
             )  # fmt: skip
 
     async def _tag(self, key: str) -> str | None:

@@ -8,11 +8,10 @@ import logging
 import platform
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
 from weft.cloud_hub.admin_facts.changes import CannotDeclare, Decision, read_fact
 from weft.cloud_hub.admin_facts.declarations import Declarations, PullCache, Watched, request_of
@@ -24,13 +23,16 @@ from weft.cloud_hub.admin_facts.documents import (
     decode,
     encode,
 )
-from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.tokens import Right
+from weft.cloud_hub.api.access import Access
+from weft.cloud_hub.api.answers import routes
 from weft.cloud_hub.api.views import View, moment, parse_moment
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.down.requests import read_body
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.shard.shards import READ_AGE_S_MAX, Shards
+from weft.hub_api.answers import ApiError
+from weft.hub_api.bodies import PullWindow
+from weft.hub_api.rights import Right
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk_index import GapRange, LaneFlag
 from weft.protocols.errors import UnsupportedVersion
@@ -744,31 +746,11 @@ def _last(links: dict[GuardedLink, None]) -> GuardedLink:
 
 # ``/v1/pulls``: ask edges for windows of records, and see what became of it (docs/reference/api.md).
 
-WAY = "/v1/pulls"
 BODY_BYTES_MAX = 16 << 10
-BYTES_MAX = 1 << 30
-EXPIRES_S, EXPIRES_S_MAX = 86_400.0, 30 * 86_400.0
 WINDOW_S_MAX = 31 * 86_400
 SHOWN_MAX = 200
 _NS = 1_000_000_000
 _NOTHING = "nothing was asked for; try again"
-
-
-class PullWindow(msgspec.Struct, forbid_unknown_fields=True, rename={"first": "from", "end": "to"}):
-    """The body of a request: which records of which edge."""
-
-    edge: str
-    """An edge that has linked before."""
-    stream: str
-    """Stream at the edge."""
-    first: Annotated[str, Meta(max_length=64)]
-    """Start of the window: a time, or nanoseconds since 1970, by the edge's clock."""
-    end: Annotated[str, Meta(max_length=64)]
-    """End of the window, which it leaves out, and which is over."""
-    bytes_max: Annotated[int, Meta(ge=1, le=1 << 40)] = BYTES_MAX
-    """Bytes as stored at the edge beyond which it refuses."""
-    expires_s: Annotated[float, Meta(gt=0, le=EXPIRES_S_MAX)] = EXPIRES_S
-    """Seconds after which the edge is no longer asked."""
 
 
 class PullRequests:
@@ -782,9 +764,7 @@ class PullRequests:
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
-        application.add_routes(
-            [web.post(WAY, self.post), web.get(WAY, self.get), web.delete(f"{WAY}/{{id}}", self.delete)]
-        )
+        application.add_routes(routes(pull=self.post, pulls=self.get, cancel_pull=self.delete))
 
     async def post(self, request: web.Request) -> web.Response:
         """Ask an edge for a window. Answered when the request is durable."""
@@ -844,7 +824,7 @@ class PullRequests:
 
     def _author(self, by: str, request: web.Request) -> Author:
         who = f"token {by}" if by else "the API"
-        return Author(self._now(), who, "", request.remote or "", f"{request.method} {WAY}")
+        return Author(self._now(), who, "", request.remote or "", f"{request.method} {request.path}")
 
     async def _check_edge(self, edge: NodeName) -> None:
         sequencer = await self._shards.get(self._shards.place(edge))

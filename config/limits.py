@@ -387,3 +387,7 @@ class HubLimits(Section, frozen=True, kw_only=True):
             "checksums of what made its records.",
         ),
     ] = field(default=4 * MiB, name="edge_origins")
+
+
+FACT_NAME_CHARACTERS_MAX = 200
+REASON_CHARACTERS_MAX = 512

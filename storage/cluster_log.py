@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from weft.bounds.scheduling import BackgroundTask
+from weft.config.limits import FACT_NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX
 from weft.config.log_lines import Repeats, left_out
 from weft.protocols.batch import Buffer
 from weft.protocols.checksum import crc32c
@@ -38,11 +39,9 @@ SEVERAL = 1
 UNDERSTOOD = SEVERAL
 """Bits of ``must_understand`` that this release knows."""
 KIND_CHARACTERS_MAX = 32
-FACT_NAME_CHARACTERS_MAX = 200
 DOCUMENT_BYTES_MAX = 64 << 10
 """Longest document of a fact: a thousand names of edges."""
 BY_CHARACTERS_MAX = 256
-REASON_CHARACTERS_MAX = 512
 ORIGIN_CHARACTERS_MAX, COMMAND_CHARACTERS_MAX = 256, 128
 FACTS_MAX = 1024
 """Maximum number of facts of an entry."""

@@ -22,13 +22,13 @@ from msgspec import Meta
 
 from weft.cloud_hub.admin_facts.changes import CannotDeclare, Decision
 from weft.cloud_hub.api.views import moment
+from weft.config.limits import REASON_CHARACTERS_MAX
 from weft.protocols.errors import CodecError
 from weft.storage import hub_keys
 from weft.storage.cluster_log import (
     BY_CHARACTERS_MAX,
     COMMAND_CHARACTERS_MAX,
     ORIGIN_CHARACTERS_MAX,
-    REASON_CHARACTERS_MAX,
     Author,
     Change,
     ChangeRefused,

@@ -42,10 +42,11 @@ from weft.cloud_hub.admin_facts.documents import (
     wrong_columns,
     wrong_part,
 )
-from weft.cloud_hub.api.tokens import ANY, NAMES_SHOWN_MAX, TokenIdentity, check_identity
+from weft.cloud_hub.api.tokens import NAMES_SHOWN_MAX, TokenIdentity, check_identity
 from weft.cloud_hub.shard.lane_session import AUDIT_TENANT
 from weft.config.payload_schema.documents import Compatibility, incompatible
 from weft.config.payload_schema.model import PayloadSchema, QualityRules
+from weft.hub_api.rights import ANY
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage.chunk_log import first_logs, load_every_shard

@@ -16,7 +16,6 @@ from weft.cloud_hub.api.claims import JwtIdentity
 from weft.cloud_hub.api.tokens import (
     NO_TOKEN,
     TOKEN_CHARACTERS_MAX,
-    Scope,
     TokenIdentity,
     TokenRefusal,
     TokensUnusable,
@@ -25,6 +24,7 @@ from weft.cloud_hub.api.tokens import (
 )
 from weft.cloud_hub.api.views import View, moment
 from weft.config.log_lines import Repeats, left_out
+from weft.hub_api.rights import Scope
 from weft.storage import hub_keys
 from weft.storage.cluster_log import ClusterState, Fact
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreError

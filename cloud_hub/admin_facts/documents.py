@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from weft.cloud_hub.api.tokens import GRANT_CHARACTERS_MAX, GRANTS_MAX, Scope
+from weft.hub_api.rights import GRANT_CHARACTERS_MAX, GRANTS_MAX, Scope
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.link import PULL_RANGES_MAX, TEXT_CHARACTERS_MAX
 from weft.storage.table.schemas import StreamDocument

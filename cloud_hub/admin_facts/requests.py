@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
 from weft.bounds import Owner, OwnerKind, address_owner
 from weft.bounds.bound import Rates
@@ -31,48 +30,31 @@ from weft.cloud_hub.admin_facts.documents import (
     decode,
 )
 from weft.cloud_hub.admin_facts.tenants import StreamUse, TenantUse
-from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.answers import PAGE_DEFAULT, PAGE_MAX, LongAnswer, encoded, integer
+from weft.cloud_hub.api.access import Access
+from weft.cloud_hub.api.answers import LongAnswer, encoded, integer, routes
 from weft.cloud_hub.api.summaries import ShardSummaries
-from weft.cloud_hub.api.tokens import (
-    GRANT_CHARACTERS_MAX,
-    GRANTS_MAX,
-    TOKEN_NAME_CHARACTERS_MAX,
-    Right,
-    Scope,
-    TokenIdentity,
-    TokensUnusable,
-    hash_token,
-    new_token,
-    role_grants,
-)
+from weft.cloud_hub.api.tokens import TokenIdentity, TokensUnusable, hash_token, new_token
 from weft.cloud_hub.api.views import View, moment, moment_after
 from weft.cloud_hub.clock import ADVICE, ClockWrong, HubClock
 from weft.cloud_hub.cluster import LEAVING
+from weft.config.limits import REASON_CHARACTERS_MAX
+from weft.hub_api.answers import ApiError
+from weft.hub_api.bodies import Drain, NewToken, Rotation, Split, TenantQuotas
+from weft.hub_api.operations import ACTS_DEFAULT, ACTS_MAX, NUMBER_MAX, PAGE_DEFAULT, PAGE_MAX
+from weft.hub_api.rights import Right, Scope, role_grants
 from weft.network.http_server import Handler
 from weft.protocols.errors import CodecError, UnsupportedVersion
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.link import PAIR_BODY_BYTES_MAX, PAIR_PATH, PairAnswer, PairRequest, spoken
 from weft.protocols.shard.placement import SHARDS_MAX
 from weft.storage.cluster import Cluster, ClusterUnusable, read_cluster
-from weft.storage.cluster_log import (
-    FACT_NAME_CHARACTERS_MAX,
-    REASON_CHARACTERS_MAX,
-    Author,
-    Change,
-    ChangeRefused,
-    ClusterLog,
-    ClusterState,
-    Contended,
-)
+from weft.storage.cluster_log import Author, Change, ChangeRefused, ClusterLog, ClusterState, Contended
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.presence import NodeEntry, running
 
 # Changes of the cluster log that requests of the API ask for: the line says which token asked, from where, and why.
 
 BODY_BYTES_MAX = 16 << 10
-Reason = Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)]
-"""Words for the record of administrative acts."""
 T = TypeVar("T")
 
 
@@ -170,10 +152,6 @@ def json_answer(value: Any) -> web.Response:
 
 # ``GET /v1/acts``: the record of administrative acts, page by page (docs/reference/api.md).
 
-WAY = "/v1/acts"
-LIMIT, LIMIT_MAX = 100, 200
-"""Number of lines of an answer: each is a GET of the store."""
-NUMBER_MAX = (1 << 63) - 1
 AT_ONCE = 2
 """Number of answers that are made at once; others wait."""
 
@@ -193,12 +171,12 @@ class ActsRequests:
     def add_to(self, application: web.Application, access: Access) -> None:
         """Add the request to the application of the API."""
         self._access = access
-        application.add_routes([web.get(WAY, self.get)])
+        application.add_routes(routes(acts=self.get))
 
     async def get(self, request: web.Request) -> web.Response:
         """Return lines in their order: those after an entry, or the newest ones."""
         self._access.operate(request, Right.ACTS)
-        limit = integer(request, "limit", LIMIT, 1, LIMIT_MAX)
+        limit = integer(request, "limit", ACTS_DEFAULT, 1, ACTS_MAX)
         last = self._position()
         after = integer(request, "after", max(0, last - limit), 0, NUMBER_MAX)
         end = min(last, after + limit)
@@ -313,41 +291,7 @@ def _decode(body: bytes) -> PairRequest:
 # ``/v1/tokens``: the declared tokens for administrators. A secret is in the answer to the request that made it, and
 # nowhere else; the cluster log has its hash.
 
-TOKENS = "/v1/tokens"
-TOKEN_WAY, ROTATION = f"{TOKENS}/{{name}}", f"{TOKENS}/{{name}}/rotate"
-OVERLAP = "7d"
-_END_CHARACTERS_MAX = 40
 _COMMAND = "weft hub token"
-_End = Annotated[str, Meta(max_length=_END_CHARACTERS_MAX)]
-
-
-class NewToken(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request: a token that is to be made. It has a scope, or grants."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=TOKEN_NAME_CHARACTERS_MAX)]
-    scope: Scope | None = None
-    tenant: str = "default"
-    edge: str | None = None
-    """Edge that may link with it; for the scope `edge`, and for grants to write."""
-    grants: Annotated[list[Annotated[str, Meta(max_length=GRANT_CHARACTERS_MAX)]], Meta(max_length=GRANTS_MAX)] = []
-    """Rights such as `read:press-*`, or names of roles."""
-    expires: _End | None = None
-    """Its end: a duration such as `90d`, or a date; null for none."""
-    reason: Reason = ""
-    """For the record of administrative acts."""
-
-
-class Rotation(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request: a token that is to have another secret."""
-
-    expires: _End | None = None
-    """End of the new secret: a duration, a date, or `never`; null for that of the one before."""
-    overlap: _End = OVERLAP
-    """Time for which the secret before stays in force; `0s` for none."""
-    end_oldest: bool = False
-    """True to end the older of two secrets that are in force already."""
-    reason: Reason = ""
-    """For the record of administrative acts."""
 
 
 class TokenRequests:
@@ -358,10 +302,14 @@ class TokenRequests:
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
-        application.add_routes([
-            web.get(TOKENS, self._list), web.post(TOKENS, self._add), web.post(ROTATION, self._rotate),
-            web.delete(TOKEN_WAY, self._remove),
-        ])  # fmt: skip
+        application.add_routes(
+            routes(
+                tokens=self._list,
+                add_token=self._add,
+                rotate_token=self._rotate,
+                remove_token=self._remove,
+            )
+        )
 
     async def _list(self, request: web.Request) -> web.Response:
         """Return the declared tokens by name, without their secrets."""
@@ -431,27 +379,7 @@ def _end(text: str | None, now: int, field: str) -> int | None:
 
 # ``/v1/drains`` and ``/v1/splits``: processes of the hub give their shards away, and a shard becomes two.
 
-DRAINS, SPLITS = "/v1/drains", "/v1/splits"
 _DRAIN, _SPLIT = "weft hub drain", "weft hub split"
-
-
-class Drain(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request: the process or the machine that is to give its shards and edges to others."""
-
-    node: Annotated[str, Meta(min_length=1, max_length=FACT_NAME_CHARACTERS_MAX)]
-    """Name of a process, or of a machine for all of its processes, as `/v1/nodes` has it."""
-    reason: Reason = ""
-    """For the record of administrative acts."""
-
-
-class Split(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request: the shard that is to become two. There is no way back."""
-
-    shard: Annotated[int, Meta(ge=0, le=SHARDS_MAX - 1)]
-    force: bool = False
-    """Do it though all its edges would be in one of the two."""
-    reason: Reason = ""
-    """For the record of administrative acts."""
 
 
 class NoSuchNode(Exception):
@@ -495,10 +423,15 @@ class NodeRequests:
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
-        application.add_routes([
-            web.get(DRAINS, self._get_drains), web.post(DRAINS, self._post_drain), web.delete(DRAINS, self._undo_drain),
-            web.get(SPLITS, self._get_split), web.post(SPLITS, self._post_split),
-        ])  # fmt: skip
+        application.add_routes(
+            routes(
+                drains=self._get_drains,
+                drain=self._post_drain,
+                undo_drain=self._undo_drain,
+                look_at_split=self._get_split,
+                split=self._post_split,
+            )
+        )
 
     async def _get_drains(self, request: web.Request) -> web.Response:
         """Return the processes and machines that are drained, whether they run or not, as this process knows them."""
@@ -582,27 +515,6 @@ class NodeRequests:
 
 # ``/v1/tenants`` and ``/v1/usage``: quotas of tenants, and an account of their use (docs/reference/api.md).
 
-USAGE, TENANTS, TENANT_WAY = "/v1/usage", "/v1/tenants", "/v1/tenants/{tenant}"
-_Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None
-_Rate = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)] | None
-
-
-class TenantQuotas(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request: all quotas of a tenant. One that is left out is no bound."""
-
-    edges: _Number = None
-    streams: _Number = None
-    bytes_per_second: _Rate = None
-    stored_bytes: _Number = None
-    records_per_second: _Rate = None
-    lanes: _Number = None
-    links: _Number = None
-    table_bytes: _Number = None
-    reason: Reason = ""
-    """For the record of administrative acts."""
-    version: Annotated[int, Meta(ge=0)] | None = None
-    """Version of the tenant that was changed, 0 for a new one. It is refused after another change of the tenant."""
-
 
 class Account(Protocol):
     """The account of a process (``use.Tenants``)."""
@@ -646,10 +558,14 @@ class TenantRequests:
         Args:
             bounded: bounds the answers in progress of a reader.
         """
-        application.add_routes([
-            web.get(USAGE, bounded(self.get_usage)), web.get(TENANTS, self.get_list), web.get(TENANT_WAY, self.get),
-            web.put(TENANT_WAY, self.put),
-        ])  # fmt: skip
+        application.add_routes(
+            routes(
+                usage=bounded(self.get_usage),
+                tenants=self.get_list,
+                tenant=self.get,
+                set_tenant=self.put,
+            )
+        )
 
     async def get_list(self, request: web.Request) -> web.Response:
         """Return the declared tenants, and the one that need not be declared, by name."""

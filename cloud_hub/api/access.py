@@ -16,7 +16,9 @@ from weft.bounds import Events, Owner, OwnerKind, SecurityEvent, Severity, addre
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
 from weft.cloud_hub.api.claims import JwtRefused
 from weft.cloud_hub.api.listener import CERTIFICATE_REVOKED, NEW_CERTIFICATE, Certificates, NoEdge, ReaderCertificate
-from weft.cloud_hub.api.tokens import CONCERNS, NO_TOKEN, Right, Scope, TokenIdentity, Tokens, is_jwt
+from weft.cloud_hub.api.tokens import NO_TOKEN, TokenIdentity, Tokens, is_jwt
+from weft.hub_api.answers import ApiError
+from weft.hub_api.rights import CONCERNS, Right, Scope
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, NodeName, valid_name
 from weft.replication.attempts import REASON_HEADER
@@ -52,23 +54,14 @@ _CHECKED = web.RequestKey("checked", _Checked)
 NO_CERTIFICATE = "this hub takes links with a client certificate only"
 
 
-class ApiError(Exception):
-    """An error response: HTTP status, the error, and advice.
-
-    Args:
-        retry_s: seconds after which the same request may succeed; None if that is not known.
-    """
-
-    def __init__(self, status: int, error: str, advice: str, *, retry_s: float | None = None) -> None:
-        super().__init__(error)
-        self.status = status
-        self.error = error
-        self.advice = advice
-        self.headers = {} if retry_s is None else {"Retry-After": str(max(1, math.ceil(retry_s)))}
-        if status == UNAUTHORISED:
-            self.headers["WWW-Authenticate"] = challenge(error)
-        if status == UNAVAILABLE:
-            self.headers[REASON_HEADER] = _plain(error)
+def headers_of(error: ApiError) -> dict[str, str]:
+    """Return the headers of the answer to a refused request."""
+    headers = {} if error.retry_s is None else {"Retry-After": str(max(1, math.ceil(error.retry_s)))}
+    if error.status == UNAUTHORISED:
+        headers["WWW-Authenticate"] = challenge(error.error)
+    if error.status == UNAVAILABLE:
+        headers[REASON_HEADER] = _plain(error.error)
+    return headers
 
 
 def challenge(reason: str) -> str:

@@ -14,8 +14,11 @@ from aiohttp import web
 
 from weft.bounds import NestedShares, Owner, Refusals
 from weft.cloud_hub.api import views
-from weft.cloud_hub.api.access import ApiError, Charged
+from weft.cloud_hub.api.access import Charged
 from weft.cloud_hub.api.views import LaneOf, View
+from weft.hub_api.answers import ApiError
+from weft.hub_api.operations import OF_NAME
+from weft.network.http_server import Handler
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.shard.shard_state import ShardState
 
@@ -257,6 +260,11 @@ class Answers:
             request.transport.abort()
 
 
+def routes(**handlers: Handler) -> list[web.RouteDef]:
+    """Return the routes of operations, with the handler of each below its name."""
+    return [web.route(OF_NAME[name].key[0], OF_NAME[name].path, handler) for name, handler in handlers.items()]
+
+
 def integer(request: web.Request, name: str, default: int, least: int, most: int) -> int:
     """Return a number from the query.
 
@@ -302,8 +310,6 @@ def time_parameter(request: web.Request, name: str) -> int | None:
 # Pages of long lists, made in slices, so that any number of lanes or streams never blocks the event loop.
 
 T = TypeVar("T")
-PAGE_DEFAULT = 1000
-PAGE_MAX = 10_000
 LOG_DIGITS = 16
 SLICE_LANES = 2_000
 SLICE_S = 0.002

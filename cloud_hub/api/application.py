@@ -17,29 +17,10 @@ from aiohttp.typedefs import Middleware
 
 from weft.bounds import Refusals
 from weft.cloud_hub.api import views
-from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.answers import (
-    PAGE_DEFAULT,
-    PAGE_MAX,
-    Answers,
-    LongAnswer,
-    choice,
-    encoded,
-    integer,
-    lanes_after,
-    position,
-)
+from weft.cloud_hub.api.access import Access, headers_of
+from weft.cloud_hub.api.answers import Answers, LongAnswer, choice, encoded, integer, lanes_after, position, routes
 from weft.cloud_hub.api.metrics import Metrics, StreamRates
-from weft.cloud_hub.api.records import (
-    NUMBER_MAX,
-    RECORDS_DEFAULT,
-    RECORDS_MAX,
-    SOON,
-    RecordsAnswer,
-    ShardsView,
-    ShardViews,
-    trace_answer,
-)
+from weft.cloud_hub.api.records import SOON, RecordsAnswer, ShardsView, ShardViews, trace_answer
 from weft.cloud_hub.api.series import SeriesAnswer, SeriesRequest
 from weft.cloud_hub.api.summaries import (
     CONFLICTS_MAX,
@@ -50,7 +31,6 @@ from weft.cloud_hub.api.summaries import (
     edge_of,
     edges_after,
 )
-from weft.cloud_hub.api.tokens import Right
 from weft.cloud_hub.api.views import LOST_LISTED_MAX, LaneOf, StreamPart, View, lost_views, renamed_lanes
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster import Membership, node_views
@@ -60,6 +40,21 @@ from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import CONTENT_TYPE, Sample
 from weft.config.units import approximate_duration
+from weft.hub_api.answers import ApiError
+from weft.hub_api.operations import (
+    JSON_FORMAT,
+    NUMBER_MAX,
+    PAGE_DEFAULT,
+    PAGE_MAX,
+    RECORDS_DEFAULT,
+    RECORDS_MAX,
+    ROW_COLUMNS,
+    ROW_FORMATS,
+    ROWS_MAX,
+    TYPED_COLUMNS,
+)
+from weft.hub_api.rights import Right
+from weft.network.http_server import Handler
 from weft.network.problem import PROBLEM_JSON, problem
 from weft.network.tracing import NO_FIGURES
 from weft.protocols.chunk_index import StreamKey
@@ -84,7 +79,6 @@ if TYPE_CHECKING:
 
 # ``GET /v1/nodes`` and ``GET /v1/troubles``: what an operator asks any process about the hub as a whole.
 
-NODES, TROUBLES = "/v1/nodes", "/v1/troubles"
 READ_AGE_S = 5.0
 """Maximum age of the entries that an answer is made of: they are read for all who ask within it."""
 
@@ -119,7 +113,7 @@ class FleetRequests:
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
-        application.add_routes([web.get(NODES, self._get_nodes), web.get(TROUBLES, self._get_troubles)])
+        application.add_routes(routes(nodes=self._get_nodes, troubles=self._get_troubles))
 
     async def _get_nodes(self, request: web.Request) -> web.Response:
         """Return the processes that share the store."""
@@ -277,7 +271,6 @@ UNKNOWN_PATH = "GET /v1/streams lists what can be read, /v1/openapi.json what ca
 # a plant without the internet, too.
 PROBLEM_TYPE = "/v1/openapi.json#/components/responses/{status}"
 """Type of a problem: the URI, relative to the hub, of what the document says of its status."""
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def _json(value: Any) -> web.Response:
@@ -337,7 +330,7 @@ class Api:
             return await handler(request)
         except ApiError as error:
             self._access.note_refusal(request, error)
-            return _problem(error.status, error.error, error.advice, error.headers)
+            return _problem(error.status, error.error, error.advice, headers_of(error))
         except web.HTTPException as error:
             answer = _problem(error.status, f"{request.method} {request.path}: {error.reason}", UNKNOWN_PATH)
             if "Allow" in error.headers:  # the methods that the path has
@@ -368,20 +361,19 @@ class Api:
     def application(self, *outer: Middleware, inner: Sequence[Middleware] = ()) -> web.Application:
         """Return the aiohttp application, with ``outer`` middlewares around everything, and ``inner`` ones in it."""
         application = web.Application(middlewares=[*outer, self._errors, *inner])
-        stream = "/v1/streams/{stream}"
         application.add_routes(
-            [
-                web.get("/v1/edges", self.bounded(self._get_edges)),
-                web.get("/v1/edges/{edge}", self.bounded(self._get_edge)),
-                web.get("/v1/streams", self.bounded(self._get_streams)),
-                web.get(stream, self.bounded(self._get_stream)),
-                web.get(f"{stream}/lanes", self.bounded(self._get_lanes)),
-                web.get(f"{stream}/completeness", self.bounded(self._get_completeness)),
-                web.get(f"{stream}/records", self.bounded(self._get_records)),
-                web.get(f"{stream}/series", self.bounded(self._get_series)),
-                web.get(f"{stream}/rows", self.bounded(self._get_rows)),
-                web.get(f"{stream}/trace", self.bounded(self._get_trace)),
-            ]
+            routes(
+                edges=self.bounded(self._get_edges),
+                edge=self.bounded(self._get_edge),
+                streams=self.bounded(self._get_streams),
+                stream=self.bounded(self._get_stream),
+                lanes=self.bounded(self._get_lanes),
+                completeness=self.bounded(self._get_completeness),
+                records=self.bounded(self._get_records),
+                series=self.bounded(self._get_series),
+                rows=self.bounded(self._get_rows),
+                trace=self.bounded(self._get_trace),
+            )
         )
         return application
 
@@ -555,11 +547,11 @@ class Api:
         offset, chunk = (
             integer(request, name, 0, 0, NUMBER_MAX) if name in request.query else None for name in ("offset", "chunk")
         )
-        limit = integer(request, "limit", rows.LIMIT_MAX, 0, rows.LIMIT_MAX)
-        kind, form = await self.payload_kind(shards, tenant, stream), choice(request, "format", rows.FORMATS)
-        is_typed = choice(request, "columns", rows.COLUMNS) == rows.TYPED
+        limit = integer(request, "limit", ROWS_MAX, 0, ROWS_MAX)
+        kind, form = await self.payload_kind(shards, tenant, stream), choice(request, "format", ROW_FORMATS)
+        is_typed = choice(request, "columns", ROW_COLUMNS) == TYPED_COLUMNS
         wanted = rows.RowsRequest(
-            (tenant, stream), kind, offset, chunk, limit, is_json=form == rows.JSON_FORMAT,
+            (tenant, stream), kind, offset, chunk, limit, is_json=form == JSON_FORMAT,
             schema=self._schemas.of((tenant, stream)) if is_typed else None,
         )  # fmt: skip
         answer = await rows.rows_answer(shards.readers[shard], shards.states, wanted, self._response_bytes_max)
@@ -638,7 +630,7 @@ class ProcessRequests:
                 web.get("/metrics", self._get_metrics),
                 web.get("/healthz", self._get_healthz),
                 web.get("/readyz", self._get_readyz),
-                web.get("/v1/status", self._get_status),
+                *routes(status=self._get_status),
             ]
         )
 

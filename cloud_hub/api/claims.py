@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from weft.cloud_hub.api.tokens import (
+from weft.cloud_hub.api.tokens import TokenIdentity
+from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.settings import JwtSettings
+from weft.cloud_hub.shard.lane_session import AUDIT_TENANT
+from weft.hub_api.rights import (
     CONCERNS,
     GRANTS_MAX,
     ROLES,
@@ -15,13 +19,9 @@ from weft.cloud_hub.api.tokens import (
     Right,
     Rights,
     Scope,
-    TokenIdentity,
     grants_of,
     parse_grant,
 )
-from weft.cloud_hub.api.views import moment
-from weft.cloud_hub.settings import JwtSettings
-from weft.cloud_hub.shard.lane_session import AUDIT_TENANT
 from weft.protocols.lane import NAME_RULE, valid_name
 
 SECOND = 10**9

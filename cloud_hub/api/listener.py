@@ -17,12 +17,13 @@ from aiohttp import web
 
 from weft.bounds import Refusals
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.api.tokens import TOKEN_NAME_CHARACTERS_MAX, Scope, TokenIdentity, grants_of
+from weft.cloud_hub.api.tokens import TokenIdentity
 from weft.cloud_hub.settings import CertificateRights, HubSettings
 from weft.config.errors import SettingError
 from weft.config.machine import why_not_listening
 from weft.config.metrics.exposition import Sample
 from weft.config.units import Address
+from weft.hub_api.rights import TOKEN_NAME_CHARACTERS_MAX, Scope, grants_of
 from weft.network.accepting import CannotListen
 from weft.network.admission import Admission
 from weft.network.http_server import Bound, HttpServer

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from aiohttp import web
 
-from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.answers import LongAnswer, Part, encoded, integer, time_parameter
 from weft.cloud_hub.api.views import Search, Taken, View, gap_views, long_members, record_views
 from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
 from weft.cloud_hub.shard.shards import LOAD_S_MAX, READ_AGE_S_MAX, Shards
 from weft.config.log_lines import Repeats, left_out
+from weft.hub_api.answers import ApiError
+from weft.hub_api.operations import NUMBER_MAX
 from weft.protocols import batch as batches
 from weft.protocols.chunk import batch_times, known_clocks, section_entries
 from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection
@@ -343,12 +344,6 @@ class ShardsView(NamedTuple):
 
 
 # The answer of ``GET /v1/streams/{stream}/records``: some records of each shard, and where to continue.
-
-RECORDS_DEFAULT = 100
-RECORDS_MAX = 10_000
-"""Maximum number of records in one response."""
-NUMBER_MAX = (1 << 63) - 1
-"""Highest offset and number of a chunk."""
 
 
 class RecordsAnswer:

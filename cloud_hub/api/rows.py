@@ -20,6 +20,7 @@ from weft.cloud_hub.api.answers import JSON, LongAnswer, Part
 from weft.cloud_hub.api.history import PastPlace, RowsAsked, rows_within
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.views import Search, finished, moment
+from weft.hub_api.operations import ARROW, JSON_ROWS_MAX
 from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
@@ -32,12 +33,8 @@ from weft.storage.table.rows import BYTES_COLUMN, RowsOf, payload_columns, row_s
 from weft.storage.table.schemas import StreamSchema
 from weft.storage.table.typed_columns import SINCE, declared_part
 
-ARROW = "application/vnd.apache.arrow.stream"
-FORMATS = ARROW_FORMAT, JSON_FORMAT = "arrow", "json"
-COLUMNS = OWN, TYPED = "own", "typed"
-LIMIT_MAX = 1 << 16
-JSON_LIMIT_MAX, JSON_BYTES_MAX = 1000, 1 << 20
-"""Bounds of an answer as JSON, whose values are objects of Python one by one."""
+JSON_BYTES_MAX = 1 << 20
+"""Longest answer as JSON, whose values are objects of Python one by one."""
 BATCH_ROWS_MAX = 8 << 10
 """Maximum number of rows that are made in one step of a thread."""
 ATTEMPTS_MAX = 3
@@ -90,7 +87,7 @@ async def rows_answer(
     end = state.next_offset.get(wanted.stream, 0)
     headers = {END_OFFSET: str(end)}
     if wanted.is_json:
-        wanted, bytes_max = wanted._replace(limit=min(wanted.limit, JSON_LIMIT_MAX)), min(bytes_max, JSON_BYTES_MAX)
+        wanted, bytes_max = wanted._replace(limit=min(wanted.limit, JSON_ROWS_MAX)), min(bytes_max, JSON_BYTES_MAX)
     if wanted.offset is None:
         first = await RecordReader(log, bytes_max).first(state, wanted.stream, Search(), chunk=wanted.chunk or 0)
         wanted = wanted._replace(offset=first.offset, chunk=first.chunk)

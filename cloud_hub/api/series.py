@@ -12,18 +12,18 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
-from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.answers import choice, integer, time_parameter
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.views import Search, View, parse_moment
 from weft.cloud_hub.api.views import moment as moment_text
 from weft.config.units import parse_duration_ns
+from weft.hub_api.answers import ApiError
+from weft.hub_api.operations import SERIES_ROWS_DEFAULT, SERIES_ROWS_MAX, SERIES_VALUES
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.topics import InvalidTopic, check_filter, matches
 
-ROWS_DEFAULT, ROWS_MAX = 5_000, 10_000
 SERIES_MAX = 200
 """Number of series of an answer: pairs of edge and key, each with every field."""
 FIELDS_MAX = 8
@@ -38,7 +38,6 @@ READ_AT_ONCE = 2_000
 STEP_NS_MAX = 31 * 86_400 * 10**9
 LATE = "10m"
 """Longest time between the span's end and the receipt of a record of the answer, unless the request says another."""
-VALUES = ("mean", "last", "min", "max")
 ROW_BYTES = 80
 """Bytes of a row in an answer, beside its labels: a device chooses how long its keys are."""
 LABELS = ("edge", "key", "field")
@@ -93,7 +92,7 @@ class SeriesRequest(NamedTuple):
         return cls(
             since, until, received_end, tuple(tuple(filter(None, each.split("."))) for each in fields),
             request.query.get("edge"), key_filter, _duration(request, "step", "0s"),
-            choice(request, "value", VALUES), integer(request, "limit", ROWS_DEFAULT, 1, ROWS_MAX),
+            choice(request, "value", SERIES_VALUES), integer(request, "limit", SERIES_ROWS_DEFAULT, 1, SERIES_ROWS_MAX),
         )  # fmt: skip
 
 

@@ -18,11 +18,13 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from weft.bounds import Owner, Rates, Refusals
-from weft.cloud_hub.api.access import Access, ApiError, Charged
-from weft.cloud_hub.api.answers import AnswerRoom, Part, ReaderPlaces
-from weft.cloud_hub.api.records import NUMBER_MAX, SOON, ShardsView
+from weft.cloud_hub.api.access import Access, Charged
+from weft.cloud_hub.api.answers import AnswerRoom, Part, ReaderPlaces, routes
+from weft.cloud_hub.api.records import SOON, ShardsView
 from weft.cloud_hub.api.views import Search, View
 from weft.cloud_hub.shard.sequencer import public_reason
+from weft.hub_api.answers import ApiError
+from weft.hub_api.operations import NUMBER_MAX
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import CodecError
 from weft.protocols.shard.placement import SHARDS_MAX
@@ -399,7 +401,6 @@ def _encoded(shard: int, records: list[View]) -> list[TailRecord]:
     return [TailRecord.of(shard, each) for each in records]
 
 
-WAY = "/v1/streams/{stream}/tail"
 LOOK_INTERVAL_S = 0.5
 LOOK_SHARE = 0.002
 """Most of the process's time that looks for one reader take: a hub with many shards is looked at less often."""
@@ -483,7 +484,7 @@ class StreamTails:
 
     def add_to(self, application: web.Application) -> None:
         """Add the request to the application of the API."""
-        application.add_routes([web.get(WAY, self.get)])
+        application.add_routes(routes(tail=self.get))
 
     def _count(self) -> int:
         return self._places.owners.total()

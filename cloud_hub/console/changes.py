@@ -16,17 +16,17 @@ import msgspec
 from aiohttp import web
 
 from weft.bounds import Refusals
-from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.answers import ReaderPlaces
+from weft.cloud_hub.api.access import Access
+from weft.cloud_hub.api.answers import ReaderPlaces, routes
 from weft.cloud_hub.api.metrics import ShardPositions
-from weft.cloud_hub.api.tokens import Right
+from weft.hub_api.answers import ApiError
+from weft.hub_api.rights import Right
 from weft.network.pages.assets import Assets
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import NodeName
 
 Positions = Callable[[], Iterable[ShardPositions]]
 LinkedEdges = Callable[[], Mapping[NodeName, Any]]
-WAY = "/v1/changes"
 LOOK_INTERVAL_S = 2.0
 BEAT_S = 15.0
 """Longest time without a word to a listener, so that proxies keep the connection."""
@@ -133,7 +133,7 @@ class ChangeStreams:
 
     def add_to(self, application: web.Application) -> None:
         """Add the request to the application of the API."""
-        application.add_routes([web.get(WAY, self.get)])
+        application.add_routes(routes(changes=self.get))
 
     async def close(self) -> None:
         """End all streams."""

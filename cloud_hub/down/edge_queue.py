@@ -195,8 +195,6 @@ SILENT_NS = 86_400 * 10**9
 """Nanoseconds after its expiry when a message without an outcome counts as unknown."""
 EPOCHS_APART = 1024
 """Epochs after which the times that two writers give may be the same, and nanoseconds between two times of one."""
-EXPIRY_NS_MAX = 7 * 86_400 * 10**9
-"""Longest time that a message may wait."""
 
 
 class QueueFull(Exception):

@@ -7,28 +7,30 @@ import base64
 import binascii
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import hdrs, web
-from msgspec import Meta
 
 from weft.bounds import NestedShares, Rates
 from weft.cloud_hub.admin_facts.edge_configs import GroupKey, Groups
-from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.answers import SLICE_S
-from weft.cloud_hub.api.tokens import Right, TokenIdentity
+from weft.cloud_hub.api.access import Access
+from weft.cloud_hub.api.answers import SLICE_S, routes
+from weft.cloud_hub.api.tokens import TokenIdentity
 from weft.cloud_hub.api.views import View, moment
 from weft.cloud_hub.clock import ADVICE, HubClock
-from weft.cloud_hub.down.edge_queue import EXPIRY_NS_MAX, Draft, KeyConflict, QueueFull, Remembered, Waiting
+from weft.cloud_hub.down.edge_queue import Draft, KeyConflict, QueueFull, Remembered, Waiting
 from weft.cloud_hub.down.hub_down import HubDown, OutcomeUnknown, UnknownEdge
 from weft.cloud_hub.down.lane_writer import CannotWrite
 from weft.cloud_hub.shard.lane_session import DOWN_STREAM
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.shard.shards import Shards
+from weft.hub_api.answers import ApiError
+from weft.hub_api.bodies import EDGES_MAX, KEY_CHARACTERS_MAX, MessageRequest
+from weft.hub_api.rights import Right
 from weft.protocols.errors import CodecError
-from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, NodeName, valid_name
-from weft.protocols.link import MESSAGE_BYTES_MAX, TOPIC_CHARACTERS_MAX
+from weft.protocols.lane import NAME_RULE, NodeName, valid_name
+from weft.protocols.link import MESSAGE_BYTES_MAX
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.topics import InvalidTopic, check_topic
 from weft.storage.chunk_log import CollectedPast
@@ -114,8 +116,6 @@ def _is_alive(state: ShardState, tenant: str, edge: str) -> bool:
     return any(held.retired is None for lane, held in lanes if lane.stream != DOWN_STREAM)
 
 
-EDGES_MAX = 500
-"""Maximum number of edges that one request publishes to; a group may have more, which take several requests."""
 BODY_BYTES_MAX = 512 << 10
 BODY_S = 10.0
 """Longest time that a request's body may take."""
@@ -123,31 +123,13 @@ PLAIN = "identity"
 """Content-Encoding of a body that is not packed (RFC 9110, section 8.4.1), the only one that the hub takes."""
 CODING_SHOWN_MAX = 40
 """Longest part of another one in an answer."""
-KEY_CHARACTERS_MAX = 255
-EXPIRES_S = 3600.0
 UNDER_WAY_MAX, UNDER_WAY_OF_ONE_MAX = 2000, 500
 """Maximum number of messages that wait for the store, for all requests together and for those of one token."""
 UNDER_WAY_BYTES_MAX, UNDER_WAY_BYTES_OF_ONE_MAX = 64 << 20, 16 << 20
 """Maximum bytes of their payloads, once for each edge."""
 SHOWN_MAX = 1000
 """Maximum number of outcomes in an answer."""
-WAY = "/v1/messages"
 _NOTHING_STORED = "nothing was stored; send it again"
-
-
-class MessageRequest(msgspec.Struct, forbid_unknown_fields=True):
-    topic: Annotated[str, Meta(max_length=TOPIC_CHARACTERS_MAX)]
-    edge: str | None = None
-    edges: Annotated[list[str], Meta(max_length=EDGES_MAX)] = []
-    group: str | None = None
-    after: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)] = ""
-    """With ``group``: ``next_after`` of the answer before."""
-    payload: str | None = None
-    payload_base64: str | None = None
-    expires_s: Annotated[float, Meta(gt=0, le=EXPIRY_NS_MAX / 1e9)] = EXPIRES_S
-    qos: Annotated[int, Meta(ge=0, le=1)] = 1
-    redirect: bool = False
-    """True to get the URL of the process that owns an edge's shard, instead of a message stored by this one."""
 
 
 BURST_S = 10.0
@@ -188,7 +170,7 @@ class Messages:
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
-        application.add_routes([web.post(WAY, self.post), web.get(WAY, self.get)])
+        application.add_routes(routes(publish=self.post, messages=self.get))
 
     async def post(self, request: web.Request) -> web.Response:
         """Publish a message to edges. Answered when it is durable."""

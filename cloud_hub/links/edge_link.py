@@ -14,7 +14,7 @@ from weft.bounds import Owner, OwnerKind, Rates, Refusals
 from weft.cloud_hub.admin_facts.tenants import LinkQuota, unbound
 from weft.cloud_hub.api.edge_reports import EdgeReport
 from weft.cloud_hub.api.listener import CertificateIdentity
-from weft.cloud_hub.api.tokens import ANY, Right, TokenIdentity
+from weft.cloud_hub.api.tokens import TokenIdentity
 from weft.cloud_hub.cluster import redirect
 from weft.cloud_hub.down.hub_down import HubDown, OpeningDown
 from weft.cloud_hub.rollouts import LinkConfig, LinkConfigs
@@ -24,6 +24,7 @@ from weft.cloud_hub.shard.shard_sessions import ADVICE
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines import Repeats, UpAndDown, left_out
 from weft.config.units import approximate_duration
+from weft.hub_api.rights import ANY, Right
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk_index import ClockUpdate, GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane, NodeName, format_log_id

@@ -15,9 +15,8 @@ from aiohttp import web
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.admin_facts.changes import pause_region
 from weft.cloud_hub.admin_facts.declarations import DeclaredRegions
-from weft.cloud_hub.admin_facts.requests import Reason, RequestedChanges, json_answer
-from weft.cloud_hub.api.access import ApiError
-from weft.cloud_hub.api.tokens import Right
+from weft.cloud_hub.admin_facts.requests import RequestedChanges, json_answer
+from weft.cloud_hub.api.answers import routes
 from weft.cloud_hub.api.views import View
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.regions.budget import RegionBudget, budget_views
@@ -28,6 +27,9 @@ from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import Sample
 from weft.config.release import SOFTWARE
+from weft.hub_api.answers import ApiError
+from weft.hub_api.bodies import RegionOrder
+from weft.hub_api.rights import Right
 from weft.protocols import chunk as chunks
 from weft.protocols.errors import CodecError
 from weft.protocols.shard.shard_state import ShardState
@@ -441,7 +443,6 @@ class Regions:
 
 # ``GET /v1/regions``: how far the links to other regions are, as their processes last wrote it to the store.
 
-REGIONS, REGION = "/v1/regions", "/v1/regions/{region}"
 READ_AGE_S = 5.0
 """Maximum age of what an answer is made of: it is read for all who ask within it."""
 READS_AT_ONCE = 16
@@ -513,14 +514,6 @@ def _stream(lag: StreamLag) -> View:
     }  # fmt: skip
 
 
-class RegionOrder(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request: whether the records for a region wait."""
-
-    paused: bool
-    reason: Reason = ""
-    """For the record of administrative acts."""
-
-
 class RegionRequests:
     """Handlers of the requests.
 
@@ -546,7 +539,7 @@ class RegionRequests:
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
-        application.add_routes([web.get(REGIONS, self._get), web.put(REGION, self._put)])
+        application.add_routes(routes(regions=self._get, pause_region=self._put))
 
     async def _get(self, request: web.Request) -> web.Response:
         """Return the regions of the configuration, and the links of all shards to them."""

@@ -22,13 +22,13 @@ from docs.tools.monitoring.files import alert_rows, monitoring_files
 from docs.tools.picture import picture
 from tests.architecture import amqp_conformance, mqtt_conformance
 from weft.cli import cli
-from weft.cloud_hub.openapi.document import document
 from weft.config.metrics.edge import EDGE_METRICS
 from weft.config.metrics.hub import HUB_METRICS
 from weft.config.metrics.metric import PROCESS_METRICS
 from weft.config.models import EdgeConfig, HubConfig
 from weft.config.pipelines import Pipeline
 from weft.config.schema import settings
+from weft.hub_api.document import document
 from weft.output import EXIT_CODES
 
 _EXIT = """Commands print answers on standard output and errors on standard error."""

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
-    "bench", "bounds", "cloud_hub", "config", "docs", "edge_node", "functions", "network", "proofs", "protocols",
+    "bench", "bounds", "cloud_hub", "config", "docs", "edge_node", "functions", "hub_api", "network", "proofs", "protocols",
     "pyspark_weft", "replication", "spark_sinks", "storage", "tests", "weft",
 )  # fmt: skip
 WORDS_MAX = 25

@@ -104,6 +104,13 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         (OTHERS,),
         ("runner",),
     ),
+    "hub_api": (
+        ("rights",),
+        ("answers", "bodies"),
+        ("status",),
+        ("operations",),
+        ("document",),
+    ),
     "cloud_hub": (
         ("clock", "settings"),
         ("cluster", "shard"),
@@ -112,7 +119,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("down", "pipelines", "preflight", "regions", "rollouts", "tables"),
         ("links",),
         ("pulls",),
-        ("openapi",),
+        ("http",),
         ("hub",),
     ),
     "spark_sinks": (

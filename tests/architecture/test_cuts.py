@@ -10,9 +10,9 @@ from tests.architecture.house import modules, nodes
 from tests.architecture.measures import Class, classes
 
 HALVES = {
-    "cloud_hub.openapi.answers.OpenGapView": "the type of members of another answer; types are decoded, and never made",
-    "cloud_hub.openapi.answers.EdgeOfHub": "likewise",
-    "cloud_hub.openapi.answers.StreamOf": "likewise",
+    "hub_api.answers.OpenGapView": "the type of members of another answer; types are decoded, and never made",
+    "hub_api.answers.EdgeOfHub": "likewise",
+    "hub_api.answers.StreamOf": "likewise",
     "config.links.Times": "the schedule of a region, which is decoded, and never made",
     "config.payload_schema.model.PayloadSchema": "the schemas of pipelines and hubs, which are decoded, and never made",
     "storage.segment_log.reader.LogAnswers": "what readers on other threads ask of the log, on its one lock",

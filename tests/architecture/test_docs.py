@@ -15,7 +15,7 @@ from docs.tools.picture import missing, picture
 from docs.tools.prose import broken_code, handwritten_pages, long_lines
 from weft.bounds import Refusals
 from weft.cloud_hub.admin_facts import requests
-from weft.cloud_hub.api import answers, jwt, records, series, tail
+from weft.cloud_hub.api import answers, jwt, series, tail
 from weft.cloud_hub.console import changes
 from weft.config.metrics.edge import EDGE_METRICS
 from weft.config.metrics.hub import HUB_METRICS
@@ -26,6 +26,7 @@ from weft.edge_node.servers.clients import context
 from weft.edge_node.servers.http.settings import HttpSettings
 from weft.edge_node.servers.listeners import websocket_connection
 from weft.edge_node.subscriptions import limits
+from weft.hub_api.operations import RECORDS_MAX, SERIES_ROWS_MAX
 from weft.network import http_server, tls
 from weft.protocols import batch, topics
 from weft.replication.runner import serve
@@ -116,9 +117,9 @@ SHARES_OF_A_HUB = (
     f"{_size(batch.EXPANDED_BYTES_MAX)} and {batch.COUNT_MAX:,} records as rows, keys of {batch.KEY_BYTES_MAX:,} bytes",
     f"of {serve.FRAMES_AT_ONCE} frames of a WebSocket",
     f"{topics.PATTERN_LEVELS_MAX} levels of a lane",
-    f"{records.RECORDS_MAX:,} records | the reader asks for the rest",
+    f"{RECORDS_MAX:,} records | the reader asks for the rest",
     f"{series.RECORDS_READ_MAX:,} records or {_size(series.RECORD_BYTES_READ_MAX)} of payload read, "
-    f"{series.VALUES_MAX:,} values, {series.ROWS_MAX:,} rows",
+    f"{series.VALUES_MAX:,} values, {SERIES_ROWS_MAX:,} rows",
     f"{tail.TAILS_MAX:,} in a process, half of them of one tenant | {_of_owner(tail.TAILS_MAX)} of a token; "
     f"{tail.RECORDS_AT_ONCE} records or {_size(tail.BYTES_AT_ONCE)} at once",
     f"{tail.SEARCH_S:g} s in a second for a token, {tail.SEARCH_OF_TENANT * tail.SEARCH_S:g} s for a tenant; "

@@ -11,7 +11,7 @@ import pytest
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
 from tests.cloud_hub.live import get, running_hub
 from tests.support.tokens import create_token
-from weft.cloud_hub.api.tokens import Scope
+from weft.hub_api.rights import Scope
 from weft.storage.object_store.directory import MemoryStore
 
 

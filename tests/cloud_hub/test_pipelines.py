@@ -13,9 +13,8 @@ from tests.cloud_hub.api.test_rights import call
 from tests.cloud_hub.live import get, running_hub
 from tests.support.tokens import create_token
 from weft.cloud_hub import pipelines
-from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.pipelines import WAY
+from weft.hub_api.rights import Scope
 from weft.storage.hub_keys import PIPELINES
 from weft.storage.object_store.directory import MemoryStore
 from weft.storage.object_store.protocol import Listing
@@ -36,7 +35,7 @@ def tokens(tmp_path: Path) -> dict[str, str]:
 
 
 async def seen(hub: Hub, token: str) -> list[tuple[str, str, Any]]:
-    status, answer = await get(hub, WAY, token)
+    status, answer = await get(hub, "/v1/pipelines", token)
     assert status == 200, answer
     return [(each["pipeline"], each["state"], each["batch"]) for each in answer["pipelines"]]
 
@@ -49,17 +48,17 @@ async def test_a_report_is_seen_by_readers_of_its_stream_at_every_process_and_af
         running_hub(store, tokens=tokens["file"]) as hub,
         running_hub(store, tokens=tokens["file"]) as other,
     ):
-        assert (await call(hub, "PUT", f"{WAY}/machine-hours", tokens["job"], RUNNING))[0] == 200
+        assert (await call(hub, "PUT", "/v1/pipelines/machine-hours", tokens["job"], RUNNING))[0] == 200
         for each in (hub, other):
             assert await seen(each, tokens["reader"]) == [("machine-hours", "running", 7)]
         assert await seen(hub, tokens["some"]) == await seen(hub, tokens["foreign"]) == []
-        assert (await call(hub, "PUT", f"{WAY}/machine-hours", tokens["job"], RUNNING | {"batch": 8}))[0] == 200
+        assert (await call(hub, "PUT", "/v1/pipelines/machine-hours", tokens["job"], RUNNING | {"batch": 8}))[0] == 200
         assert await seen(hub, tokens["reader"]) == [("machine-hours", "running", 8)]
         failed = RUNNING | {"state": "failed", "error": "no such column", "batch": 9}
-        assert (await call(other, "PUT", f"{WAY}/machine-hours", tokens["job"], failed))[0] == 200
+        assert (await call(other, "PUT", "/v1/pipelines/machine-hours", tokens["job"], failed))[0] == 200
     async with running_hub(store, tokens=tokens["file"]) as hub:
         assert await seen(hub, tokens["reader"]) == [("machine-hours", "failed", 9)]
-        assert (await call(hub, "DELETE", f"{WAY}/machine-hours", tokens["job"]))[0] == 200
+        assert (await call(hub, "DELETE", "/v1/pipelines/machine-hours", tokens["job"]))[0] == 200
         assert await seen(hub, tokens["reader"]) == []
 
 
@@ -79,14 +78,14 @@ async def test_metrics_have_the_last_report_whichever_process_got_it_until_it_is
     store = MemoryStore()
     async with running_hub(store) as hub, running_hub(store) as other:
         assert await figures(hub) == {}
-        assert (await call(hub, "PUT", f"{WAY}/machine-hours", "", RUNNING))[0] == 200
+        assert (await call(hub, "PUT", "/v1/pipelines/machine-hours", "", RUNNING))[0] == 200
         for each in (hub, other):
             assert await figures(each) == {"trouble": 0, "lag_records": 3, "records_per_second": 12.5}
         failed = RUNNING | {"state": "failed", "error": "no such column"}
-        assert (await call(other, "PUT", f"{WAY}/machine-hours", "", failed))[0] == 200
+        assert (await call(other, "PUT", "/v1/pipelines/machine-hours", "", failed))[0] == 200
         for each in (hub, other):
             assert await figures(each) == {"trouble": 1}
-        assert (await call(other, "DELETE", f"{WAY}/machine-hours", ""))[0] == 200
+        assert (await call(other, "DELETE", "/v1/pipelines/machine-hours", ""))[0] == 200
         for each in (hub, other):
             assert await figures(each) == {}
             assert await seen(each, "") == []
@@ -104,7 +103,7 @@ class Hanging(MemoryStore):
 async def test_a_store_that_hangs_keeps_no_metrics_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines, "FIGURES_READ_S", 0.01)
     async with running_hub(Hanging()) as hub:
-        assert (await call(hub, "PUT", f"{WAY}/machine-hours", "", RUNNING))[0] == 200
+        assert (await call(hub, "PUT", "/v1/pipelines/machine-hours", "", RUNNING))[0] == 200
         assert (await figures(hub))["lag_records"] == 3
 
 
@@ -115,7 +114,7 @@ async def test_a_query_that_says_nothing_any_more_is_silent(
     async with running_hub(MemoryStore(), tokens=tokens["file"]) as hub:
         for every, state in ((10.0, "running"), (0.0, "silent")):
             report = RUNNING | {"every_seconds": every}
-            assert (await call(hub, "PUT", f"{WAY}/machine-hours", tokens["job"], report))[0] == 200
+            assert (await call(hub, "PUT", "/v1/pipelines/machine-hours", tokens["job"], report))[0] == 200
             assert await seen(hub, tokens["reader"]) == [("machine-hours", state, 7)]
 
 
@@ -130,6 +129,6 @@ async def test_what_is_no_report_is_refused_and_a_tenant_has_room_for_some(
             ("machine-a", RUNNING, 200), ("machine-b", RUNNING, 200), ("machine-c", RUNNING, 409),
             ("machine-a", RUNNING | {"state": "ended"}, 200),
         ):  # fmt: skip
-            got, reported = await call(hub, "PUT", f"{WAY}/{name}", tokens["job"], body)
+            got, reported = await call(hub, "PUT", f"/v1/pipelines/{name}", tokens["job"], body)
             assert got == status, (name, reported)
         assert await seen(hub, tokens["reader"]) == [("machine-a", "ended", 7), ("machine-b", "running", 7)]

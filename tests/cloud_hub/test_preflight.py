@@ -16,10 +16,11 @@ from tests.support.issuer import KeySetServer, key_of, key_set
 from weft.cloud_hub import preflight
 from weft.cloud_hub.admin_facts import changes
 from weft.cloud_hub.admin_facts.changes import Decision
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
+from weft.cloud_hub.api.tokens import TokenIdentity, hash_token
 from weft.config.listeners import HubTls, Jwt
 from weft.config.models import HubConfig
 from weft.config.sources import Collector
+from weft.hub_api.rights import Scope
 from weft.storage.cluster import open_cluster
 from weft.storage.cluster_log import Author, ClusterLog
 from weft.storage.object_store import open_store

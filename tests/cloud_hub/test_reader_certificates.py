@@ -19,9 +19,9 @@ from tests.support.certificates import Authority, Pem
 from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.cli import cli
-from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import CertificateRights
+from weft.hub_api.rights import Scope
 from weft.network.tls import ClientTlsFiles, TlsFiles, client_context
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.directory import MemoryStore

@@ -21,13 +21,13 @@ from tests.support.certificates import Authority, Pem
 from tests.support.tokens import create_token, withdraw_token
 from tests.support.waiting import until
 from weft.cloud_hub import preflight
-from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.cluster import Owners, Site
 from weft.cloud_hub.hub import Hub
 from weft.commands.common import get_status
 from weft.config.listeners import HubTls
 from weft.config.models import HubConfig
 from weft.config.units import parse_bind
+from weft.hub_api.rights import Scope
 from weft.network.admission import AdmissionLimits
 from weft.network.tls import ClientTlsFiles, TlsFiles, certificate_end, client_context
 from weft.output import Failed

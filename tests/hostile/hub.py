@@ -12,8 +12,8 @@ from typing import Any
 from tests.support.processes import memory_bytes
 from tests.support.tokens import create_token, declare_in, withdraw_in
 from tests.support.waiting import wait_until
-from weft.cloud_hub.api.tokens import Scope
 from weft.demo.fabric import Service, free_port
+from weft.hub_api.rights import Scope
 
 HOSTILE = ("evil", "mallory")
 """(tenant, edge) whose token tests use for their attacks."""

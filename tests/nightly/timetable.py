@@ -352,7 +352,7 @@ JOBS: Mapping[str, Job] = {
     ),
     # Damage and random examples.
     "api": pytest_job(
-        "passes of requests made from the API's document", "tests/cloud_hub/openapi/test_schemathesis.py",
+        "passes of requests made from the API's document", "tests/hub_api/test_schemathesis.py",
         minutes=10, slice_units=1, slice_s=300,
     ),
     "mqtt_codec": searched(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.releases.api import api_file, broken
 from tests.releases.write import RELEASES
-from weft.cloud_hub.openapi.document import document
+from weft.hub_api.document import document
 
 STREAMS = "/v1/streams"
 

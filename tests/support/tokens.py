@@ -14,7 +14,8 @@ import yaml
 
 from weft.cloud_hub.admin_facts import changes
 from weft.cloud_hub.admin_facts.documents import TENANT, Quotas
-from weft.cloud_hub.api.tokens import ANY, Scope, TokenIdentity, check_identity, hash_token, new_token, read_tokens
+from weft.cloud_hub.api.tokens import TokenIdentity, check_identity, hash_token, new_token, read_tokens
+from weft.hub_api.rights import ANY, Scope
 from weft.storage.cluster import open_cluster
 from weft.storage.cluster_log import Author, ClusterLog
 from weft.storage.object_store import ObjectStore, open_store

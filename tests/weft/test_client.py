@@ -26,11 +26,11 @@ from weft.client import Client, Fetched, HubError, HubRefusal, HubUnreachable, R
 from weft.client.aio import AsyncClient
 from weft.client.aio import pages as each_page
 from weft.cloud_hub.admin_facts.documents import Quotas
-from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.openapi.answers import StreamsAnswer, WhoAmI
-from weft.cloud_hub.openapi.operations import EVENTS, OPERATIONS, Operation, Parameter
 from weft.commands.credentials import whoami
+from weft.hub_api.answers import StreamsAnswer, WhoAmI
+from weft.hub_api.operations import EVENTS, OPERATIONS, Operation, Parameter
+from weft.hub_api.rights import Scope
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.directory import MemoryStore
 

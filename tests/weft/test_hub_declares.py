@@ -25,11 +25,11 @@ from tests.support.processes import Start, publish, weft
 from tests.support.tokens import create_token
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.cloud_hub.admin_facts.credentials import Credentials
-from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.api.views import parse_moment
 from weft.commands import hub_tokens
 from weft.commands.common import load_hub
 from weft.demo.fabric import free_port
+from weft.hub_api.rights import Scope
 from weft.output import Failed, Refused
 from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster

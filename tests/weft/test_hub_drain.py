@@ -16,7 +16,7 @@ from tests.cloud_hub.admin_facts.test_hub import SOON, declare, token
 from tests.cloud_hub.live import running_hub
 from tests.support.processes import weft
 from weft.cloud_hub.admin_facts.documents import NODE
-from weft.cloud_hub.api.tokens import Scope, role_grants
+from weft.hub_api.rights import Scope, role_grants
 from weft.output import Failed, Refused
 from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster

@@ -17,8 +17,8 @@ from tests.cloud_hub.live import EdgeLog, running_hub
 from tests.support.processes import weft
 from tests.support.tokens import create_token
 from weft.client import logins
-from weft.cloud_hub.api.tokens import Scope
 from weft.commands import hub_tenants
+from weft.hub_api.rights import Scope
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.directory import MemoryStore
 

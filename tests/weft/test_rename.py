@@ -18,9 +18,9 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.processes import Node, Start, publish, weft
 from tests.support.tokens import create_token, declare_in
 from tests.support.waiting import PATIENCE_S, Patience, wait_until
-from weft.cloud_hub.api.tokens import Scope
 from weft.demo.fabric import free_port
 from weft.edge_node.timing import clock_reader
+from weft.hub_api.rights import Scope
 from weft.output import Failed, Refused
 from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import NodeName

@@ -32,7 +32,7 @@ from weft.client.operations import (
     trusting,
     with_query,
 )
-from weft.cloud_hub.openapi.answers import TailEvent
+from weft.hub_api.answers import TailEvent
 from weft.network.reload import read_token
 
 Args = ParamSpec("Args")

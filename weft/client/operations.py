@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from msgspec import UnsetType
 
-from weft.cloud_hub.openapi.answers import (
+from weft.hub_api.answers import (
     ActsAnswer,
     CompletenessAnswer,
     EdgeAnswer,
@@ -47,7 +47,7 @@ from weft.cloud_hub.openapi.answers import (
     UsageAnswer,
     WhoAmI,
 )
-from weft.cloud_hub.openapi.status import (
+from weft.hub_api.status import (
     DrainAnswer,
     DrainsAnswer,
     NodesAnswer,

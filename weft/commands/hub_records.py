@@ -36,7 +36,7 @@ from weft.text.fleet import show_streams
 from weft.text.record import shown, shown_payload
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.openapi.answers import RecordOfStream
+    from weft.hub_api.answers import RecordOfStream
 
 
 # ``weft hub tail`` and ``weft hub trace``: records of a stream at a running hub, and the way of one.

@@ -14,18 +14,7 @@ import click
 from weft.cloud_hub.admin_facts import changes
 from weft.cloud_hub.admin_facts.credentials import demands_tokens, last_uses, token_view
 from weft.cloud_hub.admin_facts.documents import TOKEN, Pairing, Secret, TokenDocument, decode
-from weft.cloud_hub.api.tokens import (
-    InvalidGrant,
-    Right,
-    Rights,
-    Scope,
-    TokenIdentity,
-    TokensUnusable,
-    hash_token,
-    new_token,
-    read_tokens,
-    role_grants,
-)
+from weft.cloud_hub.api.tokens import TokenIdentity, TokensUnusable, hash_token, new_token, read_tokens
 from weft.cloud_hub.api.views import moment
 from weft.commands.common import (
     certificate_of,
@@ -52,6 +41,7 @@ from weft.commands.hub_store import (
 from weft.commands.new_files import write_new
 from weft.commands.running import RunningHub
 from weft.config.units import approximate_duration
+from weft.hub_api.rights import InvalidGrant, Right, Rights, Scope, role_grants
 from weft.network.reload import read_token
 from weft.output import Failed, Refused, counted, print_json, print_table
 from weft.protocols.lane import NAME_RULE, valid_name

@@ -25,7 +25,8 @@ from weft.cloud_hub.admin_facts.documents import (
     decode,
     encode,
 )
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
+from weft.cloud_hub.api.tokens import TokenIdentity, hash_token
+from weft.hub_api.rights import Scope
 from weft.storage.cluster_log import ClusterState, Declaration, Fact
 from weft.storage.table.schemas import ExpectedEdges
 

@@ -12,8 +12,9 @@ from tests.support.waiting import until
 from weft.cloud_hub.admin_facts import changes
 from weft.cloud_hub.admin_facts.changes import Decision
 from weft.cloud_hub.admin_facts.documents import Secret
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
+from weft.cloud_hub.api.tokens import TokenIdentity, hash_token
 from weft.cloud_hub.hub import Hub
+from weft.hub_api.rights import Scope
 from weft.replication.events import LinkState
 from weft.replication.runner import LinkIdentity
 from weft.storage import hub_keys

@@ -21,8 +21,9 @@ from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub.admin_facts import changes, requests
 from weft.cloud_hub.admin_facts.changes import CannotDeclare, NotPaired
 from weft.cloud_hub.admin_facts.documents import TOKEN, Pairing, TokenDocument, decode
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
+from weft.cloud_hub.api.tokens import TokenIdentity, hash_token
 from weft.cloud_hub.hub import Hub
+from weft.hub_api.rights import Scope
 from weft.protocols.link import CODE_CHARACTERS, PAIR_PATH, PairAnswer, code_of, spoken
 from weft.storage.object_store.directory import MemoryStore
 

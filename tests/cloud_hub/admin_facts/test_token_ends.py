@@ -17,9 +17,10 @@ from tests.support.waiting import until
 from weft.cloud_hub.admin_facts import changes
 from weft.cloud_hub.admin_facts.credentials import Credentials
 from weft.cloud_hub.admin_facts.documents import Secret
-from weft.cloud_hub.api.tokens import NO_TOKEN, Scope, TokenIdentity, hash_token
+from weft.cloud_hub.api.tokens import NO_TOKEN, TokenIdentity, hash_token
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.links import open_links
+from weft.hub_api.rights import Scope
 from weft.replication.events import LinkState
 from weft.storage.object_store import Written
 from weft.storage.object_store.directory import MemoryStore

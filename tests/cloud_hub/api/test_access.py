@@ -14,7 +14,7 @@ from tests.support.waiting import until
 from weft.bounds import Owner, OwnerKind
 from weft.cloud_hub.admin_facts.credentials import Credentials
 from weft.cloud_hub.api.access import Access
-from weft.cloud_hub.api.tokens import Scope
+from weft.hub_api.rights import Scope
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.directory import MemoryStore
 

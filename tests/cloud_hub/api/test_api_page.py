@@ -9,10 +9,10 @@ from typing import Any
 
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
-from tests.cloud_hub.openapi.answers import BY_PATH, check_answer
+from tests.hub_api.answers import BY_PATH, check_answer
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.openapi.operations import UNDESCRIBED
+from weft.hub_api.operations import UNDESCRIBED
 from weft.protocols.chunk_index import GapRange
 from weft.protocols.link import FunctionReport, NodeReport
 from weft.replication.flow_control import LatestReport, SenderSettings
@@ -60,7 +60,7 @@ async def test_every_route_is_on_the_page_and_every_answer_looks_like_its_exampl
         )
         described = {(method, path) for method, path in served if path.startswith("/v1/") and path not in UNDESCRIBED}
         assert described == BY_PATH.keys(), (
-            "give each route an Operation in cloud_hub/openapi/operations.py, with the types of its parameters, body "
+            "give each route an Operation in hub_api/operations.py, with the types of its parameters, body "
             "and answer; then `./run fix` writes the document"
         )
 

@@ -19,11 +19,11 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.cloud_hub.api.access import _is_loopback
-from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.api.views import moment, parse_moment
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.openapi.answers import Problem
-from weft.cloud_hub.openapi.document import document
+from weft.hub_api.answers import Problem
+from weft.hub_api.document import document
+from weft.hub_api.rights import Scope
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState, Flag
 from weft.protocols.chunk_index import GapRange, Mark

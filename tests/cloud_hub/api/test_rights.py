@@ -14,20 +14,10 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
 from tests.support.tokens import create_token
 from tests.support.waiting import until
-from weft.cloud_hub.api.tokens import (
-    GRANTS_MAX,
-    InvalidGrant,
-    Right,
-    Rights,
-    Scope,
-    TokenIdentity,
-    TokensUnusable,
-    check_identity,
-    parse_grant,
-    role_grants,
-)
+from weft.cloud_hub.api.tokens import TokenIdentity, TokensUnusable, check_identity
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.openapi.operations import EVENTS, OPERATIONS
+from weft.hub_api.operations import EVENTS, OPERATIONS
+from weft.hub_api.rights import GRANTS_MAX, InvalidGrant, Right, Rights, Scope, parse_grant, role_grants
 from weft.replication.events import LinkState
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.directory import MemoryStore

@@ -13,14 +13,15 @@ import pytest
 
 from tests.cloud_hub.api.test_application import EDGE, STREAM, deliver, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
-from tests.cloud_hub.openapi.answers import check_answer
+from tests.hub_api.answers import check_answer
 from tests.support.tokens import create_token
 from weft.cloud_hub.api import rows as api_rows
 from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.rows import ARROW, END_OFFSET, NEXT_CHUNK, NEXT_OFFSET, RowsRequest, rows_answer
-from weft.cloud_hub.api.tokens import Scope
+from weft.cloud_hub.api.rows import END_OFFSET, NEXT_CHUNK, NEXT_OFFSET, RowsRequest, rows_answer
 from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.hub import Hub
+from weft.hub_api.operations import ARROW
+from weft.hub_api.rights import Scope
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity
@@ -103,7 +104,7 @@ async def test_a_person_gets_rows_as_json(monkeypatch: pytest.MonkeyPatch) -> No
         assert "_headers" not in second
         _, looked = await get(hub, f"{STREAM}/records?shard={SHARD}")
         assert [each["_time"][:26] for each in answer["rows"]] == [each["time"][:26] for each in looked["records"]]
-        for bound, value in (("JSON_LIMIT_MAX", 2), ("JSON_BYTES_MAX", 1)):
+        for bound, value in (("JSON_ROWS_MAX", 2), ("JSON_BYTES_MAX", 1)):
             monkeypatch.setattr(api_rows, bound, value)
             _, some = await get(hub, path)
             _, rest = await get(hub, f"{path}&offset={some['next_offset']}&chunk={some['next_chunk']}")

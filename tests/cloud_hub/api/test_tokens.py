@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.tokens import create_token
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity, TokensUnusable, hash_token, read_tokens
+from weft.cloud_hub.api.tokens import TokenIdentity, TokensUnusable, hash_token, read_tokens
+from weft.hub_api.rights import Scope
 
 OF_NOTHING = hash_token("").encode()
 

@@ -11,8 +11,8 @@ import aiohttp
 
 from tests.cloud_hub.live import get, running_hub
 from tests.support.tokens import create_token
-from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.console.changes import CONSOLE
+from weft.hub_api.rights import Scope
 from weft.network.pages.assets import POLICY
 from weft.storage.object_store.directory import MemoryStore
 

@@ -21,18 +21,17 @@ from tests.support.issuer import KeySetServer, claims, key_of, key_set, settings
 from tests.support.tokens import create_token, withdraw_token
 from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub.api.metrics import ShardPositions
-from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.console import changes
 from weft.cloud_hub.console.changes import (
     CHECKED_AT_ONCE,
     LISTENERS_MAX,
     NAMED_MAX,
     REMEMBERED_MAX,
-    WAY,
     ChangesSeen,
 )
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.openapi.answers import ChangeEvent
+from weft.hub_api.answers import ChangeEvent
+from weft.hub_api.rights import Scope
 from weft.protocols.lane import NodeName
 from weft.replication.liveness import SECOND
 from weft.replication.runner import LinkIdentity
@@ -44,7 +43,7 @@ NONE = {"streams": [], "streams_more": 0, "edges": [], "edges_more": 0}
 @asynccontextmanager
 async def events(hub: Hub, token: str | None = None) -> AsyncIterator[AsyncIterator[ChangeEvent]]:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    async with aiohttp.ClientSession(headers=headers) as session, session.get(hub.url + WAY) as answer:
+    async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{hub.url}/v1/changes") as answer:
         assert (answer.status, answer.content_type) == (200, "text/event-stream")
 
         async def read() -> AsyncIterator[ChangeEvent]:
@@ -109,8 +108,8 @@ async def test_a_listener_with_a_token_of_an_issuer_hears_nothing_after_its_end(
 
 async def test_listeners_have_a_bound_and_leave_room_when_they_go() -> None:
     async with running_hub(MemoryStore()) as hub, aiohttp.ClientSession(hub.url) as session:
-        open_ = [await session.get(WAY) for _ in range(LISTENERS_MAX // 8)]
-        async with session.get(WAY) as refused:
+        open_ = [await session.get("/v1/changes") for _ in range(LISTENERS_MAX // 8)]
+        async with session.get("/v1/changes") as refused:
             assert (refused.status, refused.headers["Retry-After"]) == (429, "30")
         assert (await get(hub, "/v1/edges"))[0] == 200
         for each in open_:

@@ -23,10 +23,10 @@ from tests.support.steps import TRIES
 from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.cloud_hub.api import records
-from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.console import changes
 from weft.cloud_hub.hub import Hub
+from weft.hub_api.rights import Scope
 from weft.protocols.link import FunctionReport, NodeReport
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.placement import shard_of

@@ -17,9 +17,9 @@ from weft.cloud_hub import rollouts
 from weft.cloud_hub.admin_facts import changes as tenant_changes
 from weft.cloud_hub.admin_facts import edge_configs
 from weft.cloud_hub.admin_facts.documents import CONFIG, Quotas, RolloutDocument
-from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.rollouts import TAKES_NONE, read_states
+from weft.hub_api.rights import Scope
 from weft.protocols.lane import NodeName
 from weft.protocols.link import ConfigDesired, ConfigOutcome, ConfigState
 from weft.replication.events import LinkState

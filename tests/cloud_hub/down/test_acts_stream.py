@@ -24,9 +24,10 @@ from weft.cloud_hub.admin_facts.acts import (
     change_setting,
     requests_of,
 )
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
+from weft.cloud_hub.api.tokens import TokenIdentity, hash_token
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.shard.lane_session import AUDIT_STREAM, AUDIT_TENANT
+from weft.hub_api.rights import Scope
 from weft.proofs.backup.backup import make_backup, restore
 from weft.proofs.backup.view import open_backup
 from weft.replication.runner import LinkIdentity

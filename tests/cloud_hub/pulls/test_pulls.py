@@ -13,9 +13,9 @@ from tests.cloud_hub.pulls.plants import BEGIN, SECOND, ask, call, held, linked_
 from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.cloud_hub import pulls
-from weft.cloud_hub.api.tokens import Scope
 from weft.config.links import Pull
 from weft.edge_node.links.high_watermarks import HubHighWatermarks
+from weft.hub_api.rights import Scope
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import LaneState
 from weft.replication.runner import LinkIdentity

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cloud_hub.openapi.answers import check_answer
+from tests.hub_api.answers import check_answer
 from tests.cloud_hub.tables.latest_tables import latest
 from tests.cloud_hub.tables.logs import LANE, START, TOPICS, LogWriter, Run, rows
 from tests.cloud_hub.tables.test_retention import filled

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cloud_hub.live import get, running_hub
-from tests.cloud_hub.openapi.answers import check_answer
+from tests.hub_api.answers import check_answer
 from tests.cloud_hub.tables.latest_tables import drain_latest, latest, new_latest, opened
 from tests.cloud_hub.tables.logs import LANE, START, TOPICS, LogWriter, Run, rows
 from tests.support.processes import weft

@@ -18,7 +18,7 @@ from tests.spark_sinks.conftest import EDGES, Hub
 from tests.spark_sinks.pipelines.test_run import CONF, weft
 from tests.support.tokens import create_token
 from tests.support.waiting import until
-from weft.cloud_hub.api.tokens import Scope
+from weft.hub_api.rights import Scope
 from weft.storage.object_store.directory import MemoryStore
 
 pytest.importorskip("pyspark")

@@ -34,7 +34,7 @@ from tests.support.certificates import Authority
 from tests.support.issuer import AUDIENCE, claims, key_of, key_set, settings, signed
 from tests.support.tokens import create_token, declare_in, withdraw_in
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.cloud_hub.api.tokens import Scope
+from weft.hub_api.rights import Scope
 from weft.protocols.shard.completeness import Reason
 from weft.storage.object_store import open_store
 from weft.storage.table.typed_columns import FIELD, SINCE

@@ -19,10 +19,10 @@ from cryptography.x509.oid import NameOID
 from tests.support.processes import publish
 from tests.support.tokens import create_token, declare_in, withdraw_in
 from tests.weft.mistakes.place import NOBODY, Place
-from weft.cloud_hub.api.tokens import Scope
 from weft.config.units import approximate_size
 from weft.demo.fabric import free_port
 from weft.edge_node.access import users
+from weft.hub_api.rights import Scope
 
 EDGE = """node: press-shop-1
 data_dir: data

@@ -17,7 +17,7 @@ import pytest
 from tests.support.issuer import ISSUER, Key, KeySetServer, claims, key_of, key_set, settings, signed
 from weft.cloud_hub.api.claims import JwtIdentity, JwtRefused
 from weft.cloud_hub.api.jwt import CHECKED_MAX, Jwts
-from weft.cloud_hub.api.tokens import Scope
+from weft.hub_api.rights import Scope
 
 KEYS: dict[str, Key] = {each: key_of(each, f"{each}-1") for each in ("ES256", "EdDSA")}
 KEY = KEYS["ES256"]

@@ -23,12 +23,12 @@ from weft.bounds import Owner, OwnerKind, Refusals
 from weft.client import Client
 from weft.cloud_hub.api import answers as bounds
 from weft.cloud_hub.api import tail
-from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.answers import ReaderPlaces
 from weft.cloud_hub.api.records import Helping, RecordReader
 from weft.cloud_hub.api.tail import TailRecord, parse_position, position_text
-from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.hub import Hub
+from weft.hub_api.answers import ApiError
+from weft.hub_api.rights import Scope
 from weft.storage.object_store.directory import MemoryStore
 
 PATH = "/v1/streams/telemetry/tail"

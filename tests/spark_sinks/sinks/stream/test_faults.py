@@ -23,7 +23,7 @@ from tests.support.processes import Node
 from tests.support.slices import SLICE
 from tests.support.tokens import create_token, declare_in
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.cloud_hub.api.tokens import Scope
+from weft.hub_api.rights import Scope
 from weft.protocols.shard.placement import shard_of
 
 ROWS = 6000

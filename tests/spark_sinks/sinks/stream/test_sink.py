@@ -20,8 +20,8 @@ from tests.spark_sinks.conftest import EDGES, Hub
 from tests.spark_sinks.sinks.stream.conftest import StreamHub
 from tests.support.processes import Node
 from tests.support.tokens import create_token, declare_in
-from weft.cloud_hub.api.tokens import Scope
 from weft.demo.fabric import get_json
+from weft.hub_api.rights import Scope
 
 
 def even_seqs(source: Hub, spark: SparkSession, **options: object) -> DataFrame:

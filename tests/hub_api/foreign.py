@@ -7,7 +7,7 @@ from typing import Any
 
 import schemathesis
 
-from tests.cloud_hub.openapi.answers import ALLOWED, FOREIGN
+from tests.hub_api.answers import ALLOWED, FOREIGN
 
 
 def nothing_foreign(_: Any, response: Any, case: Any) -> None:

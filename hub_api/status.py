@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.cloud_hub.openapi.answers import Count, LogId, Moment, OfShards, OpenGapView
+from weft.hub_api.answers import Count, LogId, Moment, OfShards, OpenGapView
 
 
 class ClockOfNode(msgspec.Struct, frozen=True):

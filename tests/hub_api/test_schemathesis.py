@@ -14,14 +14,13 @@ import pytest
 
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
-from tests.cloud_hub.openapi.answers import ALLOWED, FOREIGN
+from tests.hub_api.answers import ALLOWED, FOREIGN
 from tests.support.slices import SLICE
 from tests.support.tokens import create_token
 from tests.support.waiting import until
-from weft.cloud_hub.api.tail import WAY as TAIL
-from weft.cloud_hub.api.tokens import Scope
-from weft.cloud_hub.console.changes import WAY as CHANGES
 from weft.cloud_hub.hub import Hub
+from weft.hub_api.operations import OF_NAME
+from weft.hub_api.rights import Scope
 from weft.protocols.chunk_index import GapRange
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store import open_store
@@ -102,10 +101,10 @@ async def schemathesis(served: Served, document: Path, who: str, mode: str, sett
         "--url", served.hub.url, "--mode", mode, "--max-examples", str(EXAMPLES), "--seed", str(SLICE.seed),
         "--phases", "examples,coverage,fuzzing", "--suppress-health-check", "all", "--request-timeout", "30",
         "--warnings", "off", "--continue-on-failure",
-        "--exclude-path", CHANGES, "--exclude-path", TAIL, *asking, *excluded,
+        "--exclude-path", OF_NAME["changes"].path, "--exclude-path", OF_NAME["tail"].path, *asking, *excluded,
         env={
             **os.environ, "PYTHONPATH": os.pathsep.join(sys.path),
-            "SCHEMATHESIS_HOOKS": "tests.cloud_hub.openapi.foreign",
+            "SCHEMATHESIS_HOOKS": "tests.hub_api.foreign",
             **({ALLOWED: "1"} if who == "admin" else {}),
         },
         cwd=served.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from weft.cloud_hub.openapi.operations import OPERATIONS
+from weft.hub_api.operations import OPERATIONS
 
 FOREIGN = "foreignmarker"
 """Text in every name and payload of a second tenant of the hub."""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cloud_hub.api.test_application import EDGE, STREAM, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
-from weft.cloud_hub.openapi.operations import OPERATIONS, Operation
+from weft.hub_api.operations import OPERATIONS, Operation
 from weft.storage.object_store.directory import MemoryStore
 
 REFUSED = {

@@ -1,7 +1,8 @@
-"""The operations of the API. A route under ``/v1`` without an entry here fails a test.
+"""The operations of the API: each is declared here once, and named by its name elsewhere.
 
-To add one: write the type of its answer beside its like in this package, an ``Operation`` below, and a method of that
-name in ``weft.client``.
+The hub serves it (a handler below its name), the document describes it, ``weft.client`` has a method of that name. To
+add one: write the types of its body and its answer beside their like in this package, and an ``Operation`` below. A
+route under ``/v1`` without one fails a test.
 """
 
 from __future__ import annotations
@@ -11,33 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-from weft.cloud_hub.admin_facts.requests import (
-    DRAINS,
-    LIMIT,
-    LIMIT_MAX,
-    ROTATION,
-    SPLITS,
-    TENANT_WAY,
-    TENANTS,
-    TOKEN_WAY,
-    TOKENS,
-    USAGE,
-    Drain,
-    NewToken,
-    Rotation,
-    Split,
-    TenantQuotas,
-)
-from weft.cloud_hub.admin_facts.requests import WAY as ACTS
-from weft.cloud_hub.api import series
-from weft.cloud_hub.api.answers import PAGE_DEFAULT, PAGE_MAX
-from weft.cloud_hub.api.application import NODES, TROUBLES
-from weft.cloud_hub.api.records import NUMBER_MAX, RECORDS_DEFAULT, RECORDS_MAX
-from weft.cloud_hub.api.tail import WAY as TAIL
-from weft.cloud_hub.api.tokens import Scope
-from weft.cloud_hub.console.changes import WAY as CHANGES
-from weft.cloud_hub.down.requests import KEY_CHARACTERS_MAX, MessageRequest
-from weft.cloud_hub.openapi.answers import (
+from weft.hub_api.answers import (
     ActsAnswer,
     ChangeEvent,
     CompletenessAnswer,
@@ -66,7 +41,20 @@ from weft.cloud_hub.openapi.answers import (
     UsageAnswer,
     WhoAmI,
 )
-from weft.cloud_hub.openapi.status import (
+from weft.hub_api.bodies import (
+    KEY_CHARACTERS_MAX,
+    Drain,
+    MessageRequest,
+    NewToken,
+    PullWindow,
+    RegionOrder,
+    Report,
+    Rotation,
+    Split,
+    TenantQuotas,
+)
+from weft.hub_api.rights import Scope
+from weft.hub_api.status import (
     DrainAnswer,
     DrainsAnswer,
     NodesAnswer,
@@ -77,12 +65,25 @@ from weft.cloud_hub.openapi.status import (
     StatusAnswer,
     TroublesAnswer,
 )
-from weft.cloud_hub.pipelines import ONE as PIPELINE
-from weft.cloud_hub.pipelines import WAY as PIPELINES
-from weft.cloud_hub.pipelines import Report
-from weft.cloud_hub.pulls import WAY, PullWindow
-from weft.cloud_hub.regions.regions import REGION, REGIONS, RegionOrder
 from weft.protocols.shard.placement import SHARDS_MAX
+
+# Bounds of requests and answers.
+
+PAGE_DEFAULT, PAGE_MAX = 1000, 10_000
+"""Number of members of a list in one answer."""
+ACTS_DEFAULT, ACTS_MAX = 100, 200
+"""Number of acts of an answer: each is a GET of the store."""
+RECORDS_DEFAULT, RECORDS_MAX = 100, 10_000
+"""Number of records of an answer."""
+SERIES_ROWS_DEFAULT, SERIES_ROWS_MAX = 5_000, 10_000
+SERIES_VALUES = ("mean", "last", "min", "max")
+"""Functions that make one value of those in an interval."""
+ROWS_MAX = 1 << 16
+ROW_FORMATS = ARROW_FORMAT, JSON_FORMAT = "arrow", "json"
+ROW_COLUMNS = OWN_COLUMNS, TYPED_COLUMNS = "own", "typed"
+JSON_ROWS_MAX = 1000
+NUMBER_MAX = (1 << 63) - 1
+"""Highest offset, sequence number and number of a chunk."""
 
 # One operation of the API as its document describes it: a method and a path, parameters, a body, and answers.
 
@@ -161,10 +162,6 @@ UNDESCRIBED = {
 """Route under ``/v1`` that the document leaves out -> reason."""
 ARROW = "application/vnd.apache.arrow.stream"
 EVENTS = "text/event-stream"
-ROWS_MAX = 1 << 16
-ROW_FORMATS = "arrow", "json"
-ROW_COLUMNS = "own", "typed"
-JSON_ROWS_MAX = 1000
 NAME_PATTERN = "^[a-z0-9][a-z0-9_-]{0,63}$"
 LANE_PATTERN = "^[a-z0-9][a-z0-9_-]{0,63}/[0-9a-f]{16}$"
 SCOPES = tuple(Scope)
@@ -221,25 +218,28 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=frozenset({401, 403, 421}),
     ),
     Operation(
-        "nodes", "get", NODES, "Return the processes of the hub on all machines.", NodesAnswer, (Scope.ADMIN,),
+        "nodes", "get", "/v1/nodes", "Return the processes of the hub on all machines.", NodesAnswer, (Scope.ADMIN,),
         errors=frozenset({401, 403, 421, 503}),
     ),
     Operation(
-        "regions", "get", REGIONS, "Return the links of all shards to other regions.", RegionsAnswer, (Scope.ADMIN,),
+        "regions", "get", "/v1/regions",
+        "Return the links of all shards to other regions.", RegionsAnswer, (Scope.ADMIN,),
         errors=frozenset({401, 403, 421, 503}),
     ),
     Operation(
-        "troubles", "get", TROUBLES, "Return conflicts, open gaps and lost records of all shards.", TroublesAnswer,
+        "troubles", "get", "/v1/troubles",
+        "Return conflicts, open gaps and lost records of all shards.", TroublesAnswer,
         (Scope.ADMIN,), errors=frozenset({401, 403, 421, 503}),
     ),
     Operation(
-        "acts", "get", ACTS, "Return the record of administrative acts: lines after one, or the newest ones.",
+        "acts", "get", "/v1/acts", "Return the record of administrative acts: lines after one, or the newest ones.",
         ActsAnswer, (Scope.ADMIN,),
-        parameters=(_after("^[0-9]{1,19}$"), _limit("lines", LIMIT_MAX, LIMIT)),
+        parameters=(_after("^[0-9]{1,19}$"), _limit("lines", ACTS_MAX, ACTS_DEFAULT)),
         errors=frozenset({400, 401, 403, 421, 503}),
     ),
     Operation(
-        "changes", "get", CHANGES, "Tell what changes, as server-sent events, until the listener leaves.", ChangeEvent,
+        "changes", "get", "/v1/changes",
+        "Tell what changes, as server-sent events, until the listener leaves.", ChangeEvent,
         parameters=(TENANT,), errors=frozenset({400, 401, 403, 421, 429}), content_type=EVENTS,
     ),
     Operation(
@@ -305,15 +305,16 @@ OPERATIONS: tuple[Operation, ...] = (
             Parameter("step", _Duration, "Length of an interval, which makes a row: 10s. 0s: a row for each value."),
             Parameter(
                 "value",
-                Annotated[str, Meta(extra_json_schema={"enum": list(series.VALUES), "default": series.VALUES[0]})],
+                Annotated[str, Meta(extra_json_schema={"enum": list(SERIES_VALUES), "default": SERIES_VALUES[0]})],
                 "What an interval makes of its values.",
             ),
-            _limit("rows", series.ROWS_MAX, series.ROWS_DEFAULT),
+            _limit("rows", SERIES_ROWS_MAX, SERIES_ROWS_DEFAULT),
         ),
         errors=_OF_STREAM,
     ),
     Operation(
-        "tail", "get", TAIL, "Send new records as server-sent events, or as messages of a WebSocket.", TailEvent,
+        "tail", "get", f"{_PATH}/tail",
+        "Send new records as server-sent events, or as messages of a WebSocket.", TailEvent,
         parameters=(
             STREAM, TENANT,
             Parameter("position", str, "From this position on, which an event names. Without it, from the end on."),
@@ -388,7 +389,7 @@ OPERATIONS: tuple[Operation, ...] = (
         body=MessageRequest,
     ),
     Operation(
-        "pulls", "get", WAY, "Return pulls of the tenant, the latest first.", PullsAnswer, PULLERS,
+        "pulls", "get", "/v1/pulls", "Return pulls of the tenant, the latest first.", PullsAnswer, PULLERS,
         parameters=(
             TENANT,
             Parameter("edge", _Name, "Only pulls from this edge."),
@@ -397,57 +398,65 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=_OF_PULLS,
     ),
     Operation(
-        "pull", "post", WAY, "Ask an edge for the records of a window. The answer comes when the request is durable.",
+        "pull", "post", "/v1/pulls",
+        "Ask an edge for the records of a window. The answer comes when the request is durable.",
         PullAnswer, PULLERS, parameters=(TENANT,), errors=_OF_PULLS | {408, 409, 413, 415, 429}, body=PullWindow,
         status=202,
     ),
     Operation(
-        "cancel_pull", "delete", f"{WAY}/{{id}}", "Cancel a pull. What has come stays.", PullAnswer, PULLERS,
+        "cancel_pull", "delete", "/v1/pulls/{id}", "Cancel a pull. What has come stays.", PullAnswer, PULLERS,
         parameters=(Parameter("id", str, "Its id.", "path", required=True), TENANT), errors=_OF_PULLS | {409},
     ),
     Operation(
-        "usage", "get", USAGE, "Return what a tenant uses of the hub, its quotas, and what came of each stream.",
+        "usage", "get", "/v1/usage", "Return what a tenant uses of the hub, its quotas, and what came of each stream.",
         UsageAnswer, parameters=(TENANT, _after(), _limit("streams")), errors=READING - {500},
     ),
     Operation(
-        "tenant", "get", TENANT_WAY, "Return the quotas of a declared tenant.", TenantAnswer, (Scope.GRANTED,),
+        "tenant", "get", "/v1/tenants/{tenant}",
+        "Return the quotas of a declared tenant.", TenantAnswer, (Scope.GRANTED,),
         parameters=(_TENANT_OF_PATH,), errors=frozenset({400, 401, 403, 404, 421, 503}),
     ),
     Operation(
-        "set_tenant", "put", TENANT_WAY, "Declare all quotas of a tenant, and the tenant if it is new.", TenantAnswer,
+        "set_tenant", "put", "/v1/tenants/{tenant}",
+        "Declare all quotas of a tenant, and the tenant if it is new.", TenantAnswer,
         (Scope.GRANTED,), parameters=(_TENANT_OF_PATH,),
         errors=_OF_CHANGES, body=TenantQuotas,
     ),
     Operation(
-        "tenants", "get", TENANTS, "Return the declared tenants with their quotas, by name.", TenantsAnswer,
+        "tenants", "get", "/v1/tenants", "Return the declared tenants with their quotas, by name.", TenantsAnswer,
         (Scope.GRANTED,), parameters=(_after(), _limit("tenants")), errors=frozenset({400, 401, 403, 421, 503}),
     ),
     Operation(
-        "tokens", "get", TOKENS, "Return the declared tokens, without their secrets, by name.", TokensAnswer,
+        "tokens", "get", "/v1/tokens", "Return the declared tokens, without their secrets, by name.", TokensAnswer,
         (Scope.ADMIN,), parameters=(_after(), _limit("tokens")), errors=frozenset({400, 401, 403, 421, 503}),
     ),
     Operation(
-        "add_token", "post", TOKENS, "Declare a token, and return its secret, once.", SecretAnswer, (Scope.GRANTED,),
+        "add_token", "post", "/v1/tokens",
+        "Declare a token, and return its secret, once.", SecretAnswer, (Scope.GRANTED,),
         errors=_OF_CHANGES, body=NewToken,
     ),
     Operation(
-        "rotate_token", "post", ROTATION, "Give a token another secret, and return it, once.", SecretAnswer,
+        "rotate_token", "post", "/v1/tokens/{name}/rotate",
+        "Give a token another secret, and return it, once.", SecretAnswer,
         (Scope.GRANTED,), parameters=(_TOKEN_OF_PATH,), errors=_OF_CHANGES, body=Rotation,
     ),
     Operation(
-        "remove_token", "delete", TOKEN_WAY, "Withdraw a token: its links end.", RemovedTokenAnswer, (Scope.GRANTED,),
+        "remove_token", "delete", "/v1/tokens/{name}",
+        "Withdraw a token: its links end.", RemovedTokenAnswer, (Scope.GRANTED,),
         parameters=(_TOKEN_OF_PATH, _REASON), errors=frozenset({400, 401, 403, 409, 421, 503}),
     ),
     Operation(
-        "drains", "get", DRAINS, "Return the processes and machines that are drained.", DrainsAnswer, (Scope.ADMIN,),
+        "drains", "get", "/v1/drains",
+        "Return the processes and machines that are drained.", DrainsAnswer, (Scope.ADMIN,),
         errors=frozenset({401, 403, 421, 503}),
     ),
     Operation(
-        "drain", "post", DRAINS, "Have a process, or those of a machine, give its shards and edges to others.",
+        "drain", "post", "/v1/drains", "Have a process, or those of a machine, give its shards and edges to others.",
         DrainAnswer, (Scope.GRANTED,), errors=_OF_CHANGES | {404}, body=Drain,
     ),
     Operation(
-        "undo_drain", "delete", DRAINS, "Have a drained process or machine take shards and edges again.", DrainAnswer,
+        "undo_drain", "delete", "/v1/drains",
+        "Have a drained process or machine take shards and edges again.", DrainAnswer,
         (Scope.GRANTED,), errors=frozenset({400, 401, 403, 409, 421, 503}),
         parameters=(
             Parameter(
@@ -457,16 +466,18 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
     ),
     Operation(
-        "look_at_split", "get", SPLITS, "Return how many edges a split of a shard would move.", SplitLook,
+        "look_at_split", "get", "/v1/splits", "Return how many edges a split of a shard would move.", SplitLook,
         (Scope.GRANTED,), parameters=(Parameter("shard", _Shard, "The shard.", required=True),),
         errors=frozenset({400, 401, 403, 409, 421, 429, 503}),
     ),
     Operation(
-        "split", "post", SPLITS, "Split a shard: about half of its edges move to a new one, for good.", SplitAnswer,
+        "split", "post", "/v1/splits",
+        "Split a shard: about half of its edges move to a new one, for good.", SplitAnswer,
         (Scope.GRANTED,), errors=_OF_CHANGES | {429}, body=Split,
     ),
     Operation(
-        "pause_region", "put", REGION, "Have the records for a region wait, or continue.", RegionOrderAnswer,
+        "pause_region", "put", "/v1/regions/{region}",
+        "Have the records for a region wait, or continue.", RegionOrderAnswer,
         (Scope.GRANTED,), errors=_OF_CHANGES | {404}, body=RegionOrder,
         parameters=(
             Parameter("region", str, "Its name in the configuration.", "path", required=True,
@@ -474,16 +485,19 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
     ),
     Operation(
-        "pipelines", "get", PIPELINES, "Return the last report of each pipeline of Spark.", PipelinesAnswer,
+        "pipelines", "get", "/v1/pipelines", "Return the last report of each pipeline of Spark.", PipelinesAnswer,
         parameters=(TENANT,), errors=frozenset({400, 401, 403, 421, 503}),
     ),
     Operation(
-        "report_pipeline", "put", PIPELINE, "Report the state of a pipeline, again and again.", ReportedAnswer,
+        "report_pipeline", "put", "/v1/pipelines/{pipeline}",
+        "Report the state of a pipeline, again and again.", ReportedAnswer,
         (Scope.GRANTED,), parameters=(_PIPELINE_OF_PATH, TENANT), errors=_OF_CHANGES, body=Report,
     ),
     Operation(
-        "forget_pipeline", "delete", PIPELINE, "Forget a pipeline, until it reports again.", ReportedAnswer,
+        "forget_pipeline", "delete", "/v1/pipelines/{pipeline}",
+        "Forget a pipeline, until it reports again.", ReportedAnswer,
         (Scope.GRANTED,), parameters=(_PIPELINE_OF_PATH, TENANT), errors=frozenset({400, 401, 403, 421, 503}),
     ),
 )  # fmt: skip
 """All operations, in the order of the document."""
+OF_NAME: Mapping[str, Operation] = {each.name: each for each in OPERATIONS}

@@ -1,179 +1,29 @@
-"""The OpenAPI 3.1 document of the operations, as JSON values."""
+"""Checks of requests before their handlers run, by what the operations say of their parameters; and the two requests by
+which the API describes itself."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import functools
-import inspect
 import re
-import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from difflib import get_close_matches
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.answers import choice, integer, time_parameter
+from weft.cloud_hub.api.access import Access
+from weft.cloud_hub.api.answers import choice, integer, routes, time_parameter
 from weft.cloud_hub.api.listener import ReaderCertificate
 from weft.cloud_hub.api.views import moment
-from weft.cloud_hub.openapi.answers import Problem, WhoAmI
-from weft.cloud_hub.openapi.operations import ERRORS, OPERATIONS, TIME, Operation, Parameter
 from weft.config.release import SOFTWARE
-from weft.network.problem import PROBLEM_JSON
+from weft.hub_api.answers import ApiError, WhoAmI
+from weft.hub_api.document import document
+from weft.hub_api.operations import OPERATIONS, TIME, Operation, Parameter
 from weft.protocols.lane import NAME_RULE
 from weft.protocols.link import PROTOCOL_VERSION
-
-Schema = dict[str, Any]
-OPENAPI = "3.1.0"
-API_VERSION = "1"
-"""Version of the API, which is in its paths. Releases add to it, and take nothing away."""
-_REFERENCE = "#/components/schemas/{name}"
-_DESCRIPTION = """\
-Later releases may add fields, parameters and operations; they remove none, and none changes its meaning. A client
-ignores fields that it does not know. Times are RFC 3339 text in UTC with nanoseconds. Ranges have `first` and `end`:
-`end` is one past the last. A hub without tokens asks for none. Every error is a
-problem document (RFC 9457), whose `advice` is the remedy. Go by its status: its type may get narrower."""
-
-
-@functools.cache
-def document() -> Schema:
-    """Return the document of this release. It takes some ten milliseconds, once."""
-    return describe(OPERATIONS)
-
-
-def describe(operations: Sequence[Operation]) -> Schema:
-    """Return the OpenAPI document of some operations."""
-    types = list(_types(operations))
-    schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
-    by_type = dict(zip(map(_key, types), schemas, strict=True))
-    paths: dict[str, Schema] = {}
-    for each in operations:
-        paths.setdefault(each.path, {})[each.method] = _operation(each, by_type)
-    for struct in _structs(types):
-        _document_fields(components[struct.__name__], struct)
-    return {
-        "openapi": OPENAPI,
-        "info": {"title": "Weft hub", "version": API_VERSION, "description": _DESCRIPTION},
-        "paths": paths,
-        "components": {
-            "schemas": {name: components[name] for name in sorted(components)},
-            "responses": {str(status): _error(meaning, by_type) for status, meaning in ERRORS.items()},
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-        },
-    }
-
-
-def _types(operations: Sequence[Operation]) -> Iterable[Any]:
-    yield Problem
-    yield int
-    for each in operations:
-        yield from (parameter.type for parameter in each.parameters)
-        yield from (type_ for type_ in (each.answer, each.as_json, each.body) if type_ is not None)
-
-
-def _key(type_: Any) -> str:
-    """Return a name of a type. Annotated types compare by their bounds, which are not all hashable."""
-    return repr(type_)
-
-
-def _operation(each: Operation, by_type: Mapping[str, Schema]) -> Schema:
-    answer: Schema = {"format": "binary"} if each.answer is None else by_type[_key(each.answer)]
-    success: Schema = {"description": "The answer.", "content": {each.content_type: {"schema": answer}}}
-    if each.as_json is not None:
-        success["content"]["application/json"] = {"schema": by_type[_key(each.as_json)]}
-    if each.headers:
-        success["headers"] = {
-            name: {"description": meaning, "schema": by_type[_key(int)]} for name, meaning in each.headers.items()
-        }
-    errors = {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(each.errors)}
-    made: Schema = {
-        "operationId": each.name,
-        "summary": each.summary,
-        "security": [{"bearer": [scope.value]} for scope in each.scopes],
-        "parameters": [_parameter(parameter, by_type) for parameter in each.parameters],
-        "responses": {str(each.status): success, **errors},
-    }
-    if each.body is not None:
-        content = {"application/json": {"schema": by_type[_key(each.body)]}}
-        made["requestBody"] = {"required": True, "content": content}
-    return made
-
-
-def _parameter(parameter: Parameter, by_type: Mapping[str, Schema]) -> Schema:
-    return {
-        "name": parameter.name,
-        "in": parameter.place,
-        "required": parameter.required,
-        "description": parameter.description,
-        "schema": by_type[_key(parameter.type)],
-    }
-
-
-def _error(meaning: str, by_type: Mapping[str, Schema]) -> Schema:
-    return {"description": meaning, "content": {PROBLEM_JSON: {"schema": by_type[_key(Problem)]}}}
-
-
-def _structs(types: Iterable[Any]) -> list[type[msgspec.Struct]]:
-    """Return the structs that types consist of, each once."""
-    found: dict[type[msgspec.Struct], None] = {}
-    waiting: list[Any] = list(msgspec.inspect.multi_type_info(types))
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, msgspec.inspect.StructType):
-            if each.cls in found:
-                continue
-            found[each.cls] = None
-            waiting += [field.type for field in each.fields]
-        elif isinstance(each, msgspec.inspect.UnionType):
-            waiting += each.types
-        elif isinstance(each, msgspec.inspect.Metadata):
-            waiting.append(each.type)
-        elif isinstance(each, msgspec.inspect.DictType):
-            waiting.append(each.value_type)
-        elif isinstance(each, msgspec.inspect.TupleType):
-            waiting += each.item_types
-        elif isinstance(each, msgspec.inspect.CollectionType):
-            waiting.append(each.item_type)
-    return list(found)
-
-
-def _document_fields(component: Schema, struct: type[msgspec.Struct]) -> None:
-    """Add the docstrings of a struct's fields to its schema."""
-    for base in struct.__mro__:
-        if not issubclass(base, msgspec.Struct) or base is msgspec.Struct:
-            continue
-        for name, text in field_docs(base).items():
-            member = component["properties"].get(name)
-            if member is not None:
-                member.setdefault("description", text)
-
-
-def field_docs(struct: type[msgspec.Struct]) -> Mapping[str, str]:
-    """Return the docstring below each field of a struct's own."""
-    found = {}
-    body = _classes(struct.__module__)[struct.__qualname__].body
-    for field, text in pairwise(body):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(text, ast.Expr)
-            and isinstance(text.value, ast.Constant)
-        ):
-            found[field.target.id] = " ".join(str(text.value.value).split())
-    return found
-
-
-@functools.cache
-def _classes(module: str) -> Mapping[str, ast.ClassDef]:
-    # Python keeps no docstrings of fields, and `inspect.getsource` of a class parses its module again for each.
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-
 
 # Parameters of requests are what the document says of them, also those that the handler of a request never reads.
 
@@ -322,9 +172,7 @@ class SelfDescription:
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
-        application.add_routes(
-            [web.get("/v1/openapi.json", self._get_document), web.get("/v1/whoami", self._get_whoami)]
-        )
+        application.add_routes(routes(openapi=self._get_document, whoami=self._get_whoami))
 
     async def _get_document(self, request: web.Request) -> web.Response:
         self._access.reader(request)

@@ -14,6 +14,21 @@ LogId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$", description="Id of an edge
 Count = Annotated[int, Meta(ge=0)]
 
 
+class ApiError(Exception):
+    """An error response: HTTP status, the error, and advice.
+
+    Args:
+        retry_s: seconds after which the same request may succeed; None if that is not known.
+    """
+
+    def __init__(self, status: int, error: str, advice: str, *, retry_s: float | None = None) -> None:
+        super().__init__(error)
+        self.status = status
+        self.error = error
+        self.advice = advice
+        self.retry_s = retry_s
+
+
 class Problem(msgspec.Struct, frozen=True):
     """The body of every answer whose status is 400 or above, as RFC 9457 has it."""
 
