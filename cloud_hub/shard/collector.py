@@ -4,6 +4,9 @@ Readers and writers may be paused at any moment, so deleting has two steps. Firs
 shows readers that chunks below it are no longer needed. The chunks are deleted only ``grace_s`` later, far longer than
 a read watermark is valid. All records below a watermark are in the tables and in snapshots, so a chunk that a paused
 writer makes there again was never acknowledged, and is deleted too.
+
+The watermark stays below the newest chunk and the newest snapshots. Where a shard is idle, the collector writes those
+itself, without records, so that the last records go in their time as well.
 """
 
 from __future__ import annotations
@@ -11,14 +14,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import NamedTuple
 
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import WRONG_NS, ClockWrong, HubClock
+from weft.cloud_hub.shard.lane_ends import Ending, write_chunk
 from weft.cloud_hub.shard.lane_session import spared_from
+from weft.cloud_hub.shard.sequencer import thin_snapshots, write_snapshot
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import CodecError, Corrupt
 from weft.protocols.shard.shard_state import ShardState
@@ -64,6 +71,15 @@ class Pins:
         return found
 
 
+class _Head(NamedTuple):
+    """The last chunk of a log."""
+
+    n: int
+    created: int
+    """Nanoseconds since 1970."""
+    has_records: bool
+
+
 class ShardCollector:
     """The collector of one shard. Any number may work on one shard: each waits independently.
 
@@ -99,6 +115,8 @@ class ShardCollector:
         self._grace = int(grace_s * _NS)
         self._seen: deque[tuple[int, int]] = deque()
         """Watermarks with the boot time at which this node learned of them, ascending."""
+        self._head: _Head | None = None
+        """The log's last chunk, as last read."""
 
     async def look(self) -> bool:
         """Do one round: raise the watermark, and delete what has been below it for long enough.
@@ -120,6 +138,8 @@ class ShardCollector:
         if wanted > manifest.watermark and await self._log.swap_manifest(changed(manifest, watermark=wanted), etag):
             logger.info("shard %d: chunks below %d are in the tables, and will be deleted", self.shard, wanted)
             self._note(wanted)
+        elif (head := await self._idle_head(manifest)) is not None and head.n < tabled:
+            await self._continue_idle(manifest, head)
         # Only what this process has known to be passed for the whole grace. A reader believes "not there" with a
         # watermark at most a minute old, so it cannot take a deleted chunk for the end of the log.
         return await self._delete_below(min(self._ripe(), tabled))
@@ -160,6 +180,46 @@ class ShardCollector:
         end = await self._first_kept(manifest.watermark, high, now, until)
         end = await self._first_of_terms(state, manifest.watermark, end, now)
         return await self._first_pinned(manifest.watermark, end, now)
+
+    async def _idle_head(self, manifest: Manifest) -> _Head | None:
+        """Return the last chunk of a log that has none younger than the retention; None of other logs."""
+        n = manifest.snapshot_n
+        after = hub_keys.chunk_key(self.shard, n) if n >= 0 else None
+        listed = await self._log.store.list(hub_keys.chunk_prefix(self.shard), after=after, limit=LISTED_MAX)
+        if len(listed) == LISTED_MAX:
+            return None  # a log that is so far ahead of its snapshots is not idle
+        n = max([n, *(number for each in listed if (number := hub_keys.number_of(each.key)) is not None)])
+        if n < 0:
+            return None
+        if self._head is None or self._head.n != n:  # a chunk never changes: one request for each head
+            chunk = await self._log.index(n)
+            if chunk is None:
+                return None
+            self._head = _Head(n, chunk.header.created, bool(chunk.footer.streams))
+        return self._head if self._head.created <= self._clock.sound() - self._retain else None
+
+    async def _continue_idle(self, manifest: Manifest, head: _Head) -> None:
+        """Write a chunk without records behind an idle log, and snapshots of it, unless it ends so already."""
+        known = [n for n, _ in await self._log.snapshots() if n <= manifest.snapshot_n][-SNAPSHOTS_TO_START:]
+        if known and known[0] >= head.n and not head.has_records:
+            return
+        state = await self._log.load()
+        if state.n != head.n or not state.is_whole:
+            return  # an edge is back, or a later release makes the snapshots
+        if head.has_records:
+            created = max(self._clock.sound(), state.created)
+            folded = await write_chunk(self._log, state, Ending([], []), created, secrets.randbits(64))
+            if folded is None:
+                return
+            state.accept(folded)
+        data = await asyncio.to_thread(state.freeze())
+        # As many as a start relies on. The one that the manifest names is the last, so that a round that was
+        # interrupted is made again.
+        for _ in range(SNAPSHOTS_TO_START - 1):
+            await self._log.put_snapshot(state.n, secrets.randbits(64), data)
+        await write_snapshot(self._log, state.n, data, secrets.randbits(64))
+        await thin_snapshots(self._log)
+        logger.info("shard %d is idle: chunk %d has no records, and the chunks before it can go", self.shard, state.n)
 
     async def _first_pinned(self, low: int, end: int, now: int) -> int:
         """Return the first chunk from ``low`` on that is kept for another region, at most ``end``."""

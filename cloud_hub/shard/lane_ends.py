@@ -210,19 +210,37 @@ async def write_ending(
         sets_back = any(control.kind == ControlKind.TIME for control in ending.controls)
         # Times never go back from chunk to chunk, but for the one record that lowers a wrong one.
         created = wall_clock() if sets_back else max(wall_clock(), state.created)
-        header = ChunkHeader(state.cluster_id, state.n + 1, created, state.shard, state.footer_crc, random_bits(64))
-        index = index_of(header, state.fold_level, [], StreamBlock(ending.updates, ending.controls, []))
-        tail, crc = chunks.encode_footer(index)
-        fold(state, chunks.Chunk(header, index, crc))  # a chunk is permanent: one that does not fit is not written
-        try:
-            await log.create(header.n, chunks.encode_header(header) + tail)
-        except AlreadyExists:
-            continue  # another node's chunk, or this one's earlier attempt: the next state shows the remaining changes
-        manifest, _ = await log.manifest()
-        # A process that was paused may have created a number that the collector passed; then nothing has been recorded.
-        if manifest.watermark <= header.n:
-            return ending
+        if await write_chunk(log, state, ending, created, random_bits(64)) is not None:
+            return ending  # otherwise the next state shows the remaining changes
     raise StoreError(f"shard {log.shard}: other nodes took {ATTEMPTS_MAX} chunk numbers first: try again")
+
+
+async def write_chunk(log: ShardLog, state: ShardState, ending: Ending, created: int, nonce: int) -> Folded | None:
+    """Write changes of lanes, which may be none, as the next chunk, which has no records.
+
+    Args:
+        state: state at the log's head.
+        created: nanoseconds since 1970.
+        nonce: 64 random bits.
+
+    Returns:
+        The chunk's effect; None if another node's chunk, or an earlier attempt of this one, has the number.
+
+    Raises:
+        StoreError: the store did not answer.
+        Corrupt: the chunk does not fit the state.
+    """
+    header = ChunkHeader(state.cluster_id, state.n + 1, created, state.shard, state.footer_crc, nonce)
+    index = index_of(header, state.fold_level, [], StreamBlock(ending.updates, ending.controls, []))
+    tail, crc = chunks.encode_footer(index)
+    folded = fold(state, chunks.Chunk(header, index, crc))  # a chunk is permanent: one that does not fit is not written
+    try:
+        await log.create(header.n, chunks.encode_header(header) + tail)
+    except AlreadyExists:
+        return None
+    manifest, _ = await log.manifest()
+    # A process that was paused may have created a number that the collector passed; then nothing has been recorded.
+    return folded if manifest.watermark <= header.n else None
 
 
 async def _keep_dropped(log: ShardLog, state: ShardState, controls: list[Control]) -> None:

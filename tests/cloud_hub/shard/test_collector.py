@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,7 +65,8 @@ class Tables:
     """How far the tables are, as the collector hears it."""
 
     def __init__(self) -> None:
-        self.first_untabled: int | None = 30
+        self.first_untabled: int | None = 29
+        """The last chunk is in no table: while that is so, the log does not count as an idle one."""
 
     async def __call__(self, shard: int) -> int | None:
         assert shard == 0
@@ -225,10 +227,11 @@ async def test_without_a_readable_snapshot_nothing_is_given_up(log: LogWriter, m
 async def test_without_snapshots_nothing_is_collected(store: ObjectStore, tables: Tables, clocks: Clocks) -> None:
     log = await LogWriter.open(store, 1)
     await log.append(0, Run(LANE, 0, 10))
-    clocks.since = 100 * MINUTE
+    clocks.since = 1 * MINUTE
     shard = ShardLog(store, log.cluster, 0)
-    await ShardCollector(shard, tables, 60.0, clock=HubClock(clocks.wall, clocks.boot)).look()
+    await ShardCollector(shard, tables, 61.0, clock=HubClock(clocks.wall, clocks.boot)).look()
     assert (await shard.manifest())[0] == Manifest()
+    assert await shard.snapshots() == []
 
 
 async def test_a_round_deletes_a_bounded_number(
@@ -318,6 +321,46 @@ async def test_a_round_opens_each_table_once_for_all_shards(
         opened.clear()
 
 
+@pytest.mark.parametrize("snapshots", [[], [0], [0, 1, 2, 3, 4, 5]])
+async def test_the_last_records_of_an_idle_shard_go_in_their_time(
+    folder: ObjectStore, clocks: Clocks, snapshots: list[int]
+) -> None:
+    """Two hubs collect, and no edge sends any more."""
+    log = await LogWriter.open(folder, 1)
+    for n in range(6):
+        await log.append(0, Run(LANE, 10 * n, 10))
+        if n in snapshots:
+            await log.snapshot(0)
+    services = [TableService(folder, log.cluster) for _ in range(2)]
+    both = [
+        ShardCollector(ShardLog(folder, log.cluster, 0), service.first_untabled, RETAIN_S,
+                       clock=HubClock(clocks.wall, clocks.boot))
+        for service in services
+    ]  # fmt: skip
+    objects = []
+    for _ in range(8):
+        clocks.since += 16 * MINUTE
+        for service in services:
+            await service.run_once()
+        await asyncio.gather(*(each.look() for each in both))
+        objects.append(len(await folder.list("shard-0/")))
+    log.created = START + clocks.since
+    shard = ShardLog(folder, log.cluster, 0)
+    (last,) = await chunks(folder)
+    found = await shard.index(last)
+    assert found is not None
+    assert (last, found.footer.streams) == (6, [])
+    assert objects[-1] == objects[-4] <= 1 + 1 + 4 + len(snapshots), "it is done once: chunk, manifest, snapshots"
+    for _, key in (await shard.snapshots())[-3:]:
+        await folder.delete(key)
+    await log.follow(0)
+    assert (await shard.load()).encode() == log.states[0].encode()
+    await log.append(0, Run(LANE, 60, 10))
+    await services[0].run_once()
+    assert contents(folder) == expected({0: [Run(LANE, 0, 70)]})
+    assert (await audit(folder, "default", "telemetry", payloads=True)).problems == []
+
+
 async def test_a_table_in_trouble_holds_the_log(folder: ObjectStore, tmp_path: Path) -> None:
     log, service = await tabled_log(folder)
     await log.append(0, Run(LANE, 100, 10))
@@ -350,7 +393,8 @@ async def test_readers_that_slept_through_a_collection_go_on(folder: ObjectStore
     await collector.look()
     clocks.since += 1000 * SECOND
     await collector.look()
-    assert await chunks(folder) == list(range(16, 20))
+    assert await chunks(folder) == list(range(16, 21))
+    await log.follow(0)  # the chunk without records behind an idle log
     await log.append(0, Run(LANE, 200, 10))
     with pytest.raises(CollectedPast):
         await reader.extend(state)

@@ -20,6 +20,8 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, TOPICS, LogW
 from tests.cloud_hub.tables.test_crashes import Boundaries, Crash, WatchedStore
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.support.processes import weft
+from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.shard.collector import GRACE_S, Collector
 from weft.cloud_hub.tables.erasure import Author, Choice, ErasedRows, Eraser, erasures, tidy
 from weft.config.load import parse_schema
 from weft.output import Failed, Refused
@@ -28,10 +30,11 @@ from weft.protocols import batch
 from weft.protocols.chunk import decode, section_entries
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import ShardLog, changed
-from weft.storage.hub_keys import chunk_key, table_key
+from weft.storage.hub_keys import chunk_key, chunk_prefix, table_key
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.table.actions import TableError
 from weft.storage.table.schemas import StreamSchema
+from weft.storage.table_writer.service import TableService
 from weft.storage.table_writer.shards import load_shards
 from weft.storage.table_writer.tiering import Tierer
 
@@ -208,6 +211,30 @@ async def test_an_idle_shard_without_the_stream_holds_up_no_erasure(directory: O
     await directory.delete(chunk_key(0, 0))
     (state,) = await erasures(directory, STREAM)
     assert not any("chunks up to" in wait for wait in state.waits), state.waits
+
+
+async def test_an_erasure_ends_where_no_edge_is_linked_any_more(directory: ObjectStore) -> None:
+    log = await filled(directory)
+    await erased(directory, log, _key=PERSON.decode())
+    now = START
+    clock = HubClock(lambda: now, lambda: now)
+    service = TableService(directory, log.cluster)
+    logs = [ShardLog(directory, log.cluster, shard, lambda: now) for shard in range(2)]
+    collector = Collector(logs, service.first_untabled, 86_400.0, clock=clock)
+
+    async def waits() -> int:
+        nonlocal now
+        await service.run_once()
+        await collector.look()
+        now += int((GRACE_S + 1) * SECOND)
+        (state,) = await erasures(directory, STREAM)
+        return sum("chunks up to" in wait for wait in state.waits)
+
+    assert [await waits() for _ in range(3)] == [2] * 3
+    assert len(await directory.list(chunk_prefix(0))) == 3, "nothing goes, and nothing is written, before `retain_log`"
+    now = START + 86_401 * SECOND
+    assert [await waits() for _ in range(3)][-1] == 0
+    assert (await audit(directory, *STREAM)).problems == []
 
 
 @pytest.mark.slow
