@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from weft.cloud_hub.api.listener import is_reader_name
+from weft.cloud_hub.auth.certificates import is_reader_name
 from weft.config.errors import Finding
 from weft.config.listeners import HubTls, Jwt
 from weft.config.models import HubConfig

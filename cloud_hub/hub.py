@@ -20,9 +20,6 @@ from aiohttp import web
 
 from weft.bounds import Refusals
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.admin_facts.acts import OwnActs
-from weft.cloud_hub.admin_facts.credentials import TokenUse
-from weft.cloud_hub.admin_facts.declarations import Declarations, Watched
 from weft.cloud_hub.admin_facts.requests import (
     ActsRequests,
     NodeRequests,
@@ -31,11 +28,8 @@ from weft.cloud_hub.admin_facts.requests import (
     TenantRequests,
     TokenRequests,
 )
-from weft.cloud_hub.admin_facts.tenants import LinkQuota, TenantCounts, Tenants
-from weft.cloud_hub.api.access import Access
 from weft.cloud_hub.api.application import Api, FleetRequests, Health, ProcessRequests
 from weft.cloud_hub.api.edge_reports import newest
-from weft.cloud_hub.api.listener import SHUTDOWN_S, HubListener
 from weft.cloud_hub.api.metrics import (
     REPORTS_AGE_S,
     EdgeFigures,
@@ -49,18 +43,24 @@ from weft.cloud_hub.api.records import ShardViews
 from weft.cloud_hub.api.summaries import EdgeViews, LinksElsewhere, ShardSummaries, StreamCompleteness
 from weft.cloud_hub.api.tail import StreamTails
 from weft.cloud_hub.api.views import View, conflict_views, lost_views, open_gap_views
+from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.cluster import ClusterCache, Membership, Owners, Site, Work
 from weft.cloud_hub.console.changes import ChangeStreams, ConsolePages
 from weft.cloud_hub.down.hub_down import HubDown
 from weft.cloud_hub.down.lane_writer import ActsStream
 from weft.cloud_hub.down.requests import Messages, message_rates, read_body
+from weft.cloud_hub.facts.acts import OwnActs
+from weft.cloud_hub.facts.declarations import Declarations, Watched
+from weft.cloud_hub.facts.tokens import TokenUse
+from weft.cloud_hub.http.listener import SHUTDOWN_S, HubListener
 from weft.cloud_hub.http.validation import Asked, SelfDescription
 from weft.cloud_hub.links import edge_link
 from weft.cloud_hub.links.edge_link import EdgeLink, FrameBudget, HubLinkLog
 from weft.cloud_hub.links.open_links import LinkedEdges, OpenLinks, note_refused
 from weft.cloud_hub.pipelines import FIGURES_READ_S, PipelineRequests
 from weft.cloud_hub.pulls import HubPulls, PullRequests
+from weft.cloud_hub.quotas import LinkQuota, TenantCounts, Tenants
 from weft.cloud_hub.regions.regions import RegionLink, RegionRequests, Regions
 from weft.cloud_hub.rollouts import FleetConfigs
 from weft.cloud_hub.settings import HubSettings

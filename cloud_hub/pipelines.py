@@ -16,9 +16,9 @@ from aiohttp import web
 
 from weft.cloud_hub.admin_facts.requests import RequestedChanges, json_answer
 from weft.cloud_hub.api.answers import routes
-from weft.cloud_hub.api.views import View, moment
+from weft.cloud_hub.api.views import View
 from weft.config.metrics.exposition import Sample
-from weft.hub_api.answers import ApiError
+from weft.hub_api.answers import ApiError, moment
 from weft.hub_api.bodies import Report
 from weft.hub_api.operations import OF_NAME
 from weft.hub_api.rights import Right

@@ -22,10 +22,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from weft.cloud_hub.admin_facts.credentials import demands_tokens, identities_of
-from weft.cloud_hub.admin_facts.documents import TOKEN, UnreadableDocument
-from weft.cloud_hub.api.tokens import TokensUnusable
+from weft.cloud_hub.auth.tokens import TokensUnusable
 from weft.cloud_hub.clock import ClockWrong, sound_clock
+from weft.cloud_hub.facts.fact import TOKEN, UnreadableDocument
+from weft.cloud_hub.facts.tokens import demands_tokens, identities_of
 from weft.cloud_hub.settings import JwtSettings, addresses, cores, process_count
 from weft.config.errors import Finding
 from weft.config.listeners import HubTls, Jwt
@@ -115,7 +115,7 @@ def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindin
 
 def _look_at_issuer(jwt: Jwt, found: HubFindings, *, offline: bool) -> None:
     """Read the key set, except from a URL when offline. A hub starts without it, and reads it later."""
-    from weft.cloud_hub.api.jwt import (
+    from weft.cloud_hub.auth.jwt import (
         Issuer,  # imports cryptography, which few hubs need
         KeySetUnusable,
     )

@@ -13,11 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.admin_facts.changes import CannotDeclare, Decision
-from weft.cloud_hub.admin_facts.declarations import Declarations, Watched
-from weft.cloud_hub.admin_facts.documents import ConfigDocument
-from weft.cloud_hub.admin_facts.edge_configs import (
+from weft.cloud_hub.facts.declarations import Declarations, Watched
+from weft.cloud_hub.facts.edges import (
     GROUP_OF_EDGES,
+    ConfigDocument,
     ConfigKey,
     DesiredConfigs,
     Groups,
@@ -25,6 +24,7 @@ from weft.cloud_hub.admin_facts.edge_configs import (
     is_reached,
     stop,
 )
+from weft.cloud_hub.facts.fact import CannotDeclare, Decision
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import NodeName
 from weft.protocols.link import CONFIG, CONFIG_REASON_CHARACTERS_MAX, ConfigDesired, ConfigOutcome, ConfigState

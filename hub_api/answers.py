@@ -2,16 +2,70 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
+
+from weft.config.units import parse_duration_ns
 
 # Types that several answers of the API have in common.
 
 Moment = Annotated[str, Meta(description="RFC 3339 in UTC with nanoseconds; a time outside the calendar is a number.")]
 LogId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$", description="Id of an edge's log. A new disk is a new log.")]
 Count = Annotated[int, Meta(ge=0)]
+
+
+_SECOND = 1_000_000_000
+
+
+def moment(time: int | None) -> Moment | None:
+    """Return nanoseconds since 1970 as text. None remains None; a time outside the calendar remains a number."""
+    return None if time is None else moment_of(time)
+
+
+def moment_of(time: int) -> Moment:
+    """Return nanoseconds since 1970 as text; a time outside the calendar remains a number."""
+    seconds, rest = divmod(time, _SECOND)
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+    except (ValueError, OverflowError, OSError):
+        return str(time)
+
+
+def parse_moment(text: str) -> int:
+    """Return nanoseconds since 1970 from RFC 3339 text (without an offset: UTC) or from the number itself.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text.isascii() and text.lstrip("-").isdigit():
+        return int(text)
+    time = datetime.fromisoformat(text)
+    whole = time.replace(tzinfo=time.tzinfo or UTC, microsecond=0)
+    return int(whole.timestamp()) * _SECOND + time.microsecond * 1000
+
+
+def moment_after(text: str, now: int) -> int:
+    """Return the moment that a text gives as a duration from now on, such as ``90d``, or as ``parse_moment`` reads it.
+
+    Args:
+        now: nanoseconds since 1970.
+
+    Raises:
+        ValueError: it is neither, in the past, or too far away.
+    """
+    try:
+        until = now + parse_duration_ns(text)
+    except ValueError:
+        try:
+            until = parse_moment(text)
+        except ValueError:
+            raise ValueError(f"expected a duration such as 90d, or a date such as 2030-06-30, got {text!r}") from None
+    if not now <= until < 1 << 63:
+        raise ValueError(f"{text} is in the past, or too far away")
+    return until
 
 
 class ApiError(Exception):

@@ -14,31 +14,43 @@ from aiohttp import web
 from weft.bounds import Owner, OwnerKind, address_owner
 from weft.bounds.bound import Rates
 from weft.cloud_hub import splits
-from weft.cloud_hub.admin_facts import changes
-from weft.cloud_hub.admin_facts.acts import acting, lines
-from weft.cloud_hub.admin_facts.changes import ALWAYS_THERE, CannotDeclare, Decision, NotPaired, redeem, set_tenant
-from weft.cloud_hub.admin_facts.credentials import Credentials, last_uses, token_view
-from weft.cloud_hub.admin_facts.declarations import Drained
-from weft.cloud_hub.admin_facts.documents import (
+from weft.cloud_hub.api.answers import LongAnswer, encoded, integer, routes
+from weft.cloud_hub.api.summaries import ShardSummaries
+from weft.cloud_hub.api.views import View
+from weft.cloud_hub.auth.access import Access
+from weft.cloud_hub.auth.tokens import TokenIdentity, TokensUnusable, hash_token, new_token
+from weft.cloud_hub.clock import ADVICE, ClockWrong, HubClock
+from weft.cloud_hub.cluster import LEAVING
+from weft.cloud_hub.facts.acts import acting, lines
+from weft.cloud_hub.facts.fact import (
+    ALWAYS_THERE,
     TENANT,
     TOKEN,
+    CannotDeclare,
+    Decision,
     Quotas,
-    Secret,
     TenantDocument,
-    TokenDocument,
     UnreadableDocument,
     decode,
 )
-from weft.cloud_hub.admin_facts.tenants import StreamUse, TenantUse
-from weft.cloud_hub.api.access import Access
-from weft.cloud_hub.api.answers import LongAnswer, encoded, integer, routes
-from weft.cloud_hub.api.summaries import ShardSummaries
-from weft.cloud_hub.api.tokens import TokenIdentity, TokensUnusable, hash_token, new_token
-from weft.cloud_hub.api.views import View, moment, moment_after
-from weft.cloud_hub.clock import ADVICE, ClockWrong, HubClock
-from weft.cloud_hub.cluster import LEAVING
+from weft.cloud_hub.facts.hub import Drained, drain, undo_drain
+from weft.cloud_hub.facts.tenants import set_tenant
+from weft.cloud_hub.facts.tokens import (
+    Credentials,
+    NotPaired,
+    Secret,
+    TokenDocument,
+    add_token,
+    end_of_token,
+    last_uses,
+    redeem,
+    remove_token,
+    rotate_token,
+    token_view,
+)
+from weft.cloud_hub.quotas import StreamUse, TenantUse
 from weft.config.limits import REASON_CHARACTERS_MAX
-from weft.hub_api.answers import ApiError
+from weft.hub_api.answers import ApiError, moment, moment_after
 from weft.hub_api.bodies import Drain, NewToken, Rotation, Split, TenantQuotas
 from weft.hub_api.operations import ACTS_DEFAULT, ACTS_MAX, NUMBER_MAX, PAGE_DEFAULT, PAGE_MAX
 from weft.hub_api.rights import Right, Scope, role_grants
@@ -338,7 +350,7 @@ class TokenRequests:
         scope, grants = wanted.scope or Scope.GRANTED, role_grants(wanted.grants)
         identity = TokenIdentity(wanted.name, hash_token(secret), scope, wanted.tenant, wanted.edge, grants)
         try:
-            decision = changes.add_token(identity, until)
+            decision = add_token(identity, until)
         except TokensUnusable as error:
             raise ApiError(400, str(error), "nothing was declared") from None
         await self._changes.declare(decision, author)
@@ -354,10 +366,10 @@ class TokenRequests:
         ends: list[int | None] = []
 
         def decide(state: ClusterState) -> Change | None:
-            until = given if wanted.expires is not None else changes.end_of_token(state, name, now)
+            until = given if wanted.expires is not None else end_of_token(state, name, now)
             ends[:] = [until]
             made = Secret(hash_token(secret), until)
-            return changes.rotate_token(name, made, now, old_until, ends_oldest=wanted.end_oldest)(state)
+            return rotate_token(name, made, now, old_until, ends_oldest=wanted.end_oldest)(state)
 
         await self._changes.declare(decide, author)
         return json_answer({"name": name, "token": secret, "until": moment(ends[0])})
@@ -366,7 +378,7 @@ class TokenRequests:
         """Withdraw a token. Its links end two seconds later."""
         author = self._changes.author(request, Right.TOKENS, reason_of(request), instead=f"{_COMMAND} remove")
         name = request.match_info["name"]
-        state = await self._changes.declare(changes.remove_token(name), author)
+        state = await self._changes.declare(remove_token(name), author)
         return json_answer({"name": name, "left": len(state.facts(TOKEN))})
 
 
@@ -386,7 +398,7 @@ class NoSuchNode(Exception):
     """No process of that name, or on a machine of that name, runs on the store. The message names those that do."""
 
 
-def draining(entries: list[NodeEntry], node: str) -> tuple[list[NodeEntry], changes.Decision]:
+def draining(entries: list[NodeEntry], node: str) -> tuple[list[NodeEntry], Decision]:
     """Return the processes that a drain concerns, and its decision.
 
     Args:
@@ -401,7 +413,7 @@ def draining(entries: list[NodeEntry], node: str) -> tuple[list[NodeEntry], chan
         names = sorted({each.host for each in named} | {each.name for each in named})
         raise NoSuchNode(f"no hub process {node} runs on this store; there are: {', '.join(names) or 'none'}")
     others = [(each.host, each.name) for each in named if each not in own and each.state != LEAVING]
-    return own, changes.drain(node, others)
+    return own, drain(node, others)
 
 
 class NodeRequests:
@@ -462,7 +474,7 @@ class NodeRequests:
         node = request.query.get("node", "").rstrip("/")
         if not node:
             raise ApiError(400, "node= is missing", "GET /v1/drains lists what is drained")
-        await self._changes.declare(changes.undo_drain(node), author)
+        await self._changes.declare(undo_drain(node), author)
         return json_answer({"node": node, "drained": False, "links": None})
 
     async def _get_split(self, request: web.Request) -> web.Response:

@@ -13,10 +13,9 @@ import msgspec
 from aiohttp import web
 
 from weft.bounds import NestedShares, Owner, Refusals
-from weft.cloud_hub.api import views
-from weft.cloud_hub.api.access import Charged
 from weft.cloud_hub.api.views import LaneOf, View
-from weft.hub_api.answers import ApiError
+from weft.cloud_hub.auth.access import Charged
+from weft.hub_api.answers import ApiError, parse_moment
 from weft.hub_api.operations import OF_NAME
 from weft.network.http_server import Handler
 from weft.protocols.lane import Lane, format_log_id
@@ -301,7 +300,7 @@ def time_parameter(request: web.Request, name: str) -> int | None:
     if text is None:
         return None
     try:
-        return views.parse_moment(text)
+        return parse_moment(text)
     except ValueError:
         found = text[: 2 * DIGITS_MAX]
         raise ApiError(400, f"{name}={found!r} is not a time", "write 2026-01-31T12:00:00Z, or nanoseconds") from None

@@ -17,7 +17,6 @@ from aiohttp.typedefs import Middleware
 
 from weft.bounds import Refusals
 from weft.cloud_hub.api import views
-from weft.cloud_hub.api.access import Access, headers_of
 from weft.cloud_hub.api.answers import Answers, LongAnswer, choice, encoded, integer, lanes_after, position, routes
 from weft.cloud_hub.api.metrics import Metrics, StreamRates
 from weft.cloud_hub.api.records import SOON, RecordsAnswer, ShardsView, ShardViews, trace_answer
@@ -32,6 +31,7 @@ from weft.cloud_hub.api.summaries import (
     edges_after,
 )
 from weft.cloud_hub.api.views import LOST_LISTED_MAX, LaneOf, StreamPart, View, lost_views, renamed_lanes
+from weft.cloud_hub.auth.access import Access, headers_of
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster import Membership, node_views
 from weft.cloud_hub.shard.collector import ShardCollector
@@ -40,7 +40,7 @@ from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import CONTENT_TYPE, Sample
 from weft.config.units import approximate_duration
-from weft.hub_api.answers import ApiError
+from weft.hub_api.answers import ApiError, moment
 from weft.hub_api.operations import (
     JSON_FORMAT,
     NUMBER_MAX,
@@ -526,7 +526,7 @@ class Api:
                 shards.missing[state.shard] = public_reason(error)
         complete = await self._moments.of(shards.states, tenant, stream)
         view = {"tenant": tenant, "stream": stream, "rows": await asyncio.to_thread(answer.rows),
-                "complete_up_to": views.moment(complete.complete_up_to),
+                "complete_up_to": moment(complete.complete_up_to),
                 "is_whole": answer.is_whole and not shards.missing}  # fmt: skip
         return _json(shards.unclaimed(view) | shards.missing_view())
 
@@ -596,7 +596,7 @@ class Api:
             if (gone := views.deletion_of(shards.states, tenant, stream)) is not None:
                 raise ApiError(
                     404,
-                    f"stream {stream!r} of tenant {tenant} was deleted at {views.moment(gone.time)}: {gone.reason}",
+                    f"stream {stream!r} of tenant {tenant} was deleted at {moment(gone.time)}: {gone.reason}",
                     "read its table, which stays; the next record of an edge begins the stream again",
                 )
             raise ApiError(404, f"tenant {tenant} has no stream {stream!r}", "GET /v1/streams lists the streams")

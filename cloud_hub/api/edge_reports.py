@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from weft.cloud_hub.api.views import View, moment
+from weft.cloud_hub.api.views import View
+from weft.hub_api.answers import moment
 from weft.protocols.lane import NodeName
 from weft.protocols.link import FunctionReport, NodeReport
 from weft.protocols.ranges import Nanoseconds

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from weft.cloud_hub.api.answers import JSON, LongAnswer, Part
 from weft.cloud_hub.api.history import PastPlace, RowsAsked, rows_within
 from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.views import Search, finished, moment
+from weft.cloud_hub.api.views import Search, finished
+from weft.hub_api.answers import moment
 from weft.hub_api.operations import ARROW, JSON_ROWS_MAX
 from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection
 from weft.protocols.errors import Corrupt

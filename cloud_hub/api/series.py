@@ -14,10 +14,10 @@ from aiohttp import web
 
 from weft.cloud_hub.api.answers import choice, integer, time_parameter
 from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.views import Search, View, parse_moment
-from weft.cloud_hub.api.views import moment as moment_text
+from weft.cloud_hub.api.views import Search, View
 from weft.config.units import parse_duration_ns
-from weft.hub_api.answers import ApiError
+from weft.hub_api.answers import ApiError, parse_moment
+from weft.hub_api.answers import moment as moment_text
 from weft.hub_api.operations import SERIES_ROWS_DEFAULT, SERIES_ROWS_MAX, SERIES_VALUES
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.payloads import PayloadKind

@@ -34,7 +34,6 @@ from weft.cloud_hub.api.views import (
     View,
     conflict_views,
     merged,
-    moment,
     open_gap_views,
     renamed_lanes,
     stream_parts,
@@ -44,6 +43,7 @@ from weft.cloud_hub.shard.lane_session import AUDIT_EDGE, AUDIT_TENANT, DOWN_STR
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import CachedShard, Shards
 from weft.config.log_lines import Repeats, left_out
+from weft.hub_api.answers import moment
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import Lane, NodeName, format_log_id
 from weft.protocols.shard.completeness import Completeness, HeldBack, LostRecords, Reason, Tally, moment_of

@@ -18,10 +18,10 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from weft.bounds import Owner, Rates, Refusals
-from weft.cloud_hub.api.access import Access, Charged
 from weft.cloud_hub.api.answers import AnswerRoom, Part, ReaderPlaces, routes
 from weft.cloud_hub.api.records import SOON, ShardsView
 from weft.cloud_hub.api.views import Search, View
+from weft.cloud_hub.auth.access import Access, Charged
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.hub_api.answers import ApiError
 from weft.hub_api.operations import NUMBER_MAX

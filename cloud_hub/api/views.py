@@ -6,14 +6,13 @@ import asyncio
 import base64
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.config.units import parse_duration_ns
+from weft.hub_api.answers import moment
 from weft.protocols import batch as batches
 from weft.protocols.batch import Flag, header_json
 from weft.protocols.chunk import CLOCKS, BatchTimes
@@ -222,8 +221,6 @@ def merged(parts: Sequence[StreamPart], expected: Iterable[str]) -> StreamSummar
     )  # fmt: skip
 
 
-_NS = 1_000_000_000
-
 TABLES_LISTED_MAX = 1000
 """Maximum number of tables in the status; failing ones come first."""
 LOST_LISTED_MAX = 1000
@@ -232,51 +229,6 @@ View = dict[str, Any]
 
 RETIRED_LOOKED_AT_MAX = 2_000
 """Maximum number of retired lanes that one answer checks for open gaps, the last retired ones."""
-
-
-def moment(time: int | None) -> str | None:
-    """Return nanoseconds since 1970 as text. None remains None; a time outside the calendar remains a number."""
-    if time is None:
-        return None
-    seconds, rest = divmod(time, _NS)
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
-    except (ValueError, OverflowError, OSError):
-        return str(time)
-
-
-def parse_moment(text: str) -> int:
-    """Return nanoseconds since 1970 from RFC 3339 text (without an offset: UTC) or from the number itself.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if text.isascii() and text.lstrip("-").isdigit():
-        return int(text)
-    time = datetime.fromisoformat(text)
-    whole = time.replace(tzinfo=time.tzinfo or UTC, microsecond=0)
-    return int(whole.timestamp()) * _NS + time.microsecond * 1000
-
-
-def moment_after(text: str, now: int) -> int:
-    """Return the moment that a text gives as a duration from now on, such as ``90d``, or as ``parse_moment`` reads it.
-
-    Args:
-        now: nanoseconds since 1970.
-
-    Raises:
-        ValueError: it is neither, in the past, or too far away.
-    """
-    try:
-        until = now + parse_duration_ns(text)
-    except ValueError:
-        try:
-            until = parse_moment(text)
-        except ValueError:
-            raise ValueError(f"expected a duration such as 90d, or a date such as 2030-06-30, got {text!r}") from None
-    if not now <= until < 1 << 63:
-        raise ValueError(f"{text} is in the past, or too far away")
-    return until
 
 
 def _ranges(ranges: Iterable[tuple[int, int]]) -> list[View]:

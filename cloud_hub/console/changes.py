@@ -16,9 +16,9 @@ import msgspec
 from aiohttp import web
 
 from weft.bounds import Refusals
-from weft.cloud_hub.api.access import Access
 from weft.cloud_hub.api.answers import ReaderPlaces, routes
 from weft.cloud_hub.api.metrics import ShardPositions
+from weft.cloud_hub.auth.access import Access
 from weft.hub_api.answers import ApiError
 from weft.hub_api.rights import Right
 from weft.network.pages.assets import Assets

@@ -16,8 +16,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from weft.cloud_hub.admin_facts.acts import NumberedEntry, entries, line
-from weft.cloud_hub.admin_facts.declarations import Declarations, Watched
+from weft.cloud_hub.facts.acts import NumberedEntry, entries, line
+from weft.cloud_hub.facts.declarations import Declarations, Watched
 from weft.cloud_hub.shard.lane_session import (
     AUDIT_EDGE,
     AUDIT_STREAM,

@@ -13,19 +13,19 @@ import msgspec
 from aiohttp import hdrs, web
 
 from weft.bounds import NestedShares, Rates
-from weft.cloud_hub.admin_facts.edge_configs import GroupKey, Groups
-from weft.cloud_hub.api.access import Access
 from weft.cloud_hub.api.answers import SLICE_S, routes
-from weft.cloud_hub.api.tokens import TokenIdentity
-from weft.cloud_hub.api.views import View, moment
+from weft.cloud_hub.api.views import View
+from weft.cloud_hub.auth.access import Access
+from weft.cloud_hub.auth.tokens import TokenIdentity
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.down.edge_queue import Draft, KeyConflict, QueueFull, Remembered, Waiting
 from weft.cloud_hub.down.hub_down import HubDown, OutcomeUnknown, UnknownEdge
 from weft.cloud_hub.down.lane_writer import CannotWrite
+from weft.cloud_hub.facts.edges import GroupKey, Groups
 from weft.cloud_hub.shard.lane_session import DOWN_STREAM
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.shard.shards import Shards
-from weft.hub_api.answers import ApiError
+from weft.hub_api.answers import ApiError, moment
 from weft.hub_api.bodies import EDGES_MAX, KEY_CHARACTERS_MAX, MessageRequest
 from weft.hub_api.rights import Right
 from weft.protocols.errors import CodecError

@@ -14,12 +14,11 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from weft.cloud_hub.api.access import Access
 from weft.cloud_hub.api.answers import choice, integer, routes, time_parameter
-from weft.cloud_hub.api.listener import ReaderCertificate
-from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.auth.access import Access
+from weft.cloud_hub.auth.certificates import ReaderCertificate
 from weft.config.release import SOFTWARE
-from weft.hub_api.answers import ApiError, WhoAmI
+from weft.hub_api.answers import ApiError, WhoAmI, moment
 from weft.hub_api.document import document
 from weft.hub_api.operations import OPERATIONS, TIME, Operation, Parameter
 from weft.protocols.lane import NAME_RULE

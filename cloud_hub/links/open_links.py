@@ -17,16 +17,16 @@ from aiohttp import web
 
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.admin_facts.credentials import WITHOUT_TOKEN, Credentials
 from weft.cloud_hub.api.edge_reports import EdgeReport, is_later
-from weft.cloud_hub.api.listener import CertificateIdentity
 from weft.cloud_hub.api.summaries import Linked, LinksElsewhere
-from weft.cloud_hub.api.tokens import TokenIdentity
-from weft.cloud_hub.api.views import LOST_LISTED_MAX, View, moment
+from weft.cloud_hub.api.views import LOST_LISTED_MAX, View
+from weft.cloud_hub.auth.certificates import CertificateIdentity
+from weft.cloud_hub.auth.tokens import TokenIdentity
+from weft.cloud_hub.facts.tokens import WITHOUT_TOKEN, Credentials
 from weft.cloud_hub.links.edge_link import EdgeLink, clock_differs
 from weft.cloud_hub.shard.lane_ends import note_conflicts
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.answers import ApiError
+from weft.hub_api.answers import ApiError, moment
 from weft.protocols.lane import NodeName, format_log_id, valid_name
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import Nanoseconds

@@ -16,10 +16,11 @@ from typing import Annotated
 import msgspec
 
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.api.views import View, moment
+from weft.cloud_hub.api.views import View
 from weft.cloud_hub.settings import RegionSettings
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import Sample
+from weft.hub_api.answers import moment
 from weft.replication.liveness import SECOND
 from weft.replication.policy import PERIODS_MAX, BudgetCount, BudgetRule, period_of, reserve
 from weft.replication.runner.control import ALIVE_BYTES

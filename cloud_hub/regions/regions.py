@@ -13,12 +13,11 @@ import msgspec
 from aiohttp import web
 
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.admin_facts.changes import pause_region
-from weft.cloud_hub.admin_facts.declarations import DeclaredRegions
 from weft.cloud_hub.admin_facts.requests import RequestedChanges, json_answer
 from weft.cloud_hub.api.answers import routes
 from weft.cloud_hub.api.views import View
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.facts.hub import DeclaredRegions, pause_region
 from weft.cloud_hub.regions.budget import RegionBudget, budget_views
 from weft.cloud_hub.regions.source import RegionSource, Selection
 from weft.cloud_hub.settings import RegionSettings

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from weft.cloud_hub.admin_facts.documents import wrong_part
+from weft.cloud_hub.facts.streams import wrong_part
 from weft.protocols.batch import Buffer
 from weft.storage.table import delta_log
 from weft.storage.table.actions import Action, AddedFile, DataFile, DeltaState, TableError, plain_path

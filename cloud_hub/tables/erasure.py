@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from weft.cloud_hub.admin_facts.documents import wrong_part
+from weft.cloud_hub.facts.streams import wrong_part
 from weft.cloud_hub.tables.buckets import HIDDEN_FOLDER, KEY_PROPERTY, Key, Mask, field_text, hidden_key, json_value
 from weft.cloud_hub.tables.latest import LatestTierer
 from weft.cloud_hub.tables.quarantine import Quarantine

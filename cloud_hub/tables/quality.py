@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.api.views import moment
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.tables.quarantine import QuarantineStatus
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import Sample
 from weft.config.payload_schema.model import QualityRule
 from weft.config.units import approximate_duration, format_duration
+from weft.hub_api.answers import moment
 from weft.protocols.chunk_index import StreamKey
 from weft.storage.table.quality import Counted, QualityCounts, number_of
 from weft.storage.table.schemas import DeclaredQuality, Schemas, StreamQuality

@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from weft.cloud_hub.admin_facts.changes import DeclaredTables
-from weft.cloud_hub.admin_facts.documents import TableDocument
+from weft.cloud_hub.facts.streams import DeclaredTables, TableDocument
 from weft.cloud_hub.tables.retention import Retention
 from weft.config.log_lines import Repeats, left_out
 from weft.protocols.chunk_index import StreamKey

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from weft.cloud_hub.admin_facts.documents import TableDocument
+from weft.cloud_hub.facts.streams import TableDocument
 from weft.config.units import format_duration, format_size
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.ranges import Range, RangeSet

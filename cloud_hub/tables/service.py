@@ -16,9 +16,8 @@ from typing import Any
 import msgspec
 
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.admin_facts.changes import DeclaredTables
-from weft.cloud_hub.admin_facts.documents import LatestDocument, TableDocument
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.facts.streams import DeclaredTables, LatestDocument, TableDocument
 from weft.cloud_hub.tables.buckets import Key
 from weft.cloud_hub.tables.latest import SETTINGS, LatestTierer
 from weft.cloud_hub.tables.quarantine import QuarantineWork

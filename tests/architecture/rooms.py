@@ -114,7 +114,9 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "cloud_hub": (
         ("clock", "settings"),
         ("cluster", "shard"),
-        ("api", "splits", "stream_deletion"),
+        ("auth", "splits", "stream_deletion"),
+        ("facts",),
+        ("api", "quotas"),
         ("admin_facts", "check", "console"),
         ("down", "pipelines", "preflight", "regions", "rollouts", "tables"),
         ("links",),

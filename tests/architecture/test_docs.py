@@ -15,7 +15,8 @@ from docs.tools.picture import missing, picture
 from docs.tools.prose import broken_code, handwritten_pages, long_lines
 from weft.bounds import Refusals
 from weft.cloud_hub.admin_facts import requests
-from weft.cloud_hub.api import answers, jwt, series, tail
+from weft.cloud_hub.api import answers, series, tail
+from weft.cloud_hub.auth import jwt
 from weft.cloud_hub.console import changes
 from weft.config.metrics.edge import EDGE_METRICS
 from weft.config.metrics.hub import HUB_METRICS

@@ -43,7 +43,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "amqtt": ("weft/amqtt_plugin.py",),
     "click": ("weft/",),
     "rich": ("weft/",),
-    "yaml": ("config/", "cloud_hub/api/tokens.py"),
+    "yaml": ("config/", "cloud_hub/auth/tokens.py"),
     "cryptography": (
         "storage/segment_log/cipher.py",
         "config/signing.py",
@@ -51,7 +51,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
         "weft/commands/ca.py",
     ),
     "opentelemetry": ("network/tracing.py",),
-    "joserfc": ("cloud_hub/api/jwt.py",),
+    "joserfc": ("cloud_hub/auth/jwt.py",),
     "ctypes": ("storage/host.py", "functions/python_worker.py", "weft/service/serving.py"),
 }
 """Library -> where it may be imported."""

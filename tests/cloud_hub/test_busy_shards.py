@@ -18,7 +18,7 @@ from tests.cloud_hub.test_split_hub import Edge, states_of
 from tests.support.silence import silent_logs
 from tests.support.waiting import until
 from weft.cloud_hub import cluster, splits
-from weft.cloud_hub.admin_facts.acts import OwnActs, lines
+from weft.cloud_hub.facts.acts import OwnActs, lines
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.splits import BUSY, SAMPLE_S, SUSTAINED_S, ProcessLoad
 from weft.protocols.lane import Lane

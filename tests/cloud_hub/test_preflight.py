@@ -14,9 +14,9 @@ from tests.storage.object_store.racy_server import racy_server
 from tests.support.certificates import Authority, Pem
 from tests.support.issuer import KeySetServer, key_of, key_set
 from weft.cloud_hub import preflight
-from weft.cloud_hub.admin_facts import changes
-from weft.cloud_hub.admin_facts.changes import Decision
-from weft.cloud_hub.api.tokens import TokenIdentity, hash_token
+from weft.cloud_hub.auth.tokens import TokenIdentity, hash_token
+from weft.cloud_hub.facts.fact import Decision
+from weft.cloud_hub.facts.tokens import add_token, open_hubs, remove_token
 from weft.config.listeners import HubTls, Jwt
 from weft.config.models import HubConfig
 from weft.config.sources import Collector
@@ -145,17 +145,17 @@ def test_a_hub_that_no_token_opens_is_said(tmp_path: Path) -> None:
     (empty,) = said(anonymous="never")
     assert empty.startswith("anonymous: the store declares no token")
     identity = TokenIdentity("press", hash_token("secret"), Scope.READER)
-    declare(store, changes.add_token(identity, int((NOW - timedelta(days=1)).timestamp() * 1e9)))
+    declare(store, add_token(identity, int((NOW - timedelta(days=1)).timestamp() * 1e9)))
     for settings in ({}, {"anonymous": "never"}):
         (ended,) = said(**settings)
         assert ended.startswith("store: every token in it has ended")
-    declare(store, changes.remove_token("press"))
+    declare(store, remove_token("press"))
     (withdrawn,) = said()
     assert withdrawn.startswith("store: its last token was withdrawn")
     assert said(anonymous="never")[0].startswith("anonymous: the store declares no token")
-    declare(store, changes.open_hubs)
+    declare(store, open_hubs)
     assert said() == [], "`weft hub open` has opened it"
-    declare(store, changes.add_token(identity, None))
+    declare(store, add_token(identity, None))
     assert said() == []
 
 

@@ -118,7 +118,7 @@ async def test_readers_cannot_link_and_edges_cannot_read(authority: Authority, t
 async def test_a_certificate_ends_on_an_open_connection_when_it_is_revoked_or_over(
     authority: Authority, tokens: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.cloud_hub.api.listener.LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr("weft.cloud_hub.http.listener.LOOK_INTERVAL_S", 0.02)
     async with secure_hub(authority, tokens, crl_file=authority.revoke()) as hub:
         mara, jo = authority.sign("mara"), authority.sign("jo", unit="operators")
         async with shown(authority, mara) as first, shown(authority, jo) as second:

@@ -10,7 +10,7 @@ from typing import Any
 from tests.cloud_hub.live import running_hub
 from weft.bounds import NestedShares, Owner, OwnerKind, Shares
 from weft.cloud_hub.api.answers import ReaderPlaces
-from weft.cloud_hub.api.tokens import TokenIdentity
+from weft.cloud_hub.auth.tokens import TokenIdentity
 from weft.cloud_hub.down.edge_queue import DownContext
 from weft.cloud_hub.links.open_links import OpenLinks
 from weft.hub_api.answers import ApiError

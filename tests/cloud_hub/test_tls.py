@@ -39,7 +39,7 @@ from weft.storage.object_store.directory import MemoryStore
 
 @pytest.fixture(autouse=True)
 def _look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.cloud_hub.api.listener.LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr("weft.cloud_hub.http.listener.LOOK_INTERVAL_S", 0.02)
     monkeypatch.setattr("weft.network.admission.SWEEP_INTERVAL_S", 0.05)
 
 

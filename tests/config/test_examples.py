@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from weft.cloud_hub.api.tokens import read_tokens
+from weft.cloud_hub.auth.tokens import read_tokens
 from weft.cloud_hub.check import check as check_hub
 from weft.config.load import load, parse, parse_rules
 from weft.config.models import EdgeConfig, HubConfig

@@ -17,7 +17,7 @@ from tests.cloud_hub.tables.logs import LogWriter
 from tests.cloud_hub.tables.test_typed import Process, readings
 from tests.end_to_end.page_reader import java_options
 from tests.support.third_party import DBT, DELTA_SPARK, Package
-from weft.cloud_hub.admin_facts.changes import set_schema
+from weft.cloud_hub.facts.streams import set_schema
 from weft.config.load import parse_schema
 from weft.storage.cluster_log import Author, ClusterLog
 from weft.storage.object_store import open_store

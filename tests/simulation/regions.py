@@ -25,8 +25,7 @@ from tests.simulation.fabric import DRAIN_S, Fabric, check_marks, gaps_of, virtu
 from tests.simulation.hub import VirtualNode
 from tests.simulation.network import MACHINE, Network
 from tests.support.outcomes import outcome
-from weft.cloud_hub.admin_facts.declarations import DeclaredRegions
-from weft.cloud_hub.admin_facts.documents import RegionDocument
+from weft.cloud_hub.facts.hub import DeclaredRegions, RegionDocument
 from weft.cloud_hub.regions import regions as region_link
 from weft.cloud_hub.regions import source as region_source
 from weft.cloud_hub.regions.regions import RegionLink

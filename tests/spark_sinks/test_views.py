@@ -17,7 +17,7 @@ from spark_sinks import ReadError, register
 from tests.spark_sinks.conftest import EDGES, STREAM, Hub, records
 from tests.spark_sinks.source.test_through_hub import Serving
 from weft.cli import cli
-from weft.cloud_hub.admin_facts.changes import set_schema
+from weft.cloud_hub.facts.streams import set_schema
 from weft.commands import spark as sql
 from weft.config.load import parse_schema
 from weft.config.payload_schema.model import PayloadSchema

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from weft.cloud_hub.admin_facts import changes
-from weft.cloud_hub.admin_facts.documents import TENANT, Quotas
-from weft.cloud_hub.api.tokens import TokenIdentity, check_identity, hash_token, new_token, read_tokens
+from weft.cloud_hub.auth.tokens import TokenIdentity, check_identity, hash_token, new_token, read_tokens
+from weft.cloud_hub.facts.fact import TENANT, Quotas
+from weft.cloud_hub.facts.tenants import set_tenant
+from weft.cloud_hub.facts.tokens import TokenCache, import_token, remove_token
 from weft.hub_api.rights import ANY, Scope
 from weft.storage.cluster import open_cluster
 from weft.storage.cluster_log import Author, ClusterLog
@@ -42,15 +43,15 @@ async def declare_tokens(store: ObjectStore, path: str, *, shards: int = 2) -> N
     identities = read_tokens(Path(path).read_bytes(), path)
     there = (await log.load()).facts(TENANT)
     tenants = {each.tenant for each in identities} - {"default", ANY, *there}
-    decisions = [changes.set_tenant(each, Quotas(), is_new=True) for each in sorted(tenants)]
-    known = changes.TokenCache()
-    await log.append_all([*decisions, *(changes.import_token(each, known) for each in identities)], _author())
+    decisions = [set_tenant(each, Quotas(), is_new=True) for each in sorted(tenants)]
+    known = TokenCache()
+    await log.append_all([*decisions, *(import_token(each, known) for each in identities)], _author())
 
 
 async def withdraw_token(store: ObjectStore, name: str) -> int:
     """Withdraw a token from a store, and return the number of the entry."""
     log = ClusterLog(store, (await open_cluster(store, None)).cluster_id)
-    return (await log.append(changes.remove_token(name), _author())).n
+    return (await log.append(remove_token(name), _author())).n
 
 
 def declare_in(store: str | Path, path: str | Path, *, shards: int = 2) -> None:

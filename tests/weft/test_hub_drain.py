@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.cloud_hub.admin_facts.test_administration import ADMIN
-from tests.cloud_hub.admin_facts.test_hub import SOON, declare, token
+from tests.cloud_hub.facts.test_administration import ADMIN
+from tests.cloud_hub.facts.test_hub import SOON, declare, token
 from tests.cloud_hub.live import running_hub
 from tests.support.processes import weft
-from weft.cloud_hub.admin_facts.documents import NODE
+from weft.cloud_hub.facts.fact import NODE
 from weft.hub_api.rights import Scope, role_grants
 from weft.output import Failed, Refused
 from weft.storage import hub_keys

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cloud_hub.admin_facts.test_acting import Dying, Killed
+from tests.cloud_hub.facts.test_acting import Dying, Killed
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.support.processes import weft
 from weft.commands import common, hub_store

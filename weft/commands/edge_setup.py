@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from weft.client import Client, HubRefusal, HubUnreachable
-from weft.cloud_hub.api.tokens import hash_token, new_token
+from weft.cloud_hub.auth.tokens import hash_token, new_token
 from weft.commands.acts import ordering
 from weft.commands.common import config_argument, confirm, json_option, load_edge, tenant_option, using, yes_option
 from weft.commands.credentials import password_of, password_option

@@ -8,13 +8,24 @@ from typing import Any
 
 import click
 
-from weft.cloud_hub.admin_facts import acts
-from weft.cloud_hub.admin_facts.acts import options_of, requests_of, setting_of
-from weft.cloud_hub.admin_facts.changes import CannotDeclare
-from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.facts.approvals import (
+    VALID_S_MAX,
+    VALID_S_MIN,
+    Approval,
+    SecondPersonDocument,
+    change_setting,
+    forget,
+    options_of,
+    requests_of,
+    setting_of,
+    withdraw,
+)
+from weft.cloud_hub.facts.approvals import approve as declare_approve
+from weft.cloud_hub.facts.fact import CannotDeclare
 from weft.commands.common import config_argument, json_option
 from weft.commands.hub_store import FactChange, changing, decision_options, load_facts, on_store, read_facts
 from weft.config.units import approximate_duration, parse_duration_ns
+from weft.hub_api.answers import moment
 from weft.output import Failed, Refused, harmless, print_json, print_table
 from weft.protocols.errors import CodecError
 from weft.storage.cluster_log import ChangeRefused, Contended
@@ -51,9 +62,9 @@ def second_person(config_file: str, *, require: str | None, valid: str, reason: 
         valid_s = parse_duration_ns(valid) // _SECOND
     except ValueError as error:
         raise Refused(f"--valid: {error}") from None
-    if not acts.VALID_S_MIN <= valid_s <= acts.VALID_S_MAX:
+    if not VALID_S_MIN <= valid_s <= VALID_S_MAX:
         raise Refused(f"--valid: expected 1m to 30d, got {valid}")
-    wanted = None if require == OFF else acts.SecondPersonDocument(require, valid_s)  # type: ignore[arg-type]
+    wanted = None if require == OFF else SecondPersonDocument(require, valid_s)  # type: ignore[arg-type]
     target = f"second person: {require}" + ("" if wanted is None else f", requests valid for {valid}")
     _change(_set(changing(config_file, by, reason, target), wanted))
     click.echo("one person does all acts alone" if wanted is None else "acts without a way back need another person")
@@ -147,20 +158,20 @@ def approve(config_file: str, request: str, *, refuse: bool, reason: str, by: st
     click.echo(f"approved {request}: the same command does it now, once")
 
 
-async def _set(change: FactChange, wanted: acts.SecondPersonDocument | None) -> None:
+async def _set(change: FactChange, wanted: SecondPersonDocument | None) -> None:
     async with change as (_, log, author):
-        await log.append(acts.change_setting(wanted), author)
+        await log.append(change_setting(wanted), author)
 
 
 async def _approve(change: FactChange, request: str) -> None:
     async with change as (_, log, author):
-        await log.append(acts.approve(request, acts.Approval(author.by, author.origin, author.at)), author)
+        await log.append(declare_approve(request, Approval(author.by, author.origin, author.at)), author)
 
 
 async def _refuse(change: FactChange, request: str) -> None:
     async with change as (store, log, author):
-        await log.append(acts.withdraw(request), author)
-        await acts.forget(store, request)
+        await log.append(withdraw(request), author)
+        await forget(store, request)
 
 
 def _change(work: Coroutine[Any, Any, None]) -> None:

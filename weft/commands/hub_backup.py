@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from weft.cloud_hub.admin_facts.changes import note_backup
-from weft.cloud_hub.admin_facts.credentials import demands_tokens
-from weft.cloud_hub.admin_facts.documents import BackupDocument
+from weft.cloud_hub.facts.hub import BackupDocument, note_backup
+from weft.cloud_hub.facts.tokens import demands_tokens
 from weft.commands.common import config_argument, json_option, load_hub, open_hub_store, store_trouble
 from weft.commands.hub_store import declare
 from weft.config.units import is_bucket

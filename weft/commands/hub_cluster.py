@@ -15,9 +15,9 @@ import click
 
 from weft.cloud_hub import cluster as membership
 from weft.cloud_hub import splits
-from weft.cloud_hub.admin_facts import changes
 from weft.cloud_hub.clock import DOUBTED_NS, HubClock
 from weft.cloud_hub.cluster import FOREIGN, GONE, node_views
+from weft.cloud_hub.facts.hub import undo_drain
 from weft.cloud_hub.shard import lane_ends
 from weft.commands.common import (
     ExistingPath,
@@ -383,7 +383,7 @@ def _drain_by_store(config_file: str, node: str, by: str | None, reason: str, *,
     from weft.cloud_hub.admin_facts.requests import NoSuchNode, draining
 
     try:
-        decision = changes.undo_drain(node) if undo else draining(_entries(config_file), node)[1]
+        decision = undo_drain(node) if undo else draining(_entries(config_file), node)[1]
     except NoSuchNode as error:
         raise Failed(str(error)) from None
     declare(config_file, decision, by, reason)

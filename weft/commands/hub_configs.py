@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cloud_hub.admin_facts import edge_configs
-from weft.cloud_hub.admin_facts.changes import CannotDeclare
-from weft.cloud_hub.admin_facts.documents import GROUP, GroupDocument, RolloutDocument, parse_stream_name
-from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
-from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.facts import edges as edge_configs
+from weft.cloud_hub.facts.edges import DesiredConfigs, GroupDocument, Groups, RolloutDocument
+from weft.cloud_hub.facts.fact import GROUP, CannotDeclare, parse_stream_name
 from weft.commands.common import config_argument, json_option
 from weft.commands.hub_store import decision_options, declare, on_store, read_facts
 from weft.commands.hub_streams import key_of
 from weft.config.signing import SignatureUnreadable, read_signed
+from weft.hub_api.answers import moment
 from weft.output import Failed, Refused, counted, print_json, print_table
 from weft.protocols.link import ConfigOutcome
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.admin_facts.documents import ConfigDocument
-    from weft.cloud_hub.admin_facts.edge_configs import ConfigKey
+    from weft.cloud_hub.facts.edges import ConfigDocument, ConfigKey
     from weft.cloud_hub.rollouts import RolloutProgress, States
     from weft.storage.cluster_log import ClusterState
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import click
 
-from weft.cloud_hub.admin_facts import changes
+from weft.cloud_hub.facts.hub import compare_region, pause_region
 from weft.commands.common import ExistingPath, config_argument, json_option, load_hub
 from weft.commands.hub_settings import settings_of
 from weft.commands.hub_store import Act, acting, decision_options, declare, no_other_author, on_store
@@ -129,7 +129,7 @@ def compare(config_file: str, region: str, *, reason: str, by: str | None) -> No
     """
 
     _known(config_file, region)
-    declare(config_file, changes.compare_region(region), by, reason)
+    declare(config_file, compare_region(region), by, reason)
     click.echo(f"the links to {region} begin again at the start of the log within some seconds")
 
 
@@ -179,7 +179,7 @@ def _pause(hub: str, region: str, token_file: str | None, reason: str, by: str |
 
     if names_a_config(hub):
         _known(hub, region)
-        declare(hub, changes.pause_region(region, paused=paused), by, reason)
+        declare(hub, pause_region(region, paused=paused), by, reason)
     else:
         no_other_author(by)
         body = {"paused": paused, "reason": reason}

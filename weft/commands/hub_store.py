@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
-from weft.cloud_hub.admin_facts.acts import line
-from weft.cloud_hub.admin_facts.changes import CannotDeclare
-from weft.cloud_hub.api.tokens import TokensUnusable
-from weft.cloud_hub.api.views import moment_after
+from weft.cloud_hub.auth.tokens import TokensUnusable
 from weft.cloud_hub.clock import ClockWrong, sound_clock
+from weft.cloud_hub.facts.acts import line
+from weft.cloud_hub.facts.approvals import ACTS, AskedAct, NeedsApproval, allow
+from weft.cloud_hub.facts.fact import CannotDeclare
 from weft.commands.acts import command_options, command_words, origin
 from weft.commands.common import (
     ExistingPath,
@@ -30,6 +30,7 @@ from weft.commands.common import (
 )
 from weft.commands.running import any_hub_argument, running_hub
 from weft.config.units import is_bucket
+from weft.hub_api.answers import moment_after
 from weft.output import Failed, Refused, counted, harmless, print_json, print_table
 from weft.protocols.errors import CodecError
 from weft.storage import hub_keys
@@ -40,7 +41,7 @@ from weft.storage.object_store.directory import MemoryStore
 from weft.storage.object_store.probe import probe_in_sequence, read_only
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.admin_facts.changes import Decision
+    from weft.cloud_hub.facts.fact import Decision
     from weft.config.models import HubConfig
     from weft.storage.cluster_log import Change, ClusterState, Declaration
 
@@ -113,7 +114,7 @@ async def acting(
     Raises:
         Failed: the line before the act cannot be written, or another person has to approve it. Nothing was done.
     """
-    from weft.cloud_hub.admin_facts import acts
+    from weft.cloud_hub.facts import acts
 
     async with opened(load_hub(config_file)) as store, AsyncExitStack() as lines:
         try:
@@ -216,13 +217,12 @@ async def load_facts(store: ObjectStore) -> ClusterState:
 
 async def _allowed(store: ObjectStore, log: ClusterLog, target: str, author: Author) -> str | None:
     """Return the id of an act that others had to approve, and have; None for one that needs no approval."""
-    from weft.cloud_hub.admin_facts import acts
 
-    if author.command not in acts.ACTS:
+    if author.command not in ACTS:
         return None
     try:
-        return await acts.allow(store, log, acts.AskedAct(author.command, target, command_options()), author)
-    except acts.NeedsApproval as error:
+        return await allow(store, log, AskedAct(author.command, target, command_options()), author)
+    except NeedsApproval as error:
         raise Failed(str(error)) from None
 
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.cloud_hub.admin_facts import changes
-from weft.cloud_hub.admin_facts.documents import UnreadableDocument, decode, stream_name
-from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.facts.fact import UnreadableDocument, decode, stream_name
+from weft.cloud_hub.facts.streams import expect_edges
 from weft.cloud_hub.shard import lane_ends
 from weft.commands.common import (
     by_option,
@@ -30,6 +29,7 @@ from weft.commands.common import (
 )
 from weft.commands.hub_settings import longest_round_s
 from weft.commands.hub_store import Act, acting, begin, decision_options, declare, declaring, on_store, read_facts
+from weft.hub_api.answers import moment
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json
 from weft.protocols.errors import CodecError
 from weft.storage.chunk_log import CollectedPast, ShardLog
@@ -152,7 +152,7 @@ def expect(
         raise Refused("--withdraw takes no EDGES")
     if withdraw or edges:
         with declaring():
-            decision = changes.expect_edges(key, None if withdraw else edges)
+            decision = expect_edges(key, None if withdraw else edges)
         if edges:
             begin(config_file, [decision], by, reason)
         declare(config_file, decision, by, reason)

@@ -7,11 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cloud_hub.admin_facts import changes
-from weft.cloud_hub.admin_facts import changes as schemas
-from weft.cloud_hub.admin_facts.changes import CannotDeclare, DeclaredTables, NoRecords, newest_payloads
-from weft.cloud_hub.admin_facts.documents import TABLE, LatestDocument, parse_stream_name, wrong_part
-from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.facts.fact import TABLE, CannotDeclare, parse_stream_name
+from weft.cloud_hub.facts.streams import (
+    DeclaredTables,
+    LatestDocument,
+    NoRecords,
+    doubts,
+    newest_payloads,
+    topic_levels,
+    wrong_part,
+)
+from weft.cloud_hub.facts.streams import remove_quality as declare_remove_quality
+from weft.cloud_hub.facts.streams import remove_schema as declare_no_schema
+from weft.cloud_hub.facts.streams import remove_table as declare_remove_table
+from weft.cloud_hub.facts.streams import set_quality as declare_set_quality
+from weft.cloud_hub.facts.streams import set_schema as declare_schema
+from weft.cloud_hub.facts.streams import set_table as declare_set_table
 from weft.commands.common import config_argument, json_option, load_hub
 from weft.commands.hub_store import decision_options, declare, on_store, read_entry, read_facts
 from weft.commands.hub_streams import key_of
@@ -19,6 +30,7 @@ from weft.config.errors import ConfigError
 from weft.config.load import parse_rules, parse_schema, rules_text
 from weft.config.payload_schema.documents import PayloadSample, differences, incompatible, read_schema_file, yaml_text
 from weft.config.units import format_duration, format_size, parse_duration, parse_size
+from weft.hub_api.answers import moment
 from weft.output import Failed, Refused, counted, harmless, print_json, print_table
 from weft.protocols.errors import CodecError
 from weft.storage.cluster import open_cluster
@@ -122,7 +134,7 @@ def set_table(
     if log_s is not None:
         _check_term(config_file, log_s)
     try:
-        decision = changes.set_table(
+        decision = declare_set_table(
             key, latest=document, retain_s=retain_s, retain_bytes=retain_bytes, log_s=log_s, sort=columns
         )
     except CannotDeclare as error:
@@ -144,14 +156,14 @@ def remove_table(config_file: str, stream: str, *, reason: str, by: str | None) 
     from weft.cloud_hub.tables.latest import first_kept
 
     key = key_of(stream)
-    known = changes.DeclaredTables()
+    known = DeclaredTables()
     known.refresh(read_facts(config_file))
     if known.is_instead(key) and (kept := on_store(config_file, first_kept, key)) is not None:
         raise Refused(
             f"{'/'.join(key)} has only a latest table. A table of all rows can no longer be made: the log of shard "
             f"{kept.shard} begins with chunk {kept.n}. To end the stream, use `weft hub stream delete`"
         )
-    declare(config_file, changes.remove_table(key), by, reason)
+    declare(config_file, declare_remove_table(key), by, reason)
     click.echo(f"withdrew the tables of {'/'.join(key)}")
 
 
@@ -282,7 +294,7 @@ def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: st
 
     key, rules = key_of(stream), _read_rules(file)
     try:
-        decision = changes.set_quality(key, rules)
+        decision = declare_set_quality(key, rules)
     except CannotDeclare as error:
         raise Refused(str(error)) from None
     state = declare(config_file, decision, by, reason)
@@ -291,13 +303,13 @@ def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: st
         levels = on_store(config_file, _levels, key)
     except CodecError as error:
         raise Failed(f"the rules are declared; whether they fit the stream is unknown: {error}") from None
-    for doubt in changes.doubts(rules, None if schema is None else schema.schema, levels):
+    for doubt in doubts(rules, None if schema is None else schema.schema, levels):
         click.echo(f"warning: {doubt}", err=True)
     click.echo(f"stream {'/'.join(key)} has {counted(len(rules.rules), 'rule')}")
 
 
 async def _levels(store: ObjectStore, key: StreamKey) -> set[str]:
-    return await changes.topic_levels(store, await open_cluster(store, None), key)
+    return await topic_levels(store, await open_cluster(store, None), key)
 
 
 @click.command("remove")
@@ -308,7 +320,7 @@ def remove_quality(config_file: str, stream: str, *, reason: str, by: str | None
     """Withdraw the rules of STREAM at the hubs of CONFIG. What was counted stays in its table."""
 
     key = key_of(stream)
-    declare(config_file, changes.remove_quality(key), by, reason)
+    declare(config_file, declare_remove_quality(key), by, reason)
     click.echo(f"withdrew the quality rules of stream {'/'.join(key)}")
 
 
@@ -452,7 +464,7 @@ def set_schema(
 
     key, schema = key_of(stream), _read_schema(file, message)
     try:
-        decision = schemas.set_schema(key, schema, compatibility)
+        decision = declare_schema(key, schema, compatibility)
     except CannotDeclare as error:
         raise Refused(str(error)) from None
     state = declare(config_file, decision, by, reason)
@@ -468,7 +480,7 @@ def remove_schema(config_file: str, stream: str, *, reason: str, by: str | None)
     """Withdraw the schema of STREAM. Its table keeps its columns; they are null in later rows."""
 
     key = key_of(stream)
-    declare(config_file, schemas.remove_schema(key), by, reason)
+    declare(config_file, declare_no_schema(key), by, reason)
     click.echo(f"withdrew the schema of stream {'/'.join(key)}")
 
 

@@ -12,18 +12,17 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from weft.cloud_hub.admin_facts import changes as tenant_changes
-from weft.cloud_hub.admin_facts.documents import (
+from weft.cloud_hub.facts import tenants as tenant_changes
+from weft.cloud_hub.facts.fact import (
     TENANT,
     TOKEN,
     Quotas,
     TenantDocument,
-    TokenDocument,
     UnreadableDocument,
     decode,
     parse_stream_name,
 )
-from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.facts.tokens import TokenDocument
 from weft.cloud_hub.splits import Apart, CannotSetApart
 from weft.commands.common import ExistingPath, config_argument, json_option, tenant_option
 from weft.commands.hub_store import (
@@ -38,6 +37,7 @@ from weft.commands.hub_store import (
 )
 from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, approximate_size, parse_size
+from weft.hub_api.answers import moment
 from weft.output import Failed, Refused, print_facts, print_json, print_table
 from weft.protocols.errors import CodecError
 from weft.storage.table.schemas import STREAM

@@ -6,16 +6,30 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from weft.cloud_hub.admin_facts import changes
-from weft.cloud_hub.admin_facts.credentials import demands_tokens, last_uses, token_view
-from weft.cloud_hub.admin_facts.documents import TOKEN, Pairing, Secret, TokenDocument, decode
-from weft.cloud_hub.api.tokens import TokenIdentity, TokensUnusable, hash_token, new_token, read_tokens
-from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.auth.tokens import TokenIdentity, TokensUnusable, hash_token, new_token, read_tokens
+from weft.cloud_hub.facts.fact import TOKEN, decode, listed
+from weft.cloud_hub.facts.tokens import (
+    Pairing,
+    Secret,
+    TokenCache,
+    TokenDocument,
+    add_token,
+    demands_tokens,
+    end_of_token,
+    has_other_secret,
+    import_token,
+    last_uses,
+    pair_token,
+    remove_token,
+    rotate_token,
+    token_view,
+)
+from weft.cloud_hub.facts.tokens import open_hubs as declare_open_hubs
 from weft.commands.common import (
     certificate_of,
     config_argument,
@@ -41,6 +55,7 @@ from weft.commands.hub_store import (
 from weft.commands.new_files import write_new
 from weft.commands.running import RunningHub
 from weft.config.units import approximate_duration
+from weft.hub_api.answers import moment
 from weft.hub_api.rights import InvalidGrant, Right, Rights, Scope, role_grants
 from weft.network.reload import read_token
 from weft.output import Failed, Refused, counted, print_json, print_table
@@ -49,7 +64,7 @@ from weft.protocols.link import CODE_CHARACTERS, code_of, spoken
 from weft.text.fleet import ENDS_SOON_S
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.admin_facts.changes import Decision
+    from weft.cloud_hub.facts.fact import Decision
     from weft.config.models import HubConfig
     from weft.storage.cluster_log import Change, ClusterState
 
@@ -103,11 +118,6 @@ def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> S
     return Scope.GRANTED if scope is None else Scope(scope)
 
 
-def shown_access(facts: Mapping[str, Any]) -> str:
-    """Return the scope of a token, or its grants, for a table."""
-    return " ".join(facts["grants"]) or str(facts["scope"])
-
-
 def read_file(path: str) -> list[TokenIdentity]:
     """Return the tokens of a file. ``Refused`` and ``Failed`` say why it cannot be used."""
     try:
@@ -140,7 +150,7 @@ def open_hubs(config_file: str, *, reason: str, by: str | None, yes: bool) -> No
             "from now on everybody who reaches a hub of this store may link as any edge and read all streams. Open it?",
             "nothing was declared",
         )
-    declare(config_file, changes.open_hubs, by, reason)
+    declare(config_file, declare_open_hubs, by, reason)
     click.echo("hubs of this store demand no token from now on, until the next one is declared")
     if reasons := closed_anyway(config):
         click.echo(f"warning: the hub of {config_file} still demands one: {reasons}", err=True)
@@ -268,7 +278,7 @@ class Fleet:
         self.tokens = list(_wanted(path, folder, has_edge=scope == "edge" or any(map(_writes, grants))))
         if not self.tokens:
             raise Refused(f"{path}: expected a line for each token: NAME, or NAME and EDGE")
-        access, known = access_of(scope, grants, self.tokens[0].edge), changes.TokenCache()
+        access, known = access_of(scope, grants, self.tokens[0].edge), TokenCache()
         if os.path.lexists(folder) and not os.path.isdir(folder):
             raise Refused(f"--to: {folder} is not a folder. Name another place for the secrets")
         there = {each.path: _read_secret(each.path) for each in self.tokens if os.path.lexists(each.path)}
@@ -276,7 +286,7 @@ class Fleet:
         secrets = there | self._new
         with declaring():
             self.decisions = [
-                changes.import_token(
+                import_token(
                     TokenIdentity(each.name, hash_token(secrets[each.path]), access, tenant, each.edge, grants),
                     known, until,
                 )
@@ -289,7 +299,7 @@ class Fleet:
         if taken := [each.name for each in self.tokens if each.name in declared and each.path in self._new]:
             raise Failed(
                 f"nothing was declared: tokens of these names are there, and {self.folder} has no secrets of them: "
-                f"{changes.listed(taken)}. Leave them out, or give them new secrets: `weft hub token rotate`"
+                f"{listed(taken)}. Leave them out, or give them new secrets: `weft hub token rotate`"
             )
         with using(self.folder):
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
@@ -415,7 +425,7 @@ def add(
     check_name(name)
     token = new_token()
     with declaring():
-        decision = changes.add_token(TokenIdentity(name, hash_token(token), access, tenant, edge, grants), until)
+        decision = add_token(TokenIdentity(name, hash_token(token), access, tenant, edge, grants), until)
     if dry_run:
         print_preview(config_file, [name], as_json=as_json)
         return
@@ -479,7 +489,7 @@ def _pairing(sha256: str, within: str, expires: str | None) -> Pairing:
 
 def _pair(identity: TokenIdentity, pairing: Pairing) -> Decision:
     with declaring():
-        return changes.pair_token(identity, pairing)
+        return pair_token(identity, pairing)
 
 
 @click.command("import")
@@ -510,18 +520,18 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     weft hub token import hub.yaml --file tokens.yaml
     """
 
-    identities, known = read_file(path), changes.TokenCache()
+    identities, known = read_file(path), TokenCache()
     with declaring():
-        decisions = [changes.import_token(each, known) for each in identities]
+        decisions = [import_token(each, known) for each in identities]
     confirm_first(config_file, decisions, by, reason, yes=yes)
     state = read_facts(config_file)
     for each in identities:
-        if changes.has_other_secret(state, each):
+        if has_other_secret(state, each):
             remedy = "`weft hub token rotate` gives it a new one; take those that were rotated out of the file"
             click.echo(f"warning: {each.name} has another secret at the hubs, and keeps it. {remedy}", err=True)
     changed = declare_all(config_file, decisions, by, reason)
     names = [each.name for each, is_new in zip(identities, changed, strict=True) if is_new]
-    shown = f": {changes.listed(names)}" if names else ""
+    shown = f": {listed(names)}" if names else ""
     click.echo(f"declared {counted(len(names), 'token')}{shown}; {len(identities) - len(names)} were there already")
 
 
@@ -565,9 +575,9 @@ def rotate(
     assert old_until is not None, "the option has a default"
 
     def rotated(state: ClusterState) -> Change | None:
-        until = given if expires is not None else changes.end_of_token(state, name, now)
+        until = given if expires is not None else end_of_token(state, name, now)
         secret = Secret(hash_token(token), until)
-        return changes.rotate_token(name, secret, now, old_until, ends_oldest=end_oldest)(state)
+        return rotate_token(name, secret, now, old_until, ends_oldest=end_oldest)(state)
 
     with secret_file(to, token):
         state = declare(config_file, rotated, by, reason)
@@ -589,7 +599,7 @@ def rotate(
 def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json: bool) -> None:
     """Withdraw token NAME from the cluster log of CONFIG. Its links end two seconds later."""
 
-    state = declare(config_file, changes.remove_token(name), by, reason)
+    state = declare(config_file, remove_token(name), by, reason)
     left = len(state.facts(TOKEN))
     if as_json:
         print_json({"removed": name, "left": left})
@@ -610,8 +620,7 @@ def list_tokens(config_file: str, *, as_json: bool) -> None:
     """
 
     facts = read_facts(config_file).facts(TOKEN)
-    uses = on_store(config_file, last_uses)
-    now = time.time_ns()
+    uses, now = on_store(config_file, last_uses), time.time_ns()
     found = [token_view(fact, now, uses.get(fact.name)) for _, fact in sorted(facts.items())]
     if as_json:
         print_json(found)
@@ -622,10 +631,11 @@ def list_tokens(config_file: str, *, as_json: bool) -> None:
     )  # fmt: skip
     print_table(columns, [
         (
-            each["name"], f"not usable: {each['unusable']}" if each["unusable"] else shown_access(each),
-            each["tenant"] or "", each["edge"] or "",
-            each["secrets"], each["until"] or "", each["older_until"] or "", each["last_used"] or "not seen",
-            each["changed"], each["by"], each["reason"],
+            each.name,
+            f"not usable: {each.unusable}" if each.unusable else " ".join(each.grants) or each.scope,
+            each.tenant or "", each.edge or "",
+            each.secrets, each.until or "", each.older_until or "", each.last_used or "not seen",
+            each.changed, each.by, each.reason,
         )
         for each in found
     ])  # fmt: skip

@@ -18,10 +18,9 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
 from tests.support.tokens import create_token
 from tests.support.waiting import until
-from weft.cloud_hub.api.access import _is_loopback
-from weft.cloud_hub.api.views import moment, parse_moment
+from weft.cloud_hub.auth.access import _is_loopback
 from weft.cloud_hub.hub import Hub
-from weft.hub_api.answers import Problem
+from weft.hub_api.answers import Problem, moment, parse_moment
 from weft.hub_api.document import document
 from weft.hub_api.rights import Scope
 from weft.protocols import batch

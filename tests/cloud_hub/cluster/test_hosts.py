@@ -12,9 +12,9 @@ from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.waiting import until
 from weft.cloud_hub import cluster
-from weft.cloud_hub.admin_facts.changes import drain, undo_drain
 from weft.cloud_hub.api import application
 from weft.cloud_hub.clock import LOOKS
+from weft.cloud_hub.facts.hub import drain, undo_drain
 from weft.cloud_hub.hub import Hub
 from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.cloud_hub.admin_facts.test_administration import ADMIN, open_to_an_administrator
-from tests.cloud_hub.api.test_rights import call
+from tests.cloud_hub.auth.test_rights import call
 from tests.cloud_hub.console.fleet import PRESS, READINGS, hub_with_fleet
+from tests.cloud_hub.facts.test_administration import ADMIN, open_to_an_administrator
 from tests.cloud_hub.regions.fabric import to
 from tests.support.axe import axe_finds
 from tests.support.browser import BrowserPage, browser_page, needs_browser

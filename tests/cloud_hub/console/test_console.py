@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud_hub.admin_facts.test_administration import ADMIN, open_to_an_administrator
 from tests.cloud_hub.console.fleet import LOST, NS, PRESS, READINGS, STEP_S, hub_with_fleet, messages, readings
+from tests.cloud_hub.facts.test_administration import ADMIN, open_to_an_administrator
 from tests.cloud_hub.live import EdgeLog, running_link
 from tests.cloud_hub.regions.fabric import to
 from tests.support.browser import BrowserPage, browser_page, needs_browser

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.cloud_hub.admin_facts.test_hub import declare, token
+from tests.cloud_hub.facts.test_hub import declare, token
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.waiting import until
 from weft.cloud_hub import rollouts
-from weft.cloud_hub.admin_facts import changes as tenant_changes
-from weft.cloud_hub.admin_facts import edge_configs
-from weft.cloud_hub.admin_facts.documents import CONFIG, Quotas, RolloutDocument
+from weft.cloud_hub.facts import edges as edge_configs
+from weft.cloud_hub.facts import tenants as tenant_changes
+from weft.cloud_hub.facts.edges import RolloutDocument
+from weft.cloud_hub.facts.fact import CONFIG, Quotas
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.rollouts import TAKES_NONE, read_states
 from weft.hub_api.rights import Scope
@@ -172,7 +173,7 @@ async def test_a_declaration_that_cannot_be_read_leaves_edges_with_what_they_hav
             await declare(hub, store, lambda _: Change(CONFIG, "of-a-later-release", b"{}"))
             await asyncio.sleep(0.05)
             assert len(door.wanted) == 1
-            assert {each["kind"] for each in hub._declared.view()["unusable"]} == {"config"}
+            assert {each.kind for each in hub._declared.view().unusable} == {"config"}
 
 
 async def test_two_processes_that_hear_edges_of_one_shard_lose_no_word() -> None:

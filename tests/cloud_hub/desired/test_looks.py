@@ -7,12 +7,11 @@ from collections import Counter
 
 import pytest
 
-from tests.cloud_hub.admin_facts.test_groups import cluster
+from tests.cloud_hub.facts.test_groups import cluster
 from weft.cloud_hub import rollouts as states_module
-from weft.cloud_hub.admin_facts import edge_configs
-from weft.cloud_hub.admin_facts.changes import Decision
-from weft.cloud_hub.admin_facts.documents import RolloutDocument
-from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
+from weft.cloud_hub.facts import edges as edge_configs
+from weft.cloud_hub.facts.edges import DesiredConfigs, Groups, RolloutDocument
+from weft.cloud_hub.facts.fact import Decision
 from weft.cloud_hub.rollouts import LOOKED_AT_ONCE, WHOLE_LOOKS, ConfigStates, Rollouts, StatesReader, read_states
 from weft.protocols.lane import NodeName
 from weft.protocols.link import ConfigOutcome, ConfigState

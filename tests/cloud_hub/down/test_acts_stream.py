@@ -12,19 +12,19 @@ import pytest
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.waiting import until
-from weft.cloud_hub.admin_facts import changes
-from weft.cloud_hub.admin_facts.acts import (
+from weft.cloud_hub.auth.tokens import TokenIdentity, hash_token
+from weft.cloud_hub.facts.acts import acting
+from weft.cloud_hub.facts.approvals import (
     Approval,
     AskedAct,
     NeedsApproval,
     SecondPersonDocument,
-    acting,
     allow,
     approve,
     change_setting,
     requests_of,
 )
-from weft.cloud_hub.api.tokens import TokenIdentity, hash_token
+from weft.cloud_hub.facts.tokens import add_token
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.shard.lane_session import AUDIT_STREAM, AUDIT_TENANT
 from weft.hub_api.rights import Scope
@@ -50,7 +50,7 @@ async def declare(store: ObjectStore, *names: str) -> None:
     log = ClusterLog(store, (await open_cluster(store, 2)).cluster_id)
     for name in names:
         identity = TokenIdentity(name, hash_token(f"secret of {name}"), Scope.READER, AUDIT_TENANT)
-        await log.append(changes.add_token(identity, None), author())
+        await log.append(add_token(identity, None), author())
 
 
 async def copied(hub: Hub, count: int, token: str) -> list[dict[str, Any]]:
@@ -151,7 +151,7 @@ async def test_readers_of_other_tenants_and_edges_have_no_part_in_the_stream() -
         ("ops", Scope.ADMIN, "default", None), ("reader", Scope.READER, "default", None),
         ("edge", Scope.EDGE, AUDIT_TENANT, "press-1"),
     ):  # fmt: skip
-        await log.append(changes.add_token(TokenIdentity(name, hash_token(name), scope, tenant, edge), None), author())
+        await log.append(add_token(TokenIdentity(name, hash_token(name), scope, tenant, edge), None), author())
     async with running_hub(store, **SOON) as hub:
         assert (await copied(hub, 4, "ops"))[0]["name"] == "auditor"
         assert (await get(hub, WAY, "reader"))[0] == 403

@@ -10,19 +10,19 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.cloud_hub.admin_facts.test_groups import cluster
-from tests.cloud_hub.admin_facts.test_hub import SOON, declare
 from tests.cloud_hub.api.test_edges import state
 from tests.cloud_hub.down.test_down import Taker, linked, messages, settled
+from tests.cloud_hub.facts.test_groups import cluster
+from tests.cloud_hub.facts.test_hub import SOON, declare
 from tests.cloud_hub.live import get, running_hub
 from tests.support.processes import weft
 from tests.support.speed import slowness
 from tests.support.steps import STEP_S_MAX, TRIES, stepped
 from tests.support.waiting import Patience
-from weft.cloud_hub.admin_facts import edge_configs
-from weft.cloud_hub.admin_facts.edge_configs import Groups
 from weft.cloud_hub.down import requests
 from weft.cloud_hub.down.requests import UnknownGroup, members
+from weft.cloud_hub.facts import edges as edge_configs
+from weft.cloud_hub.facts.edges import Groups
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.shard.lane_session import DOWN_STREAM, LaneClaim, LaneSession
 from weft.output import Failed

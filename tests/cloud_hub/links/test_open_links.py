@@ -12,8 +12,8 @@ from tests.cloud_hub import virtual_time
 from tests.cloud_hub.virtual_time import now_ns
 from tests.support.silence import silent_logs
 from weft.bounds import Refusals
-from weft.cloud_hub.admin_facts.credentials import Credentials
-from weft.cloud_hub.api.tokens import TokenIdentity
+from weft.cloud_hub.auth.tokens import TokenIdentity
+from weft.cloud_hub.facts.tokens import Credentials
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.open_links import LOOK_INTERVAL_S, SEND_ON_INTERVAL_S, OpenLinks
 from weft.hub_api.answers import ApiError

@@ -9,10 +9,11 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from tests.support.waiting import until
-from weft.cloud_hub import pulls as changes
 from weft.cloud_hub import pulls as service_module
-from weft.cloud_hub.admin_facts.declarations import PullCache
-from weft.cloud_hub.admin_facts.documents import PULL_KIND, PullDocument, decode
+from weft.cloud_hub.facts import pulls as facts
+from weft.cloud_hub.facts.fact import PULL_KIND, decode
+from weft.cloud_hub.facts.pulls import HOUR_NS, OTHER_LOGS, PullCache, PullDocument, PullsFull, end, plan
+from weft.cloud_hub.facts.pulls import ask as declare_ask
 from weft.cloud_hub.pulls import REPORTS_MAX, HubPulls, LinkPulls, PullRequests
 from weft.protocols.lane import NodeName
 from weft.protocols.link import PullRequest, PullStage, PullState
@@ -33,22 +34,22 @@ def said(log_id: int, ranges: list[tuple[int, int]], stage: PullStage = PullStag
 async def asked(store: MemoryStore, *names: str) -> ClusterLog:
     log = ClusterLog(store, CLUSTER)
     for name in names or (NAME,):
-        await log.append(changes.ask(name, PullDocument("press-7", "vibration", 0, 10, 1 << 20, 1, 1 << 60)), AUTHOR)
+        await log.append(declare_ask(name, PullDocument("press-7", "vibration", 0, 10, 1 << 20, 1, 1 << 60)), AUTHOR)
     return log
 
 
 async def test_an_edge_with_one_log_after_the_other_does_not_fill_the_cluster_log() -> None:
     log = await asked(MemoryStore())
     for log_id in range(1, 50):
-        state = await log.append(changes.plan(NAME, said(1 + log_id % 2, [(0, 10)]), 2), AUTHOR)
+        state = await log.append(plan(NAME, said(1 + log_id % 2, [(0, 10)]), 2), AUTHOR)
     found = decode(state.facts(PULL_KIND)[NAME].document, PullDocument)
-    assert (found.state, found.reason) == ("failed", changes.OTHER_LOGS)
+    assert (found.state, found.reason) == ("failed", OTHER_LOGS)
     assert state.n <= 4
 
 
 async def test_ranges_that_an_edge_made_up_are_joined() -> None:
     log = await asked(MemoryStore())
-    state = await log.append(changes.plan(NAME, said(1, [(9, 3), (0, 8), (2, 10), (0, 10)]), 2), AUTHOR)
+    state = await log.append(plan(NAME, said(1, [(9, 3), (0, 8), (2, 10), (0, 10)]), 2), AUTHOR)
     assert decode(state.facts(PULL_KIND)[NAME].document, PullDocument).ranges == ((0, 10),)
 
 
@@ -97,7 +98,7 @@ class Clock:
     is_wrong = False
 
     def now(self) -> int:
-        return 5 + changes.HOUR_NS * self.is_wrong
+        return 5 + HOUR_NS * self.is_wrong
 
     def wrong(self) -> str | None:
         return "the clock is wrong" if self.is_wrong else None
@@ -140,7 +141,7 @@ async def test_a_word_that_is_noted_costs_nothing_again() -> None:
     store = MemoryStore()
     log = await asked(store)
     pulls, link = service(store), cast(Any, Link())
-    pulls._declared.pulls.refresh(await log.append(changes.plan(NAME, said(1, [(0, 10)]), 2), AUTHOR))
+    pulls._declared.pulls.refresh(await log.append(plan(NAME, said(1, [(0, 10)]), 2), AUTHOR))
     pulls.take(link, said(1, [(0, 10)]))
     assert not pulls._due
     pulls.take(link, said(2, [(0, 10)]))
@@ -164,7 +165,7 @@ async def test_a_pull_is_done_when_it_is_known_what_the_hub_has(monkeypatch: pyt
     store, shard = MemoryStore(), NoShard()
     log = await asked(store)
     pulls, link = service(store, shard), cast(Any, Link())
-    pulls._declared.pulls.refresh(await log.append(changes.plan(NAME, said(1, [(0, 10)]), 2), AUTHOR))
+    pulls._declared.pulls.refresh(await log.append(plan(NAME, said(1, [(0, 10)]), 2), AUTHOR))
     pulls.start()
     try:
         pulls.take(link, said(1, [(0, 10)], PullStage.DONE))
@@ -234,8 +235,8 @@ async def test_a_wrong_clock_ends_no_pull(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(service_module, "LOOK_S", 0.02)
     store, clock = MemoryStore(), Clock()
     log = ClusterLog(store, CLUSTER)
-    document = PullDocument("press-7", "vibration", 0, 10, 1 << 20, 1, changes.HOUR_NS)
-    await log.append(changes.ask(NAME, document), AUTHOR)
+    document = PullDocument("press-7", "vibration", 0, 10, 1 << 20, 1, HOUR_NS)
+    await log.append(declare_ask(NAME, document), AUTHOR)
     pulls = service(store)
     pulls._clock = cast(Any, clock)
     pulls._declared.pulls.refresh(await log.load())
@@ -252,28 +253,28 @@ async def test_a_wrong_clock_ends_no_pull(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_a_tenant_that_asks_for_pulls_for_days_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "KEPT_PER_TENANT_MAX", 5)
+    monkeypatch.setattr(facts, "KEPT_PER_TENANT_MAX", 5)
     store = MemoryStore()
     pulls = service(store)
     for n in range(8):
-        name, now = f"default/{n:04x}", n * changes.HOUR_NS
+        name, now = f"default/{n:04x}", n * HOUR_NS
         document = PullDocument("press-7", "vibration", 0, 10, 1 << 20, now, now + 1)
         await pulls.ask(name, document, AUTHOR)
         if n != 1:  # which continues
-            await pulls.declare(name, changes.end(name, "cancelled", now), AUTHOR)
+            await pulls.declare(name, end(name, "cancelled", now), AUTHOR)
     state = await ClusterLog(store, CLUSTER).load()
     assert [name[-1] for name in sorted(state.facts(PULL_KIND))] == ["1", "4", "5", "6", "7"]
 
 
 async def test_a_request_beyond_a_share_makes_nothing_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "KEPT_PER_TENANT_MAX", 2)
-    monkeypatch.setattr(changes, "PULLS_PER_HOUR_MAX", 2)
+    monkeypatch.setattr(facts, "KEPT_PER_TENANT_MAX", 2)
+    monkeypatch.setattr(facts, "PULLS_PER_HOUR_MAX", 2)
     store = MemoryStore()
     log, pulls = await asked(store), service(store)
-    await log.append(changes.end(NAME, "cancelled", 2), AUTHOR)
+    await log.append(end(NAME, "cancelled", 2), AUTHOR)
     document = PullDocument("press-7", "vibration", 0, 10, 1 << 20, 1, 1 << 60)
     await pulls.ask("default/1", document, AUTHOR)
     before = (await log.load()).n
-    with pytest.raises(changes.PullsFull, match="in an hour"):
+    with pytest.raises(PullsFull, match="in an hour"):
         await pulls.ask("default/2", document, AUTHOR)
     assert (await log.load()).n == before

@@ -14,7 +14,7 @@ from tests.cloud_hub.regions.fabric import LANE, NODE, has, held, log_of, stored
 from tests.cloud_hub.regions.test_two_regions import OTHER, OTHER_NODE, order
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
-from weft.cloud_hub.admin_facts import changes
+from weft.cloud_hub.facts.hub import compare_region
 from weft.cloud_hub.hub import Hub
 from weft.demo.fabric import free_port
 from weft.proofs.audit.report import compare_regions
@@ -99,7 +99,7 @@ async def test_a_region_that_comes_back_from_a_backup_gets_what_it_lost_of_its_o
     east = await regions.hub("east", regions.stack, forwards=True)
     west = await regions.hub("west", regions.stack)
     assert stored(west) == 6
-    await order(east, regions.stores["east"], changes.compare_region("west"))
+    await order(east, regions.stores["east"], compare_region("west"))
     await resume(regions, east, west)
 
 

@@ -12,7 +12,7 @@ from tests.cloud_hub.regions.fabric import LANE, NODE, has, log_of, to
 from tests.support.epochs import MemoryEpochs
 from tests.support.tokens import create_token
 from tests.support.waiting import until
-from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
+from weft.cloud_hub.auth.tokens import TokensUnusable, read_tokens
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.shard.lane_session import AUDIT_STREAM, AUDIT_TENANT, DOWN_STREAM
 from weft.hub_api.rights import Scope

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud_hub.admin_facts.test_hub import declare
+from tests.cloud_hub.facts.test_hub import declare
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.regions.fabric import LANE, NODE, has, held, log_of, stored, to
 from tests.cloud_hub.tables.logs import START, TOPICS, LogWriter, Run
 from tests.edge_node.links.test_links_restored import Life
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
-from weft.cloud_hub.admin_facts import changes
-from weft.cloud_hub.admin_facts.changes import CannotDeclare, Decision, set_tenant
-from weft.cloud_hub.admin_facts.documents import Quotas
+from weft.cloud_hub.facts.fact import CannotDeclare, Decision, Quotas
+from weft.cloud_hub.facts.hub import compare_region, pause_region
+from weft.cloud_hub.facts.tenants import set_tenant
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.regions import source
 from weft.cloud_hub.regions.regions import PAUSED
@@ -176,7 +176,7 @@ async def test_a_paused_region_gets_nothing_until_an_operator_lets_its_links_go_
             log = log_of(0, 3)
             async with running_link(west, log, NODE, epochs=MemoryEpochs(1)):
                 await until(lambda: has(east, 3))
-                await order(west, store, changes.pause_region("east", paused=True))
+                await order(west, store, pause_region("east", paused=True))
                 await until(lambda: {link.report().state for link in west.regions} == {PAUSED})
                 log.append(*log_of(3, 6).batches[0])
                 await log.until_released(6)
@@ -184,10 +184,10 @@ async def test_a_paused_region_gets_nothing_until_an_operator_lets_its_links_go_
             await until(lambda: any(link.report().lag_records == 3 for link in west.regions))
             assert {link.report().state for link in west.regions} == {PAUSED}, "a pause outlives a process"
             assert stored(east) == 3
-            await order(west, store, changes.pause_region("east", paused=False))
+            await order(west, store, pause_region("east", paused=False))
             await until(lambda: has(east, 6))
             with pytest.raises(CannotDeclare, match="is not paused"):
-                await order(west, store, changes.pause_region("east", paused=False))
+                await order(west, store, pause_region("east", paused=False))
 
 
 async def test_a_region_that_was_restored_to_an_earlier_state_gets_what_it_lost_by_a_comparison() -> None:
@@ -205,7 +205,7 @@ async def test_a_region_that_was_restored_to_an_earlier_state_gets_what_it_lost_
         async with running_hub(earlier, port=port) as east:
             await until(lambda: all(link.status.state is LinkState.CONNECTED for link in west.regions))
             assert stored(east) == 6
-            await order(west, store, changes.compare_region("east"))
+            await order(west, store, compare_region("east"))
             await until(lambda: has(east, 9))
             assert stored(east) == 9
 

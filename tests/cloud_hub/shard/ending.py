@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, TRUE_START, SequencerNode, Session, check_log, read_chunks
 from tests.cloud_hub.virtual_time import NS, now_ns
-from weft.cloud_hub.admin_facts.acts import OwnActs
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.facts.acts import OwnActs
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import Ending, LaneKeeper

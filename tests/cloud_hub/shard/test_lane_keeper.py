@@ -9,7 +9,7 @@ import pytest
 from tests.cloud_hub.fabric import CLUSTER
 from tests.cloud_hub.shard.ending import Hub, play
 from tests.cloud_hub.virtual_time import now_ns
-from weft.cloud_hub.admin_facts.acts import UNUSABLE, lines
+from weft.cloud_hub.facts.acts import UNUSABLE, lines
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import Ending
 from weft.protocols.chunk_index import Mark

@@ -15,8 +15,8 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, TOPICS, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_statistics import Row, batch_of
 from tests.cloud_hub.tables.test_tierer import new_tierer
-from weft.cloud_hub.admin_facts.changes import DeclaredTables, set_table
-from weft.cloud_hub.admin_facts.documents import TABLE, TableDocument, encode
+from weft.cloud_hub.facts.fact import TABLE, encode
+from weft.cloud_hub.facts.streams import DeclaredTables, TableDocument, set_table
 from weft.storage.cluster_log import Author, Change, ClusterLog
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.parquet import group_slices

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.hub_api.answers import check_answer
 from tests.cloud_hub.tables.latest_tables import latest
 from tests.cloud_hub.tables.logs import LANE, START, TOPICS, LogWriter, Run, rows
 from tests.cloud_hub.tables.test_retention import filled
+from tests.hub_api.answers import check_answer
 from tests.support.processes import weft
 from tests.support.waiting import wait_until
-from weft.cloud_hub.admin_facts.documents import LatestDocument, TableDocument
+from weft.cloud_hub.facts.streams import LatestDocument, TableDocument
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.tables.latest import LatestTierer

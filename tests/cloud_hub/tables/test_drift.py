@@ -13,7 +13,7 @@ from tests.cloud_hub.tables.drift import COLUMNS, DRIFTS, SCHEMA, expected, page
 from tests.cloud_hub.tables.logs import LogWriter, rows, table
 from tests.cloud_hub.tables.test_typed import Process, readings
 from weft.client import Client
-from weft.cloud_hub.admin_facts.changes import set_schema
+from weft.cloud_hub.facts.streams import set_schema
 from weft.storage.cluster_log import Author, ClusterLog
 from weft.storage.object_store import ObjectStore
 from weft.storage.payloads.check import PayloadCheck

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pyarrow as pa
 import pytest
 
-from weft.cloud_hub.admin_facts.documents import wrong_part
+from weft.cloud_hub.facts.streams import wrong_part
 from weft.cloud_hub.tables import buckets as module
 from weft.cloud_hub.tables.buckets import HIDDEN_US, Bucket, BucketFiles, Key, hashes, newest
 from weft.storage.table.actions import Action, AddedFile, TableError

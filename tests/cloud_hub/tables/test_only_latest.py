@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tests.cloud_hub.live import get, running_hub
-from tests.hub_api.answers import check_answer
 from tests.cloud_hub.tables.latest_tables import drain_latest, latest, new_latest, opened
 from tests.cloud_hub.tables.logs import LANE, START, TOPICS, LogWriter, Run, rows
+from tests.hub_api.answers import check_answer
 from tests.support.processes import weft
 from tests.support.waiting import until
-from weft.cloud_hub.admin_facts.documents import LatestDocument, TableDocument
+from weft.cloud_hub.facts.streams import LatestDocument, TableDocument
 from weft.cloud_hub.tables.erasure import Author, Choice, Eraser, erasures
 from weft.cloud_hub.tables.service import DeclaredTableWork
 from weft.proofs.audit.audit import audit

@@ -12,7 +12,7 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, LogWriter, r
 from tests.cloud_hub.tables.test_crashes import Boundaries, Crash, WatchedStore, watch_delta
 from tests.cloud_hub.tables.test_quality import Maker, quality
 from tests.cloud_hub.tables.test_typed import readings
-from weft.cloud_hub.admin_facts.documents import TableDocument
+from weft.cloud_hub.facts.streams import TableDocument
 from weft.cloud_hub.tables import quarantine as module
 from weft.cloud_hub.tables.erasure import Author, Choice, Eraser, tidy
 from weft.cloud_hub.tables.quarantine import Quarantine

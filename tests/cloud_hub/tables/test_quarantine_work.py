@@ -15,8 +15,7 @@ from tests.cloud_hub.tables.logs import START, LogWriter
 from tests.cloud_hub.tables.test_quality import Maker, quality
 from tests.cloud_hub.tables.test_quarantine import BAD, RULES, quarantined
 from tests.cloud_hub.tables.test_typed import readings
-from weft.cloud_hub.admin_facts.changes import DeclaredTables
-from weft.cloud_hub.admin_facts.documents import TableDocument
+from weft.cloud_hub.facts.streams import DeclaredTables, TableDocument
 from weft.cloud_hub.tables.erasure import Author, Choice, Eraser
 from weft.cloud_hub.tables.quarantine import Quarantine, QuarantineWork, quarantines
 from weft.protocols.chunk_index import StreamKey

@@ -22,8 +22,8 @@ from tests.spark_sinks.completeness.conftest import HOUR, MIDNIGHT, PER_HOUR, ST
 from tests.spark_sinks.source.test_through_hub import Serving
 from tests.support.waiting import wait_until
 from weft.client import Client
-from weft.cloud_hub.admin_facts import changes
-from weft.cloud_hub.api.views import parse_moment
+from weft.cloud_hub.facts.streams import expect_edges
+from weft.hub_api.answers import parse_moment
 from weft.proofs.audit.audit import audit
 from weft.protocols import chunk
 from weft.protocols.chunk_index import (
@@ -140,7 +140,7 @@ async def write(store: ObjectStore, situations: list[Situation], now: int) -> No
 
 async def declare(store: ObjectStore, stream: str, edges: tuple[str, ...] | None) -> None:
     log = ClusterLog(store, (await open_cluster(store, None)).cluster_id)
-    await log.append(changes.expect_edges(("default", stream), edges), Author(time.time_ns(), "mara", ""))
+    await log.append(expect_edges(("default", stream), edges), Author(time.time_ns(), "mara", ""))
 
 
 def never_heard(reasons: object) -> list[str]:

@@ -15,8 +15,8 @@ import pytest
 from tests.cloud_hub.api.test_application import deliver
 from tests.cloud_hub.live import EdgeLog, get, running_hub
 from weft.cloud_hub.api import series
-from weft.cloud_hub.api.views import moment, parse_moment
 from weft.cloud_hub.hub import Hub
+from weft.hub_api.answers import moment, parse_moment
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.chunk_index import GapRange

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from tests.edge_node.links.desired.edges import FILE, HUB, Edge, wanted
-from weft.cloud_hub.admin_facts import edge_configs
-from weft.cloud_hub.admin_facts.changes import CannotDeclare
+from weft.cloud_hub.facts import edges as edge_configs
+from weft.cloud_hub.facts.fact import CannotDeclare
 from weft.config.errors import ConfigError
 from weft.config.load import PUSHABLE, check_overlay, leaves
 from weft.config.models import EdgeConfig

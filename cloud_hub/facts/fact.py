@@ -1,0 +1,149 @@
+"""Facts of the cluster log: kinds, documents, and the refusals of their changes. The words are persisted
+(docs/reference/formats/cluster-log.md).
+
+A change is a decision for ``ClusterLog.append``. It sees the state that its entry will follow, so several facts may
+depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from weft.cloud_hub.auth.tokens import NAMES_SHOWN_MAX
+from weft.cloud_hub.shard.lane_session import AUDIT_TENANT
+from weft.protocols.chunk_index import StreamKey
+from weft.storage.cluster_log import Change, ClusterState
+
+TOKEN, TENANT, NODE, GROUP, CONFIG, PULL_KIND = "token", "tenant", "node", "group", "config", "pull"
+TABLE, OPENING = "table", "opening"
+"""Kinds of facts."""
+BACKUP = "backup"
+"""Kind of facts about backups."""
+REGION = "region"
+"""Kind of facts about the links to other regions."""
+HUBS = "hubs"
+"""Name of the only fact of kind ``opening``: hubs need no token again, until an entry about one follows it."""
+Quota = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class UnreadableDocument(ValueError):
+    """A document that this release cannot read."""
+
+
+class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Declared shares of a tenant; None for no word."""
+
+    edges: Quota | None = None
+    """Edges that tokens of the cluster log may name."""
+    streams: Quota | None = None
+    """Streams with records or lanes."""
+    bytes_per_second: Quota | None = None
+    """Bytes of stored batches that links bring."""
+    stored_bytes: Quota | None = None
+    """Recorded: nothing is held to it."""
+    records_per_second: Quota | None = None
+    """Records that links bring."""
+    lanes: Quota | None = None
+    """Lanes in all shards."""
+    links: Quota | None = None
+    """Edges that are linked at one time."""
+    table_bytes: Quota | None = None
+    """Bytes of its tables of all rows; at them, tables stand and the log keeps the records."""
+
+
+Isolation = Literal["own"] | None
+"""Isolation of a tenant: ``own`` for one that is set apart, None for one that shares shards."""
+
+
+class TenantDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tenant; the name of the fact is that of the tenant."""
+
+    quotas: Quotas = Quotas()
+    isolation: Isolation = None
+    """A record for people: ``cluster.json`` decides which tenants are set apart."""
+
+
+Document = TypeVar("Document", bound=msgspec.Struct)
+
+
+def decode(document: bytes, kind: type[Document]) -> Document:
+    """Decode a document.
+
+    Raises:
+        UnreadableDocument: it is not one of this kind, or has values that this release does not know.
+    """
+    try:
+        return msgspec.json.decode(document, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableDocument(str(error)) from error
+
+
+def encode(document: msgspec.Struct, before: bytes | None = None) -> bytes:
+    """Return the bytes of a document.
+
+    Args:
+        before: the document that it replaces, whose fields of later releases stay.
+    """
+    own = type(document).__struct_fields__
+    try:
+        kept = msgspec.json.decode(before, type=dict[str, msgspec.Raw]) if before is not None else {}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        kept = {}
+    fields = msgspec.json.decode(msgspec.json.encode(document), type=dict[str, msgspec.Raw])
+    return msgspec.json.encode({**{name: value for name, value in kept.items() if name not in own}, **fields})
+
+
+def stream_name(key: StreamKey) -> str:
+    """Return the name of the fact of a tenant's stream or group."""
+    return f"{key[0]}/{key[1]}"
+
+
+def parse_stream_name(name: str) -> StreamKey:
+    """Return (tenant, name of the stream or group) of a fact's name."""
+    tenant, _, stream = name.partition("/")
+    return tenant, stream
+
+
+Decision = Callable[[ClusterState], Change | None]
+ALWAYS_THERE = "default"
+"""Tenant that need not be declared. The hub's own of the stream of acts need not be, either."""
+
+
+class CannotDeclare(Exception):
+    """A change that does not fit the facts. The message says what to do."""
+
+
+def known_fact(state: ClusterState, kind: str, name: str) -> None:
+    """Refuse a change of a fact that is not declared."""
+    if name not in state.facts(kind):
+        raise CannotDeclare(f"there is no {kind} {name!r} in the cluster log; there are: {listed(state.facts(kind))}")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message, in their order; of many only the first."""
+    shown = sorted(names)
+    more = f" and {len(shown) - NAMES_SHOWN_MAX} more" if len(shown) > NAMES_SHOWN_MAX else ""
+    return (", ".join(shown[:NAMES_SHOWN_MAX]) or "none") + more
+
+
+def check_tenant(state: ClusterState, tenant: str) -> None:
+    """Refuse a fact of a tenant that is not declared."""
+    if tenant not in (ALWAYS_THERE, AUDIT_TENANT) and tenant not in state.facts(TENANT):
+        raise CannotDeclare(
+            f"there is no tenant {tenant!r}: declare it first (`weft hub tenant add`); there are: "
+            f"{listed({ALWAYS_THERE, *state.facts(TENANT)})}"
+        )
+
+
+def read_fact(name: str, kind: str, document: bytes, wanted: type[Document]) -> Document:
+    """Return the document of a fact that a change depends on; refuse the change if this release cannot read it."""
+    try:
+        return decode(document, wanted)
+    except UnreadableDocument as error:
+        raise CannotDeclare(
+            f"this release cannot read {kind} {name!r} ({error}): use the release that wrote it, or withdraw it"
+        ) from error

@@ -1,0 +1,116 @@
+"""Tenants and their quotas."""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.cloud_hub.facts.fact import (
+    ALWAYS_THERE,
+    CONFIG,
+    GROUP,
+    TABLE,
+    TENANT,
+    CannotDeclare,
+    Decision,
+    Isolation,
+    Quotas,
+    TenantDocument,
+    UnreadableDocument,
+    decode,
+    encode,
+    known_fact,
+    listed,
+    parse_stream_name,
+    read_fact,
+)
+from weft.cloud_hub.facts.tokens import tokens_of
+from weft.protocols.lane import NAME_RULE, valid_name
+from weft.storage.cluster_log import Change, ClusterState
+from weft.storage.table.schemas import SCHEMA, STREAM
+
+NONE = Quotas()
+
+
+def set_tenant(
+    name: str, quotas: Quotas, cleared: frozenset[str] = frozenset(), *, is_new: bool, isolation: Isolation = None
+) -> Decision:
+    """Declare a tenant, or change quotas of one.
+
+    Args:
+        quotas: those to set; None leaves one unchanged.
+        cleared: names of quotas about which nothing is declared any more.
+        is_new: true to add a tenant, false to change one.
+        isolation: of the tenant; None leaves it unchanged.
+
+    Raises:
+        CannotDeclare: the name is not valid; from the decision: the tenant is declared already, or it is not.
+    """
+    if not valid_name(name):
+        raise CannotDeclare(f"{name!r} cannot be the name of a tenant: {NAME_RULE}")
+    if 0 in (quotas.bytes_per_second, quotas.records_per_second):
+        raise CannotDeclare("a rate has to be at least 1 a second; to keep a tenant out, withdraw its tokens")
+
+    def decide(state: ClusterState) -> Change | None:
+        fact = state.facts(TENANT).get(name)
+        if is_new and fact is not None:
+            raise CannotDeclare(f"tenant {name} is declared already: `weft hub tenant set` changes its quotas")
+        if not is_new and name != ALWAYS_THERE:
+            known_fact(state, TENANT, name)
+        before = TenantDocument() if fact is None else read_fact(name, TENANT, fact.document, TenantDocument)
+        wanted = {field: value for field in Quotas.__struct_fields__ if (value := getattr(quotas, field)) is not None}
+        changed = msgspec.structs.replace(before.quotas, **dict.fromkeys(cleared), **wanted)
+        document = encode(TenantDocument(changed, isolation or before.isolation), fact.document if fact else None)
+        return None if fact is not None and document == fact.document else Change(TENANT, name, document)
+
+    return decide
+
+
+def remove_tenant(name: str) -> Decision:
+    """Withdraw a tenant that has no token, stream, group, configuration, schema or table in the cluster log.
+
+    Raises:
+        CannotDeclare: from the decision: there is no such tenant, or it has some.
+    """
+
+    def decide(state: ClusterState) -> Change:
+        known_fact(state, TENANT, name)
+        tokens = [token for token, document in tokens_of(state) if document.tenant == name]
+        if tokens:
+            raise CannotDeclare(f"tenant {name} has tokens: {listed(tokens)}. Withdraw them first")
+        streams = [each for each in state.facts(STREAM) if parse_stream_name(each)[0] == name]
+        if streams:
+            raise CannotDeclare(f"edges of streams are declared: {listed(streams)}. Withdraw them first")
+        others = (each for kind in (GROUP, CONFIG, SCHEMA, TABLE) for each in state.facts(kind))
+        if found := [each for each in others if parse_stream_name(each)[0] == name]:
+            raise CannotDeclare(
+                f"groups, configurations, schemas or tables of it are declared: {listed(found)}. Withdraw them first"
+            )
+        return Change(TENANT, name, None)
+
+    return decide
+
+
+class DeclaredQuotas:
+    """Quotas by tenant. A document that this release cannot read sets none, and is named."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Quotas] = {}
+        self.unusable: dict[str, str] = {}
+        """Names of tenants whose declaration cannot be read, each with the reason."""
+
+    def refresh(self, state: ClusterState) -> bool:
+        """Take over the declarations of the cluster log. Return whether quotas are others than before."""
+        before, self._of, self.unusable = self._of, {}, {}
+        for name, fact in state.facts(TENANT).items():
+            try:
+                found = decode(fact.document, TenantDocument).quotas
+            except UnreadableDocument as error:
+                self.unusable[name] = str(error)
+                continue
+            if found != NONE:
+                self._of[name] = found
+        return self._of != before
+
+    def of(self, tenant: str) -> Quotas:
+        """Return the quotas of a tenant; those about which nothing is declared are None."""
+        return self._of.get(tenant, NONE)
