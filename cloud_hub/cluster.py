@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import HubClock
 from weft.config.log_lines import Repeats, left_out
+from weft.hub_api.status import IntakeOfNode, NodeOfStore
 from weft.protocols.link import Hello, RefuseCode
 from weft.protocols.shard.placement import ShardTree
 from weft.replication.runner import LinkRefused
@@ -736,7 +737,7 @@ def _named(behind: list[NodeEntry]) -> str:
 GONE, FOREIGN = "gone", "of another cluster"
 
 
-def node_views(entries: Iterable[NodeEntry], cluster: Cluster | None, now: int) -> list[dict[str, Any]]:
+def node_views(entries: Iterable[NodeEntry], cluster: Cluster | None, now: int) -> list[NodeOfStore]:
     """Return the processes by machine and number, each with its state and the shards that it owns.
 
     Args:
@@ -749,7 +750,7 @@ def node_views(entries: Iterable[NodeEntry], cluster: Cluster | None, now: int) 
         newest[entry.name] = max(newest.get(entry.name, 0), entry.since)
     found = [replace(entry, state=_state(entry, cluster, now, newest[entry.name])) for entry in nodes]
     owned = owned_by(found, cluster.tree.count if cluster is not None else 0, now)
-    return [{**_view(entry, now), "owns": owned.get(entry.id, [])} for entry in found]
+    return [_view(entry, owned.get(entry.id, []), now) for entry in found]
 
 
 def _state(entry: NodeEntry, cluster: Cluster | None, now: int, newest: int) -> str:
@@ -765,30 +766,15 @@ def _state(entry: NodeEntry, cluster: Cluster | None, now: int, newest: int) -> 
     return GONE if is_silent or (entry.name and entry.since < newest) else entry.state
 
 
-def _view(entry: NodeEntry, now: int) -> dict[str, Any]:
-    return {
-        "id": entry.id,
-        "name": entry.name,
-        "host": entry.host,
-        "process": entry.process,
-        "url": entry.url,
-        "advertise": entry.advertise or None,
-        "state": entry.state,
-        "shards": list(entry.shards),
-        "links": entry.links,
-        "tables": entry.tables,
-        "intake": None
-        if entry.intake is None or entry.state == GONE
-        else {
-            "records_per_second": entry.intake.records_per_s,
-            "bytes_per_second": entry.intake.bytes_per_s,
-            "seconds": entry.intake.seconds,
-        },
-        "cluster_log": entry.cluster_log,
-        "cores": entry.weight,
-        "load": entry.load,
-        "clock_off_seconds": entry.clock_off_s,
-        "software": entry.software,
-        "level": entry.level,
-        "seen_seconds_ago": max(0, now - entry.seen) / 1e9,
-    }
+def _view(entry: NodeEntry, owns: list[int], now: int) -> NodeOfStore:
+    intake = None if entry.intake is None or entry.state == GONE else IntakeOfNode(
+        records_per_second=entry.intake.records_per_s, bytes_per_second=entry.intake.bytes_per_s,
+        seconds=entry.intake.seconds,
+    )  # fmt: skip
+    return NodeOfStore(
+        id=entry.id, name=entry.name, host=entry.host, process=entry.process, url=entry.url,
+        advertise=entry.advertise or None, state=entry.state, owns=owns, shards=list(entry.shards), links=entry.links,
+        tables=entry.tables, intake=intake, cluster_log=entry.cluster_log, cores=entry.weight, load=entry.load,
+        clock_off_seconds=entry.clock_off_s, software=entry.software, level=entry.level,
+        seen_seconds_ago=max(0, now - entry.seen) / 1e9,
+    )  # fmt: skip

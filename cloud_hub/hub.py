@@ -20,15 +20,8 @@ from aiohttp import web
 
 from weft.bounds import Refusals
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.admin_facts.requests import (
-    ActsRequests,
-    NodeRequests,
-    PairRequests,
-    RequestedChanges,
-    TenantRequests,
-    TokenRequests,
-)
-from weft.cloud_hub.api.application import Api, FleetRequests, Health, ProcessRequests
+from weft.cloud_hub.administration import Administration
+from weft.cloud_hub.api.application import Api, Health, ProcessRequests, TroubleRequests
 from weft.cloud_hub.api.edge_reports import newest
 from weft.cloud_hub.api.metrics import (
     REPORTS_AGE_S,
@@ -43,7 +36,7 @@ from weft.cloud_hub.api.records import ShardViews
 from weft.cloud_hub.api.summaries import EdgeViews, LinksElsewhere, ShardSummaries, StreamCompleteness
 from weft.cloud_hub.api.tail import StreamTails
 from weft.cloud_hub.api.views import View, conflict_views, lost_views, open_gap_views
-from weft.cloud_hub.auth.access import Access
+from weft.cloud_hub.auth.access import Access, Orders
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.cluster import ClusterCache, Membership, Owners, Site, Work
 from weft.cloud_hub.console.changes import ChangeStreams, ConsolePages
@@ -53,7 +46,9 @@ from weft.cloud_hub.down.requests import Messages, message_rates, read_body
 from weft.cloud_hub.facts.acts import OwnActs
 from weft.cloud_hub.facts.declarations import Declarations, Watched
 from weft.cloud_hub.facts.tokens import TokenUse
+from weft.cloud_hub.http.administration import AdministrationRequests, UsageRequests
 from weft.cloud_hub.http.listener import SHUTDOWN_S, HubListener
+from weft.cloud_hub.http.pairing import PairRequests
 from weft.cloud_hub.http.validation import Asked, SelfDescription
 from weft.cloud_hub.links import edge_link
 from weft.cloud_hub.links.edge_link import EdgeLink, FrameBudget, HubLinkLog
@@ -61,7 +56,7 @@ from weft.cloud_hub.links.open_links import LinkedEdges, OpenLinks, note_refused
 from weft.cloud_hub.pipelines import FIGURES_READ_S, PipelineRequests
 from weft.cloud_hub.pulls import HubPulls, PullRequests
 from weft.cloud_hub.quotas import LinkQuota, TenantCounts, Tenants
-from weft.cloud_hub.regions.regions import RegionLink, RegionRequests, Regions
+from weft.cloud_hub.regions.regions import RegionLink, Regions
 from weft.cloud_hub.rollouts import FleetConfigs
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.sequencer import CommitPace, Sequencer
@@ -77,6 +72,7 @@ from weft.protocols.chunk_index import RELEASE, FoldRules
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import RegionPositions
 from weft.storage.cluster import NEW_SHARDS, Cluster, ClusterUnusable, open_cluster, read_cluster
+from weft.storage.cluster_log import ClusterLog
 from weft.storage.fenced_store import FencedStore, check_store
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, StoreError, StoreUnfit, open_store
 from weft.storage.object_store.directory import DirectoryStore
@@ -596,7 +592,6 @@ class Hub:
         )
         self._rates = StreamRates(self._positions, time.monotonic)
         self._summaries = ShardSummaries(store, shards, moments, lambda: bool(owners.others()), time.monotonic)
-        self._acts = ActsRequests(store, self._store.cluster.cluster_id, lambda: declared.position)
         self._changes = ChangeStreams(
             self._positions, self._links.since, lambda: declared.position, self._access, self._refusals
         )
@@ -617,20 +612,25 @@ class Hub:
         application = self._api.application(
             self._listener.middleware, inner=[access.middleware, Asked(access).middleware]
         )
-        changes = RequestedChanges(self._acts.log, access, clock, read_body)
-        pipelines = PipelineRequests(store, changes, clock.now, time.monotonic)
+        orders = Orders(access, clock, read_body)
+        pipelines = PipelineRequests(store, orders, clock.now, time.monotonic)
         ProcessRequests(self.status, self.serve_link, self.health, self._metrics(pipelines), access).add_to(application)
         self._to_edges.add_to(application, access)
-        FleetRequests(
-            store, self._known.now, clock, access, summaries=self._summaries, own=self._own, elsewhere=self._elsewhere,
-            monotonic=time.monotonic,
+        TroubleRequests(
+            access, summaries=self._summaries, own=self._own, elsewhere=self._elsewhere
         ).add_to(application)  # fmt: skip
-        self._acts.add_to(application, access)
-        PairRequests(self._acts.log, self._declared.credentials, clock.now, time.monotonic, read_body).add_to(
-            application
-        )
+        log = ClusterLog(store, self._store.cluster.cluster_id)
+        PairRequests(log, self._declared.credentials, clock.now, time.monotonic, read_body).add_to(application)
+        administration = Administration(
+            store, log, clock, self._settings, self._known, known=self._declared.state,
+            split=self._membership.read_soon,
+        )  # fmt: skip
+        AdministrationRequests(administration, orders).add_to(application)
+        UsageRequests(
+            access, clock, self._tenants, self._summaries, quotas=self._declared.quotas, tables=self._tables,
+            response_bytes_max=self._settings.response_bytes_max,
+        ).add_to(application, self._api.bounded)  # fmt: skip
         pipelines.add_to(application)
-        self._requests_for_changes(changes, application)
         self._changes.add_to(application)
         self._tails.add_to(application)
         ConsolePages(access).add_to(application)
@@ -652,22 +652,6 @@ class Hub:
             of_tables=self._tables.samples, tenants=self._tenants.samples, regions=self._regions.samples,
             disk=self._store.disk.samples, pipelines=pipelines.samples if is_first else None,
         )  # fmt: skip
-
-    def _requests_for_changes(self, changes: RequestedChanges, application: web.Application) -> None:
-        store = self._store.store
-        TenantRequests(
-            changes, self._tenants, self._summaries, quotas=self._declared.quotas.of,
-            table_bytes=self._tables.bytes_of, stream_bytes=self._tables.stream_bytes,
-            response_bytes_max=self._settings.response_bytes_max,
-        ).add_to(application, self._api.bounded)  # fmt: skip
-        TokenRequests(store, changes).add_to(application)
-        RegionRequests(
-            store, self._known.now, changes, regions=self._settings.regions, declared=self._declared.regions,
-            retain_log_s=self._settings.retain_log_s, monotonic=time.monotonic,
-        ).add_to(application)  # fmt: skip
-        NodeRequests(
-            store, changes, self._declared.drained, random_bits=self._random_bits, split=self._membership.read_soon
-        ).add_to(application)
 
     # -- steps of start and end
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
-from weft.cloud_hub.admin_facts.requests import RequestedChanges, json_answer
-from weft.cloud_hub.api.answers import routes
+from weft.cloud_hub.api.answers import json_answer, routes
 from weft.cloud_hub.api.views import View
+from weft.cloud_hub.auth.access import Orders, decoded
 from weft.config.metrics.exposition import Sample
 from weft.hub_api.answers import ApiError, moment
 from weft.hub_api.bodies import Report
@@ -79,9 +79,9 @@ class PipelineRequests:
     """
 
     def __init__(
-        self, store: ObjectStore, changes: RequestedChanges, now: Callable[[], int], monotonic: Callable[[], float]
+        self, store: ObjectStore, orders: Orders, now: Callable[[], int], monotonic: Callable[[], float]
     ) -> None:
-        self._store, self._changes, self._now, self._monotonic = store, changes, now, monotonic
+        self._store, self._orders, self._now, self._monotonic = store, orders, now, monotonic
         self._known: dict[str, _CachedReport] = {}
         """Key -> newest report of this process."""
         self._written: dict[str, tuple[str, int, Report]] = {}
@@ -98,7 +98,7 @@ class PipelineRequests:
 
     async def _list(self, request: web.Request) -> web.Response:
         """Return the last report of each pipeline of the tenant whose stream the token may read."""
-        tenant, is_readable = self._changes.access.streams(request)
+        tenant, is_readable = self._orders.access.streams(request)
         found, now = await self._of_tenant(tenant), self._now()
         views = [
             _view(name, known, now) for name, known in sorted(found.items())
@@ -109,7 +109,7 @@ class PipelineRequests:
     async def _put(self, request: web.Request) -> web.Response:
         """Take a report."""
         tenant, name = self._named(request)
-        report = await self._changes.body(request, Right.REPORT, Report, "a report of a pipeline")
+        report = decoded(await self._orders.body(request, Right.REPORT), Report)
         if report.stream != "*" and not valid_name(report.stream):
             raise ApiError(400, f"stream: {report.stream[:80]!r} is not a name", f"expected {NAME_RULE}, or `*`")
         key, seen = hub_keys.pipeline_key(tenant, name), self._now()
@@ -144,11 +144,11 @@ class PipelineRequests:
         return json_answer({"pipeline": name})
 
     def _named(self, request: web.Request) -> tuple[str, str]:
-        tenant, identity = self._changes.access.reporter(request)
+        tenant, identity = self._orders.access.reporter(request)
         name = request.match_info["pipeline"]
         if not valid_name(name):
             raise ApiError(400, f"{name[:80]!r} is not a name of a pipeline", f"expected {NAME_RULE}")
-        self._changes.access.check(identity, Right.REPORT, name)
+        self._orders.access.check(identity, Right.REPORT, name)
         return tenant, name
 
     def _lock(self, key: str) -> asyncio.Lock:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import parse_qsl, unquote
 
 from msgspec import Meta
 
@@ -53,7 +54,7 @@ from weft.hub_api.bodies import (
     Split,
     TenantQuotas,
 )
-from weft.hub_api.rights import Scope
+from weft.hub_api.rights import Right, Scope
 from weft.hub_api.status import (
     DrainAnswer,
     DrainsAnswer,
@@ -146,6 +147,10 @@ class Operation(NamedTuple):
     """Header of the answer -> meaning. Its value is a whole number."""
     status: int = 200
     """Status of the answer."""
+    right: Right | None = None
+    """Right over the hub as a whole that it needs; None where the handler looks at a tenant, or at one's own."""
+    command: str = ""
+    """Command that does the same."""
     as_json: Any = None
     """Type of the answer as JSON, for an operation that gives one of ``content_type`` without `format=json`."""
 
@@ -220,11 +225,13 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "nodes", "get", "/v1/nodes", "Return the processes of the hub on all machines.", NodesAnswer, (Scope.ADMIN,),
         errors=frozenset({401, 403, 421, 503}),
+        right=Right.STATUS, command="weft hub nodes",
     ),
     Operation(
         "regions", "get", "/v1/regions",
         "Return the links of all shards to other regions.", RegionsAnswer, (Scope.ADMIN,),
         errors=frozenset({401, 403, 421, 503}),
+        right=Right.STATUS, command="weft hub region status",
     ),
     Operation(
         "troubles", "get", "/v1/troubles",
@@ -236,6 +243,7 @@ OPERATIONS: tuple[Operation, ...] = (
         ActsAnswer, (Scope.ADMIN,),
         parameters=(_after("^[0-9]{1,19}$"), _limit("lines", ACTS_MAX, ACTS_DEFAULT)),
         errors=frozenset({400, 401, 403, 421, 503}),
+        right=Right.ACTS, command="weft hub acts",
     ),
     Operation(
         "changes", "get", "/v1/changes",
@@ -415,44 +423,53 @@ OPERATIONS: tuple[Operation, ...] = (
         "tenant", "get", "/v1/tenants/{tenant}",
         "Return the quotas of a declared tenant.", TenantAnswer, (Scope.GRANTED,),
         parameters=(_TENANT_OF_PATH,), errors=frozenset({400, 401, 403, 404, 421, 503}),
+        right=Right.TENANTS, command="weft hub tenant list",
     ),
     Operation(
         "set_tenant", "put", "/v1/tenants/{tenant}",
         "Declare all quotas of a tenant, and the tenant if it is new.", TenantAnswer,
         (Scope.GRANTED,), parameters=(_TENANT_OF_PATH,),
         errors=_OF_CHANGES, body=TenantQuotas,
+        right=Right.TENANTS, command="weft hub tenant set",
     ),
     Operation(
         "tenants", "get", "/v1/tenants", "Return the declared tenants with their quotas, by name.", TenantsAnswer,
         (Scope.GRANTED,), parameters=(_after(), _limit("tenants")), errors=frozenset({400, 401, 403, 421, 503}),
+        right=Right.TENANTS, command="weft hub tenant list",
     ),
     Operation(
         "tokens", "get", "/v1/tokens", "Return the declared tokens, without their secrets, by name.", TokensAnswer,
         (Scope.ADMIN,), parameters=(_after(), _limit("tokens")), errors=frozenset({400, 401, 403, 421, 503}),
+        right=Right.ACTS, command="weft hub token list",
     ),
     Operation(
         "add_token", "post", "/v1/tokens",
         "Declare a token, and return its secret, once.", SecretAnswer, (Scope.GRANTED,),
         errors=_OF_CHANGES, body=NewToken,
+        right=Right.TOKENS, command="weft hub token add",
     ),
     Operation(
         "rotate_token", "post", "/v1/tokens/{name}/rotate",
         "Give a token another secret, and return it, once.", SecretAnswer,
         (Scope.GRANTED,), parameters=(_TOKEN_OF_PATH,), errors=_OF_CHANGES, body=Rotation,
+        right=Right.TOKENS, command="weft hub token rotate",
     ),
     Operation(
         "remove_token", "delete", "/v1/tokens/{name}",
         "Withdraw a token: its links end.", RemovedTokenAnswer, (Scope.GRANTED,),
         parameters=(_TOKEN_OF_PATH, _REASON), errors=frozenset({400, 401, 403, 409, 421, 503}),
+        right=Right.TOKENS, command="weft hub token remove",
     ),
     Operation(
         "drains", "get", "/v1/drains",
         "Return the processes and machines that are drained.", DrainsAnswer, (Scope.ADMIN,),
         errors=frozenset({401, 403, 421, 503}),
+        right=Right.STATUS, command="weft hub nodes",
     ),
     Operation(
         "drain", "post", "/v1/drains", "Have a process, or those of a machine, give its shards and edges to others.",
         DrainAnswer, (Scope.GRANTED,), errors=_OF_CHANGES | {404}, body=Drain,
+        right=Right.NODES, command="weft hub drain",
     ),
     Operation(
         "undo_drain", "delete", "/v1/drains",
@@ -464,16 +481,21 @@ OPERATIONS: tuple[Operation, ...] = (
             ),
             _REASON,
         ),
+        right=Right.NODES, command="weft hub drain --undo",
     ),
     Operation(
         "look_at_split", "get", "/v1/splits", "Return how many edges a split of a shard would move.", SplitLook,
-        (Scope.GRANTED,), parameters=(Parameter("shard", _Shard, "The shard.", required=True),),
+        (Scope.GRANTED,), parameters=(
+            Parameter("shard", _Shard, "The shard.", required=True, advice="GET /v1/status has the shards"),
+        ),
         errors=frozenset({400, 401, 403, 409, 421, 429, 503}),
+        right=Right.NODES, command="weft hub split",
     ),
     Operation(
         "split", "post", "/v1/splits",
         "Split a shard: about half of its edges move to a new one, for good.", SplitAnswer,
         (Scope.GRANTED,), errors=_OF_CHANGES | {429}, body=Split,
+        right=Right.NODES, command="weft hub split",
     ),
     Operation(
         "pause_region", "put", "/v1/regions/{region}",
@@ -483,6 +505,7 @@ OPERATIONS: tuple[Operation, ...] = (
             Parameter("region", str, "Its name in the configuration.", "path", required=True,
                       advice="GET /v1/regions names them"),
         ),
+        right=Right.NODES, command="weft hub region pause",
     ),
     Operation(
         "pipelines", "get", "/v1/pipelines", "Return the last report of each pipeline of Spark.", PipelinesAnswer,
@@ -501,3 +524,16 @@ OPERATIONS: tuple[Operation, ...] = (
 )  # fmt: skip
 """All operations, in the order of the document."""
 OF_NAME: Mapping[str, Operation] = {each.name: each for each in OPERATIONS}
+
+
+def operation_of(method: str, path: str) -> tuple[Operation, dict[str, str]]:
+    """Return the operation of a request, and the parameters in its path and its query, as texts."""
+    where, _, query = path.partition("?")
+    parts = where.split("/")
+    for each in OPERATIONS:
+        of = each.path.split("/")
+        if each.method == method.lower() and len(of) == len(parts):
+            named = {name[1:-1]: unquote(part) for name, part in zip(of, parts, strict=True) if name.startswith("{")}
+            if all(name.startswith("{") or name == part for name, part in zip(of, parts, strict=True)):
+                return each, {**dict(parse_qsl(query, keep_blank_values=True)), **named}
+    raise LookupError(f"{method} {where} is not an operation of the API")

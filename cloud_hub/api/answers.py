@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -257,6 +257,12 @@ class Answers:
         self._refusals.note(BOUND, owner, "disconnected it in an answer. It reads too slowly or not at all")
         if request.transport is not None:
             request.transport.abort()
+
+
+def json_answer(value: Any) -> web.Response:
+    """Return an answer that no cache may keep: it may have a secret."""
+    body = msgspec.json.encode(value) + b"\n"
+    return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
 
 
 def routes(**handlers: Handler) -> list[web.RouteDef]:

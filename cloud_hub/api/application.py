@@ -33,7 +33,7 @@ from weft.cloud_hub.api.summaries import (
 from weft.cloud_hub.api.views import LOST_LISTED_MAX, LaneOf, StreamPart, View, lost_views, renamed_lanes
 from weft.cloud_hub.auth.access import Access, headers_of
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.cluster import Membership, node_views
+from weft.cloud_hub.cluster import Membership
 from weft.cloud_hub.shard.collector import ShardCollector
 from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
 from weft.cloud_hub.shard.shards import Shards
@@ -68,8 +68,7 @@ from weft.replication.runner import LINK_PATH
 from weft.storage.chunk_log import CollectedPast, missing_halves
 from weft.storage.cluster import Cluster
 from weft.storage.fenced_store import FencedStore
-from weft.storage.object_store import NotFound, ObjectStore, StoreError
-from weft.storage.presence import running
+from weft.storage.object_store import NotFound, StoreError
 from weft.storage.table.actions import TableError
 from weft.storage.table.schemas import Schemas
 
@@ -77,53 +76,31 @@ if TYPE_CHECKING:
     from weft.storage.table_writer.service import TableService
 
 
-# ``GET /v1/nodes`` and ``GET /v1/troubles``: what an operator asks any process about the hub as a whole.
-
-READ_AGE_S = 5.0
-"""Maximum age of the entries that an answer is made of: they are read for all who ask within it."""
+# ``GET /v1/troubles``: what an operator asks any process about the hub as a whole.
 
 
-class FleetRequests:
-    """Handlers of the requests.
+class TroubleRequests:
+    """Handler of the request.
 
     Args:
         summaries: of all shards.
         own: returns the process's own shards.
         elsewhere: returns what other processes tell of their links.
-        monotonic: seconds.
     """
 
     def __init__(
         self,
-        store: ObjectStore,
-        cluster: Callable[[], Cluster],
-        clock: HubClock,
         access: Access,
         *,
         summaries: ShardSummaries,
         own: Callable[[], Sequence[Sequencer]],
         elsewhere: Callable[[], Awaitable[LinksElsewhere]],
-        monotonic: Callable[[], float],
     ) -> None:
-        self._store, self._cluster, self._clock, self._access = store, cluster, clock, access
-        self._summaries, self._own, self._elsewhere, self._monotonic = summaries, own, elsewhere, monotonic
-        self._nodes: list[dict[str, Any]] = []
-        self._read_at: float | None = None
-        self._reading = asyncio.Lock()
+        self._access, self._summaries, self._own, self._elsewhere = access, summaries, own, elsewhere
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
-        application.add_routes(routes(nodes=self._get_nodes, troubles=self._get_troubles))
-
-    async def _get_nodes(self, request: web.Request) -> web.Response:
-        """Return the processes that share the store."""
-        self._access.operate(request, Right.STATUS)
-        async with self._reading:
-            now = self._monotonic()
-            if self._read_at is None or now - self._read_at >= READ_AGE_S:
-                wall = self._clock.now()
-                self._nodes, self._read_at = node_views(await running(self._store, wall), self._cluster(), wall), now
-        return _json_of_view({"nodes": self._nodes})
+        application.add_routes(routes(troubles=self._get_troubles))
 
     async def _get_troubles(self, request: web.Request) -> web.Response:
         """Return conflicts, open gaps and lost records of all shards."""

@@ -14,14 +14,14 @@ import logging
 import platform
 import secrets
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from weft.cloud_hub.facts.approvals import REQUEST, TARGET_CHARACTERS_MAX, target_of_request
 from weft.config.limits import REASON_CHARACTERS_MAX
-from weft.hub_api.answers import moment
+from weft.hub_api.answers import ActLine, moment
 from weft.protocols.errors import CodecError
 from weft.storage.cluster_log import (
     Author,
@@ -156,38 +156,30 @@ async def entries(log: ClusterLog, first: int, end: int) -> list[NumberedEntry]:
     return await asyncio.gather(*map(one, range(first, end)))
 
 
-async def lines(log: ClusterLog, first: int, end: int) -> list[dict[str, Any]]:
+async def lines(log: ClusterLog, first: int, end: int) -> list[ActLine]:
     """Return the lines of entries [first, end). Raises as ``entries``."""
-    found: list[dict[str, Any]] = []
+    found: list[ActLine] = []
     for at in range(first, end, READS_AT_ONCE):  # entries may be long, and their lines are not
         found += [line(*each) for each in await entries(log, at, min(end, at + READS_AT_ONCE))]
     return found
 
 
-def line(n: int, entry: Declaration | None) -> dict[str, Any]:
+def line(n: int, entry: Declaration | None) -> ActLine:
     """Return the line of an entry, without the document of a fact: it may be long, and has hashes of secrets.
 
     Args:
         entry: None if it is damaged or missing.
     """
     if entry is None:
-        return {
-            "entry": n, "at": None, "by": "", "origin": "", "command": "", "act": "unusable", "kind": "", "name": "",
-            "target": "", "reason": UNUSABLE,
-        }  # fmt: skip
+        return ActLine(
+            entry=n, at=None, by="", origin="", command="", act="unusable", kind="", name="", target="", reason=UNUSABLE
+        )
     words = ("ended", "began") if entry.kind == ACT else ("withdrew", "declared")
-    return {
-        "entry": n,
-        "at": moment(entry.at),
-        "by": entry.by,
-        "origin": entry.origin,
-        "command": entry.command,
-        "act": words[entry.document is not None],
-        "kind": entry.kind,
-        "name": entry.name,
-        "target": _target(entry),
-        "reason": entry.reason,
-    }
+    return ActLine(
+        entry=n, at=moment(entry.at), by=entry.by, origin=entry.origin, command=entry.command,
+        act=words[entry.document is not None], kind=entry.kind, name=entry.name, target=_target(entry),
+        reason=entry.reason,
+    )  # fmt: skip
 
 
 def _target(entry: Declaration) -> str:

@@ -37,7 +37,7 @@ from weft.hub_api.status import (
 )
 from weft.protocols.errors import UnsupportedVersion
 from weft.storage.cluster import ClusterUnusable
-from weft.storage.cluster_log import ClusterLog, ClusterLogFollower
+from weft.storage.cluster_log import ClusterLog, ClusterLogFollower, ClusterState
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.schemas import QUALITY, SCHEMA, STREAM, DeclaredQuality, ExpectedEdges, Schemas
 
@@ -91,6 +91,10 @@ class Declarations:
     def position(self) -> int:
         """Return the number of the last entry that this process acts on."""
         return self._position
+
+    def state(self) -> ClusterState:
+        """Return the facts as this process read them last."""
+        return self._follower.state
 
     def watch(self, what: Watched, changed: Callable[[], None]) -> None:
         """Call ``changed`` when facts of a kind have changed, after all facts were taken over; also in ``start``, but

@@ -16,11 +16,11 @@ from typing import Annotated
 import msgspec
 
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.api.views import View
 from weft.cloud_hub.settings import RegionSettings
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import Sample
-from weft.hub_api.answers import moment
+from weft.hub_api.answers import moment_of
+from weft.hub_api.status import BudgetOfRegion
 from weft.replication.liveness import SECOND
 from weft.replication.policy import PERIODS_MAX, BudgetCount, BudgetRule, period_of, reserve
 from weft.replication.runner.control import ALIVE_BYTES
@@ -260,7 +260,7 @@ class RegionBudget(BudgetCount):
 
 async def budget_views(
     store: ObjectStore, regions: Mapping[str, RegionSettings], links: int, now: int
-) -> dict[str, View | None]:
+) -> dict[str, BudgetOfRegion | None]:
     """Return the budget of each region, as it is counted in the store; None for one without.
 
     Args:
@@ -273,16 +273,16 @@ async def budget_views(
     return {name: await _view(store, name, settings, links, now) for name, settings in sorted(regions.items())}
 
 
-async def _view(store: ObjectStore, name: str, settings: RegionSettings, links: int, now: int) -> View | None:
+async def _view(store: ObjectStore, name: str, settings: RegionSettings, links: int, now: int) -> BudgetOfRegion | None:
     if settings.budget is None:
         return None
     month = period_of(settings.budget, now)
     use, _ = await read_use(store, name)
     used, kept = use.of(month.name), kept_back(settings, month.end, now, links)
-    return {
-        "bytes": settings.budget.size,
-        "used_bytes": used,
-        "kept_bytes": kept,
-        "used_up": used >= settings.budget.size - kept,
-        "ends": moment(month.end),
-    }
+    return BudgetOfRegion(
+        bytes=settings.budget.size,
+        used_bytes=used,
+        kept_bytes=kept,
+        used_up=used >= settings.budget.size - kept,
+        ends=moment_of(month.end),
+    )

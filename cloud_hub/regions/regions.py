@@ -6,19 +6,15 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import msgspec
-from aiohttp import web
 
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.admin_facts.requests import RequestedChanges, json_answer
-from weft.cloud_hub.api.answers import routes
-from weft.cloud_hub.api.views import View
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.facts.hub import DeclaredRegions, pause_region
-from weft.cloud_hub.regions.budget import RegionBudget, budget_views
+from weft.cloud_hub.facts.hub import DeclaredRegions
+from weft.cloud_hub.regions.budget import RegionBudget
 from weft.cloud_hub.regions.source import RegionSource, Selection
 from weft.cloud_hub.settings import RegionSettings
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -26,9 +22,7 @@ from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import Sample
 from weft.config.release import SOFTWARE
-from weft.hub_api.answers import ApiError
-from weft.hub_api.bodies import RegionOrder
-from weft.hub_api.rights import Right
+from weft.hub_api.status import RegionLinkOfStore, RunOfChunks, StreamOfRegionLink
 from weft.protocols import chunk as chunks
 from weft.protocols.errors import CodecError
 from weft.protocols.shard.shard_state import ShardState
@@ -442,8 +436,6 @@ class Regions:
 
 # ``GET /v1/regions``: how far the links to other regions are, as their processes last wrote it to the store.
 
-READ_AGE_S = 5.0
-"""Maximum age of what an answer is made of: it is read for all who ask within it."""
 READS_AT_ONCE = 16
 OLD_S = 900.0
 """Age of a report after which no process seems to run the link: one is written every five minutes."""
@@ -452,7 +444,7 @@ NOT_BEGUN, NO_NEWS = "not begun", "no news"
 
 async def region_views(
     store: ObjectStore, cluster: Cluster, regions: Mapping[str, RegionSettings], retain_log_s: float | None, now: int
-) -> list[View]:
+) -> list[RegionLinkOfStore]:
     """Return the state of the link of each shard to each region, as of the last report in the store.
 
     Args:
@@ -464,7 +456,7 @@ async def region_views(
     """
     positions = RegionPositions(store, cluster)
     wanted = [(name, shard) for name in sorted(regions) for shard in range(cluster.tree.count)]
-    views: list[View] = []
+    views: list[RegionLinkOfStore] = []
     for at in range(0, len(wanted), READS_AT_ONCE):
         some = wanted[at : at + READS_AT_ONCE]
         found = await asyncio.gather(*(positions.read(name, shard) for name, shard in some))
@@ -474,28 +466,28 @@ async def region_views(
     return views
 
 
-def _view(name: str, shard: int, position: RegionPosition | None, kept_s: float | None, now: int) -> View:
+def _view(name: str, shard: int, position: RegionPosition | None, kept_s: float | None, now: int) -> RegionLinkOfStore:
     report = None if position is None else position.report
     age = None if report is None else max(0, now - report.at) / 1e9
     state = NOT_BEGUN if report is None or age is None else NO_NEWS if age > OLD_S else report.state
-    return {
-        "region": name,
-        "shard": shard,
-        "state": state,
-        "error": "" if report is None else report.error,
-        "lag_records": None if report is None else report.lag_records,
-        "lag_bytes": None if report is None else report.lag_bytes,
-        "lag_seconds": None if report is None else report.lag_seconds,
-        "left_seconds": _left_s(report, kept_s, now),
-        "streams": [] if report is None else [_stream(each) for each in report.streams],
-        "streams_behind": 0 if report is None else report.streams_behind,
-        "hold": "" if report is None else report.hold,
-        "next": None if position is None else position.next,
-        "lost_chunks": [] if position is None else [{"first": first, "end": end} for first, end in position.lost],
-        "peer": None if position is None else position.peer or None,
-        "process": None if report is None else report.host,
-        "seen_seconds_ago": age,
-    }
+    return RegionLinkOfStore(
+        region=name,
+        shard=shard,
+        state=state,
+        error="" if report is None else report.error,
+        lag_records=None if report is None else report.lag_records,
+        lag_bytes=None if report is None else report.lag_bytes,
+        lag_seconds=None if report is None else report.lag_seconds,
+        left_seconds=_left_s(report, kept_s, now),
+        streams=[] if report is None else [_stream(each) for each in report.streams],
+        streams_behind=0 if report is None else report.streams_behind,
+        hold="" if report is None else report.hold,
+        next=None if position is None else position.next,
+        lost_chunks=[] if position is None else [RunOfChunks(first=first, end=end) for first, end in position.lost],
+        peer=None if position is None else position.peer or None,
+        process=None if report is None else report.host,
+        seen_seconds_ago=age,
+    )
 
 
 def _left_s(report: Report | None, kept_s: float | None, now: int) -> float | None:
@@ -506,69 +498,7 @@ def _left_s(report: Report | None, kept_s: float | None, now: int) -> float | No
     return max(0.0, kept_s - report.lag_seconds - max(0, now - report.at) / SECOND)
 
 
-def _stream(lag: StreamLag) -> View:
-    return {
-        "tenant": lag.tenant, "stream": lag.stream, "lag_records": lag.records, "lag_bytes": lag.bytes,
-        "lag_seconds": lag.seconds,
-    }  # fmt: skip
-
-
-class RegionRequests:
-    """Handlers of the requests.
-
-    Args:
-        regions: those of this process's configuration, by name.
-        declared: an operator's orders, as this process knows them.
-        retain_log_s: seconds for which the log keeps all chunks; None if it deletes none.
-        monotonic: seconds.
-    """
-
-    def __init__(
-        self, store: ObjectStore, cluster: Callable[[], Cluster], changes: RequestedChanges, *,
-        regions: Mapping[str, RegionSettings], declared: DeclaredRegions, retain_log_s: float | None,
-        monotonic: Callable[[], float],
-    ) -> None:  # fmt: skip
-        self._retain_log_s = retain_log_s
-        self._store, self._cluster, self._changes = store, cluster, changes
-        self._regions, self._declared, self._monotonic = regions, declared, monotonic
-        self._views: list[View] = []
-        self._budgets: dict[str, View | None] = {}
-        self._read_at: float | None = None
-        self._reading = asyncio.Lock()
-
-    def add_to(self, application: web.Application) -> None:
-        """Add the requests to the application of the API."""
-        application.add_routes(routes(regions=self._get, pause_region=self._put))
-
-    async def _get(self, request: web.Request) -> web.Response:
-        """Return the regions of the configuration, and the links of all shards to them."""
-        self._changes.access.operate(request, Right.STATUS)
-        async with self._reading:
-            now = self._monotonic()
-            if self._read_at is None or now - self._read_at >= READ_AGE_S:
-                cluster, clock = self._cluster(), self._changes.clock.now()
-                self._views = await region_views(self._store, cluster, self._regions, self._retain_log_s, clock)
-                self._budgets = await budget_views(self._store, self._regions, cluster.tree.count, clock)
-                self._read_at = now
-        configured = [
-            {
-                "region": name,
-                "paused": self._declared.of(name).paused,
-                "pin_seconds": settings.pin_s,
-                "budget": self._budgets.get(name),
-            }
-            for name, settings in sorted(self._regions.items())
-        ]
-        return json_answer({"regions": self._views, "configured": configured})
-
-    async def _put(self, request: web.Request) -> web.Response:
-        """Declare that the records for a region wait, or continue. Answered when that is durable."""
-        wanted = await self._changes.body(request, Right.NODES, RegionOrder, "an order to a region's links")
-        instead = f"weft hub region {'pause' if wanted.paused else 'resume'}"
-        author = self._changes.author(request, Right.NODES, wanted.reason, instead=instead)
-        name = request.match_info["region"]
-        if name not in self._regions:
-            there = ", ".join(sorted(self._regions)) or "none"
-            raise ApiError(404, f"`regions` of this hub has no {name[:80]!r}", f"there are: {there}")
-        await self._changes.declare(pause_region(name, paused=wanted.paused), author)
-        return json_answer({"region": name, "paused": wanted.paused})
+def _stream(lag: StreamLag) -> StreamOfRegionLink:
+    return StreamOfRegionLink(
+        tenant=lag.tenant, stream=lag.stream, lag_records=lag.records, lag_bytes=lag.bytes, lag_seconds=lag.seconds
+    )

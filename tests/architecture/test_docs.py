@@ -14,10 +14,10 @@ from docs.tools.generate import DECISIONS, PICTURE, REFERENCE, decisions_page, p
 from docs.tools.picture import missing, picture
 from docs.tools.prose import broken_code, handwritten_pages, long_lines
 from weft.bounds import Refusals
-from weft.cloud_hub.admin_facts import requests
 from weft.cloud_hub.api import answers, series, tail
 from weft.cloud_hub.auth import jwt
 from weft.cloud_hub.console import changes
+from weft.cloud_hub.http import pairing
 from weft.config.metrics.edge import EDGE_METRICS
 from weft.config.metrics.hub import HUB_METRICS
 from weft.config.models import EdgeConfig, HubConfig
@@ -113,8 +113,8 @@ SHARES_OF_A_HUB = (
     f"(1,024), each for {http_server.IDLE_S_MAX:g} s",
     f"{http_server.AT_ONCE} begin in a turn of the loop",
     f"({', '.join(map(str, sorted(http_server.REFUSALS)))}) ends its connection",
-    f"{requests.ALL_WRONG_BURST:,} at once and {requests.ALL_WRONG_PER_S:g} a second",
-    f"{requests.WRONG_BURST} at once and one in {1 / requests.WRONG_PER_S:g} s of an address",
+    f"{pairing.ALL_WRONG_BURST:,} at once and {pairing.ALL_WRONG_PER_S:g} a second",
+    f"{pairing.WRONG_BURST} at once and one in {1 / pairing.WRONG_PER_S:g} s of an address",
     f"{_size(batch.EXPANDED_BYTES_MAX)} and {batch.COUNT_MAX:,} records as rows, keys of {batch.KEY_BYTES_MAX:,} bytes",
     f"of {serve.FRAMES_AT_ONCE} frames of a WebSocket",
     f"{topics.PATTERN_LEVELS_MAX} levels of a lane",

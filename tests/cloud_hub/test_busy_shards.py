@@ -113,11 +113,11 @@ async def test_a_busy_shard_is_split_up_to_the_maximum() -> None:
         await send_for_a_while(hub, edges)
         assert await splits_of(store) == 1
     reported = await lines(ClusterLog(store, hub.cluster.cluster_id), 1, 3)
-    assert [(each["act"], each["by"], each["command"]) for each in reported] == [
+    assert [(each.act, each.by, each.command) for each in reported] == [
         ("began", "the hub", "automatic split"), ("ended", "the hub", "automatic split")
     ]  # fmt: skip
-    assert "kept a process busy" in reported[0]["reason"]
-    assert reported[1]["reason"] == "done"
+    assert "kept a process busy" in reported[0].reason
+    assert reported[1].reason == "done"
     states = await states_of(store)
     assert sorted(len(state.lanes) for state in states.values()) == [1, 1, 2]
     held = {lane: list(each.records) for state in states.values() for lane, each in state.lanes.items()}

@@ -259,7 +259,7 @@ def fetched(client: Callable[[], Client], url: str, path: str, *, has_token: boo
     try:
         return json.loads(client().fetch(path).body)
     except HubRefusal as refusal:
-        advice = _advice(path, refusal, has_token=has_token)
+        advice = advice_on(path, refusal, has_token=has_token)
         raise Failed(f"{url}{path} answered {refusal.status} {refusal.reason}: {advice}") from None
     except HubUnreachable as error:
         raise Failed(f"{error}; is the node running?") from None
@@ -281,7 +281,7 @@ def certificate_of(config: HubConfig) -> str | None:
     return None if config.tls is None else config.tls.certificate
 
 
-def _advice(path: str, refusal: HubRefusal, *, has_token: bool) -> str:
+def advice_on(path: str, refusal: HubRefusal, *, has_token: bool) -> str:
     """Return advice on a refusal, in the terms of a command line."""
     if not refusal.detail:
         return ANOTHER_PROGRAM

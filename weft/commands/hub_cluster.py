@@ -8,16 +8,14 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
+from msgspec import UNSET, UnsetType
 
 from weft.cloud_hub import cluster as membership
-from weft.cloud_hub import splits
 from weft.cloud_hub.clock import DOUBTED_NS, HubClock
-from weft.cloud_hub.cluster import FOREIGN, GONE, node_views
-from weft.cloud_hub.facts.hub import undo_drain
+from weft.cloud_hub.cluster import FOREIGN, GONE
 from weft.cloud_hub.shard import lane_ends
 from weft.commands.common import (
     ExistingPath,
@@ -28,9 +26,17 @@ from weft.commands.common import (
     tenant_option,
     yes_option,
 )
-from weft.commands.hub_store import Act, acting, decision_options, declare, no_other_author, on_store
-from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
+from weft.commands.hub_store import (
+    Act,
+    StoreHub,
+    acting,
+    administration_of,
+    decision_options,
+    on_store,
+)
+from weft.commands.running import RunningHub, any_hub_argument, hub_argument
 from weft.config.units import approximate_duration, approximate_size, parse_duration_ns
+from weft.hub_api.status import IntakeOfNode
 from weft.output import Failed, Refused, counted, harmless, print_facts, print_json, print_table
 from weft.protocols.chunk_index import LEVEL_MAX
 from weft.protocols.errors import CodecError
@@ -47,9 +53,8 @@ from weft.storage.chunk_log import (
     named_open_gap,
     shown_time,
 )
-from weft.storage.cluster import Cluster, open_cluster, read_cluster
+from weft.storage.cluster import open_cluster
 from weft.storage.object_store import ObjectStore
-from weft.storage.presence import NodeEntry, running
 
 if TYPE_CHECKING:
     from weft.cloud_hub.shard.lane_ends import Ending
@@ -264,8 +269,7 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     seen. Right after a start they are unknown.
     """
 
-    config = names_a_config(hub)
-    found = on_store(named(hub), _nodes) if config else running_hub(hub, token_file).get(NODES)["nodes"]
+    found = administration_of(hub, token_file).nodes().nodes
     if as_json:
         print_json({"nodes": found})
         return
@@ -274,18 +278,18 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
         return
     rows = [
         (
-            each["name"] or each["url"],
-            each["host"],
-            each["state"],
-            ",".join(map(str, each["owns"])),
-            ",".join(map(str, each["shards"])),
-            each["links"],
-            "" if each["tables"] is None else each["tables"],
-            *_intake(each["intake"]),
-            each["cluster_log"],
-            each["software"],
-            each["level"],
-            f"{each['seen_seconds_ago']:.0f} s ago",
+            each.name or each.url,
+            each.host,
+            each.state,
+            ",".join(map(str, each.owns)),
+            ",".join(map(str, each.shards)),
+            each.links,
+            "" if each.tables in (None, UNSET) else each.tables,
+            *_intake(each.intake),
+            each.cluster_log,
+            each.software,
+            each.level,
+            f"{each.seen_seconds_ago:.0f} s ago",
         )
         for each in found
     ]
@@ -307,30 +311,23 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
         ),
         [[harmless(cell) if isinstance(cell, str) else cell for cell in row] for row in rows],
     )
-    there = [each for each in found if each["state"] not in (GONE, FOREIGN)]
-    unreachable = [each["name"] for each in there if each["name"] and not each["advertise"]]
-    if len({each["host"] for each in there}) > 1 and unreachable:
+    there = [each for each in found if each.state not in (GONE, FOREIGN)]
+    unreachable = [each.name for each in there if each.name and not each.advertise]
+    if len({each.host for each in there}) > 1 and unreachable:
         click.echo(
             f"no edge can be sent on to {', '.join(unreachable)}: set `advertise` there to the URLs for edges", err=True
         )
 
 
-def _intake(found: dict[str, float] | None) -> tuple[object, object]:
-    if found is None:
+def _intake(found: IntakeOfNode | UnsetType | None) -> tuple[object, object]:
+    if not found:
         return "", ""
-    return f"{found['records_per_second']:.1f}", approximate_size(found["bytes_per_second"])
-
-
-async def _nodes(store: ObjectStore) -> list[dict[str, Any]]:
-    now = time.time_ns()
-    there = await running(store, now)
-    return node_views(there, await read_cluster(store) if there else None, now)
+    return f"{found.records_per_second:.1f}", approximate_size(found.bytes_per_second)
 
 
 # ``weft hub drain``: have hub processes give their shards and edges to others, and wait until they have.
 
 LOOK_S = 1.0
-NODES, DRAINS = "/v1/nodes", "/v1/drains"
 
 
 @click.command()
@@ -359,18 +356,15 @@ def drain(
     except ValueError as error:
         raise Refused(f"--wait: {error}") from None
     node = node.rstrip("/")
-    there = None
-    if names_a_config(hub):
-        _drain_by_store(hub, node, by, reason, undo=undo)
-    else:
-        no_other_author(by)
-        there = running_hub(hub, token_file)
-        _drain_by_hub(there, node, reason, undo=undo)
+    there = administration_of(hub, token_file, by)
     if undo:
+        there.undo_drain(node, reason=reason)
         click.echo(f"{node} takes shards again within some seconds")
         return
+    there.nodes()  # before anything is declared: a token that may not see the processes is refused here
+    there.drain(node, reason=reason)
     deadline = time.monotonic() + wait_s
-    while (left := _links(hub, there, node)) and time.monotonic() < deadline:
+    while (left := _links(there, node)) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
     if left:
         are = f"{counted(left, 'link')} {'is' if left == 1 else 'are'}"
@@ -379,40 +373,12 @@ def drain(
         click.echo(f"{node} is drained and has no links; stop it now, or let it take shards again: --undo")
 
 
-def _drain_by_store(config_file: str, node: str, by: str | None, reason: str, *, undo: bool) -> None:
-    from weft.cloud_hub.admin_facts.requests import NoSuchNode, draining
-
-    try:
-        decision = undo_drain(node) if undo else draining(_entries(config_file), node)[1]
-    except NoSuchNode as error:
-        raise Failed(str(error)) from None
-    declare(config_file, decision, by, reason)
-
-
-def _drain_by_hub(there: RunningHub, node: str, reason: str, *, undo: bool) -> None:
-    if undo:
-        query = urlencode({"node": node, **({"reason": reason} if reason else {})})
-        there.request(f"{DRAINS}?{query}", method="DELETE")
-    else:
-        there.get(NODES)  # before anything is declared: a token that may not see the processes is refused here
-        there.request(DRAINS, {"node": node, "reason": reason})
-
-
-def _links(config_file: str, there: RunningHub | None, node: str) -> int:
-    """Return the number of links of a machine or a process, as a running hub says, or the store without one."""
-    if there is None:
-        return sum(each.links for each in _entries(config_file) if node in (each.host, each.name))
-    return sum(each["links"] for each in there.get(NODES)["nodes"] if node in (each["host"], each["name"]))
-
-
-def _entries(config_file: str) -> list[NodeEntry]:
-
-    return on_store(config_file, running, time.time_ns())
+def _links(there: RunningHub | StoreHub, node: str) -> int:
+    """Return the number of links of a machine or a process."""
+    return sum(each.links for each in there.nodes().nodes if node in (each.host, each.name))
 
 
 # ``weft hub split``: a shard becomes two, whether nodes run or not.
-
-SPLITS = "/v1/splits"
 
 
 @click.command()
@@ -440,48 +406,15 @@ def split(
     \b
     weft hub split hub.yaml 3
     """
-    if names_a_config(hub):
-        done = _split_by_store(hub, shard, by, reason, force=force, yes=yes)
-    else:
-        no_other_author(by)
-        running = running_hub(hub, token_file)
-        if not yes:
-            _confirm(shard, **running.get(f"{SPLITS}?shard={shard}"))
-        done = running.request(SPLITS, {"shard": shard, "force": force, "reason": reason})
+    there = administration_of(hub, token_file, by)
+    if not yes:
+        look = there.look_at_split(shard)
+        edges = look.moving + look.staying
+        confirm(f"split shard {shard}? {counted(look.moving, 'edge')} of {edges} move", "nothing was split")
+    done = there.split(shard, force=force, reason=reason)
     click.echo(
-        f"shard {shard} is split: {counted(done['moved'], 'edge')} moved to shard {done['new_shard']}, "
-        f"{done['stayed']} stay"
+        f"shard {shard} is split: {counted(done.moved, 'edge')} moved to shard {done.new_shard}, {done.stayed} stay"
     )
-
-
-def _confirm(shard: int, *, moving: int, staying: int, **_: Any) -> None:
-    confirm(f"split shard {shard}? {counted(moving, 'edge')} of {moving + staying} move", "nothing was split")
-
-
-def _split_by_store(
-    config_file: str, shard: int, by: str | None, reason: str, *, force: bool, yes: bool
-) -> dict[str, int]:  # fmt: skip
-    try:
-        cluster, parts = on_store(config_file, _look_at_parts, shard, force=force)
-        moves, stays = len(parts.moving), len(parts.staying)
-        if not yes:
-            _confirm(shard, moving=moves, staying=stays)
-        new = asyncio.run(_split(acting(config_file, f"shard {shard}", by, reason), cluster, shard))
-    except (splits.CannotSplit, CodecError) as error:
-        raise Failed(str(error)) from None
-    return {"moved": moves, "stayed": stays, "new_shard": new}
-
-
-async def _look_at_parts(store: ObjectStore, shard: int, *, force: bool) -> tuple[Cluster, splits.Parts]:
-    cluster = await open_cluster(store, None)
-    return cluster, await splits.look(store, cluster, shard, force=force)
-
-
-async def _split(act: Act, cluster: Cluster, shard: int) -> int:
-    async with act as (store, clock):
-        return await splits.split(
-            store, cluster, shard, wall_clock=clock, random_bits=random.SystemRandom().getrandbits
-        )  # fmt: skip
 
 
 # ``weft hub clock``: the times of a hub's shards, held against the store's, and lowered after a wrong clock.

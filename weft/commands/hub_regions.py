@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING
 
 import click
 
-from weft.cloud_hub.facts.hub import compare_region, pause_region
+from weft.cloud_hub.facts.hub import compare_region
 from weft.commands.common import ExistingPath, config_argument, json_option, load_hub
 from weft.commands.hub_settings import settings_of
-from weft.commands.hub_store import Act, acting, decision_options, declare, no_other_author, on_store
-from weft.commands.running import any_hub_argument, hub_argument, named, names_a_config, running_hub
+from weft.commands.hub_store import Act, acting, administration_of, decision_options, declare
+from weft.commands.running import any_hub_argument, hub_argument
 from weft.config.units import approximate_duration, format_size
+from weft.hub_api.status import BudgetOfRegion, RegionLinkOfStore
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
 from weft.protocols.errors import CodecError
 from weft.storage.chunk_log import CollectedPast
-from weft.storage.cluster import read_cluster
-from weft.storage.object_store import NotFound, ObjectStore
+from weft.storage.object_store import NotFound
 from weft.storage.table.actions import TableError
 
 if TYPE_CHECKING:
     from weft.cloud_hub.regions.history import History
-    from weft.cloud_hub.settings import HubSettings, RegionSettings
+    from weft.cloud_hub.settings import RegionSettings
 
 _token_file_option = click.option(
     "--token-file", type=ExistingPath(dir_okay=False),
@@ -46,13 +45,8 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     has caught up once. Below the table are the streams that are behind, those that are longest so first, and the
     month's budget of each region that has one.
     """
-    if names_a_config(hub):
-        config_file = named(hub)
-        found, budgets = on_store(config_file, _of_store, settings_of(load_hub(config_file)))
-    else:
-        answer = running_hub(hub, token_file).get("/v1/regions")
-        found = answer["regions"]
-        budgets = {each["region"]: each.get("budget") for each in answer["configured"]}
+    answer = administration_of(hub, token_file).regions()
+    found, budgets = answer.regions, {each.region: each.budget for each in answer.configured}
     if as_json:
         print_json({"regions": found, "budgets": budgets})
         return
@@ -74,19 +68,6 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
             click.echo(harmless(_of_budget(name, budget)))
 
 
-async def _of_store(
-    store: ObjectStore, settings: HubSettings
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any] | None]]:
-    from weft.cloud_hub.regions.budget import budget_views
-    from weft.cloud_hub.regions.regions import region_views
-
-    cluster, now = await read_cluster(store), time.time_ns()
-    if cluster is None:
-        return [], {}
-    links = await region_views(store, cluster, settings.regions, settings.retain_log_s, now)
-    return links, await budget_views(store, settings.regions, cluster.tree.count, now)
-
-
 @click.command()
 @hub_argument
 @click.argument("region")
@@ -98,7 +79,7 @@ def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str
     HUB is a configuration on this machine, a URL or the name of a login. The links stay open. The log keeps what the
     region lacks, for as long as `pin` allows.
     """
-    _pause(hub, region, token_file, reason, by, paused=True)
+    administration_of(hub, token_file, by).pause_region(region, paused=True, reason=reason)
     click.echo(f"records for {region} wait within some seconds, until: weft hub region resume {hub} {region}")
 
 
@@ -112,7 +93,7 @@ def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: st
 
     HUB is a configuration on this machine, a URL or the name of a login.
     """
-    _pause(hub, region, token_file, reason, by, paused=False)
+    administration_of(hub, token_file, by).pause_region(region, paused=False, reason=reason)
     click.echo(f"the links to {region} continue within some seconds")
 
 
@@ -175,17 +156,6 @@ async def _bring(act: Act, region: str, settings: RegionSettings) -> History:
         ).run()  # fmt: skip
 
 
-def _pause(hub: str, region: str, token_file: str | None, reason: str, by: str | None, *, paused: bool) -> None:
-
-    if names_a_config(hub):
-        _known(hub, region)
-        declare(hub, pause_region(region, paused=paused), by, reason)
-    else:
-        no_other_author(by)
-        body = {"paused": paused, "reason": reason}
-        running_hub(hub, token_file).request(f"/v1/regions/{quote(region, safe='')}", body, method="PUT")
-
-
 def _known(config_file: str, region: str) -> None:
 
     known = load_hub(config_file).regions
@@ -193,17 +163,17 @@ def _known(config_file: str, region: str) -> None:
         raise Failed(f"`regions` of {config_file} has no {region}; there are: {', '.join(sorted(known)) or 'none'}")
 
 
-def _row(link: dict[str, Any]) -> tuple[object, ...]:
-    if link["seen_seconds_ago"] is None:
-        return link["region"], link["shard"], link["state"], "", "", "", "", "", "", "", ""
+def _row(link: RegionLinkOfStore) -> tuple[object, ...]:
+    if link.seen_seconds_ago is None:
+        return link.region, link.shard, link.state, "", "", "", "", "", "", "", ""
     return (
-        link["region"], link["shard"], link["state"],
-        "unknown" if link["lag_records"] is None else link["lag_records"],
-        "unknown" if link["lag_bytes"] is None else f"about {format_size(link['lag_bytes'])}",
-        approximate_duration(link["lag_seconds"]) if link["lag_seconds"] else "",
-        _left(link["left_seconds"]), link["next"], f"{approximate_duration(link['seen_seconds_ago'])} ago",
-        ", ".join(f"{each['first']} to {each['end'] - 1}" for each in link["lost_chunks"]),
-        link["error"] or link["hold"],
+        link.region, link.shard, link.state,
+        "unknown" if link.lag_records is None else link.lag_records,
+        "unknown" if link.lag_bytes is None else f"about {format_size(link.lag_bytes)}",
+        approximate_duration(link.lag_seconds) if link.lag_seconds else "",
+        _left(link.left_seconds), link.next, f"{approximate_duration(link.seen_seconds_ago)} ago",
+        ", ".join(f"{each.first} to {each.end - 1}" for each in link.lost_chunks),
+        link.error or link.hold,
     )  # fmt: skip
 
 
@@ -213,22 +183,22 @@ def _left(seconds: float | None) -> str:
     return approximate_duration(seconds) if seconds else "no longer"
 
 
-def _behind(link: dict[str, Any]) -> Iterator[str]:
+def _behind(link: RegionLinkOfStore) -> Iterator[str]:
     """Yield a line for each stream that is behind, and one for the rest of them."""
-    place = f"{link['region']}, shard {link['shard']}"
-    for each in link["streams"]:
-        size = "" if each["lag_bytes"] is None else f", about {format_size(each['lag_bytes'])}"
+    place = f"{link.region}, shard {link.shard}"
+    for each in link.streams:
+        size = "" if each.lag_bytes is None else f", about {format_size(each.lag_bytes)}"
         yield (
-            f"{place}: {each['tenant']}/{each['stream']} is behind by {counted(each['lag_records'], 'record')}{size}, "
-            f"{approximate_duration(each['lag_seconds'])}"
+            f"{place}: {each.tenant}/{each.stream} is behind by {counted(each.lag_records, 'record')}{size}, "
+            f"{approximate_duration(each.lag_seconds)}"
         )
-    if more := link["streams_behind"] - len(link["streams"]):
+    if more := link.streams_behind - len(link.streams):
         yield f"{place}: and {counted(more, 'further stream')}"
 
 
-def _of_budget(region: str, budget: dict[str, Any]) -> str:
+def _of_budget(region: str, budget: BudgetOfRegion) -> str:
     text = (
-        f"{region}: {format_size(budget['used_bytes'])} of the month's {format_size(budget['bytes'])} are used, and "
-        f"{format_size(budget['kept_bytes'])} are kept back for links without data; the month ends at {budget['ends']}"
+        f"{region}: {format_size(budget.used_bytes)} of the month's {format_size(budget.bytes)} are used, and "
+        f"{format_size(budget.kept_bytes)} are kept back for links without data; the month ends at {budget.ends}"
     )
-    return f"{text}. USED UP: records wait until then" if budget["used_up"] else text
+    return f"{text}. USED UP: records wait until then" if budget.used_up else text

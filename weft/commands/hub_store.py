@@ -6,14 +6,18 @@ import asyncio
 import os
 import platform
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
+from weft.client.operations import Operations, Request
+from weft.cloud_hub.administration import Administration
 from weft.cloud_hub.auth.tokens import TokensUnusable
-from weft.cloud_hub.clock import ClockWrong, sound_clock
+from weft.cloud_hub.clock import ClockWrong, HubClock, sound_clock
+from weft.cloud_hub.cluster import ClusterCache
 from weft.cloud_hub.facts.acts import line
 from weft.cloud_hub.facts.approvals import ACTS, AskedAct, NeedsApproval, allow
 from weft.cloud_hub.facts.fact import CannotDeclare
@@ -28,13 +32,16 @@ from weft.commands.common import (
     store_trouble,
     user_name,
 )
-from weft.commands.running import any_hub_argument, running_hub
+from weft.commands.hub_settings import settings_of
+from weft.commands.running import RunningHub, any_hub_argument, named, names_a_config, running_hub
 from weft.config.units import is_bucket
-from weft.hub_api.answers import moment_after
+from weft.hub_api.answers import ActLine, ApiError, moment_after
+from weft.hub_api.operations import ACTS_MAX, Operation, operation_of
 from weft.output import Failed, Refused, counted, harmless, print_json, print_table
 from weft.protocols.errors import CodecError
 from weft.storage import hub_keys
-from weft.storage.cluster import NEW_SHARDS, ClusterUnusable, open_cluster
+from weft.storage.chunk_log import BOOT_CLOCK
+from weft.storage.cluster import NEW_SHARDS, ClusterUnusable, open_cluster, read_cluster
 from weft.storage.cluster_log import Author, ChangeRefused, ClusterLog, Contended
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 from weft.storage.object_store.directory import MemoryStore
@@ -51,6 +58,7 @@ P = ParamSpec("P")
 Act = AbstractAsyncContextManager[tuple[ObjectStore, Callable[[], int]]]
 """Gives the store, and a clock that was held against the store's: nanoseconds since 1970."""
 FactChange = AbstractAsyncContextManager[tuple[ObjectStore, ClusterLog, Author]]
+CONFLICT = 409
 decision_options = decided("recorded in the cluster log")
 
 
@@ -226,12 +234,71 @@ async def _allowed(store: ObjectStore, log: ClusterLog, target: str, author: Aut
         raise Failed(str(error)) from None
 
 
+# A hub as commands administer it: one that runs, or the store of a configuration, by the same operations.
+
+
+class StoreHub(Operations):
+    """The hub of a configuration on this machine, by its store, whether its processes run or not. A method of an
+    operation on the hub as a whole raises ``Failed`` where a running hub would refuse it.
+
+    Args:
+        by: author of changes, if it is not the user of this process.
+    """
+
+    def __init__(self, config_file: str, by: str | None) -> None:
+        self._config, self._by = load_hub(config_file), by
+
+    def _answer(self, request: Request[T], /) -> T:
+        operation, texts = operation_of(request.method or ("GET" if request.body is None else "POST"), request.path)
+        answer: Any = asyncio.run(self._perform(operation, texts, request.body))
+        return answer  # type: ignore[no-any-return]  # of the type that the operation declares
+
+    async def _perform(self, operation: Operation, texts: Mapping[str, str], body: bytes | None) -> Any:
+        clock = HubClock(time.time_ns, BOOT_CLOCK)
+        async with opened(self._config) as store:
+            if operation.method != "get":
+                await clock.measure(store)
+                clock.sound()
+            try:
+                cluster = await read_cluster(store)
+                log = ClusterLog(store, cluster.cluster_id)
+                state = await log.load()
+            except CodecError as error:
+                raise Failed(str(error)) from None
+            _warn(state)
+            administration = Administration(
+                read_only(store) if operation.method == "get" else store, log, clock, settings_of(self._config),
+                ClusterCache(cluster), known=lambda: state,
+            )  # fmt: skip
+            try:
+                return await administration.perform(
+                    operation, texts, body, lambda reason: author_of(clock.sound(), self._by, reason)
+                )
+            except ApiError as error:
+                advice = "" if error.status == CONFLICT else f"; {error.advice}"
+                raise Failed(f"{error.error}{advice}") from None
+
+
+def administration_of(hub: str | None, token_file: str | None, by: str | None = None) -> RunningHub | StoreHub:
+    """Return the hub that a command's HUB names: by its store where that is a configuration on this machine.
+
+    Args:
+        by: author of changes, if it is not the user of this process.
+
+    Raises:
+        Refused: ``by`` is given for a running hub, where the name of the token is that of the author.
+    """
+    if names_a_config(hub):
+        return StoreHub(named(hub), by)
+    no_other_author(by)
+    return running_hub(hub, token_file)
+
+
 # ``weft hub acts``: the record of administrative acts, from a running hub.
 
 LAST_MAX = 10_000
 WHAT_SHOWN_MAX = 200
 """Longest text of what an act changed in a table: of a thousand facts, the first. JSON has all of it."""
-WAY, PAGE = "/v1/acts", 200
 
 
 @click.command()
@@ -253,32 +320,33 @@ def acts(hub: str | None, *, last: int, after: int | None, token_file: str | Non
     """
     running = running_hub(hub, token_file)
     if after is None:
-        after = max(0, running.get(f"{WAY}?limit=1")["last"] - last)
-    found, page = [], {"next_after": str(after)}
-    while page["next_after"] is not None:
-        page = running.get(f"{WAY}?after={page['next_after']}&limit={PAGE}")
-        found += page["acts"]
+        after = max(0, running.acts(limit=1).last - last)
+    page = running.acts(after=str(after), limit=ACTS_MAX)
+    found = page.acts
+    while page.next_after is not None:
+        page = running.acts(after=page.next_after, limit=ACTS_MAX)
+        found += page.acts
     if as_json:
-        print_json({"acts": found, "last": page["last"]})
+        print_json({"acts": found, "last": page.last})
         return
     print_lines(found)
 
 
-def print_lines(found: Sequence[Mapping[str, Any]]) -> None:
+def print_lines(found: Sequence[ActLine]) -> None:
     """Print lines of the record as a table."""
     rows = [[harmless(str(cell)) for cell in _row(each)] for each in found]
     print_table(("line", "at", "by", "from", "act", "what", "why"), rows)
 
 
-def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
-    fact = f"{each['kind']} {each['name']}" if each["kind"] else ""
-    is_several = each["target"].startswith(f"{each['name']}, ")
-    what = f"{each['kind']} {each['target']}" if is_several else each["target"] or fact
+def _row(each: ActLine) -> tuple[object, ...]:
+    fact = f"{each.kind} {each.name}" if each.kind else ""
+    is_several = each.target.startswith(f"{each.name}, ")
+    what = f"{each.kind} {each.target}" if is_several else each.target or fact
     if len(what) > WHAT_SHOWN_MAX:
         what = f"{what[:WHAT_SHOWN_MAX]} ..."
-    act = f"{each['act']}: {each['command']}" if each["command"] else each["act"]
-    origin = each["origin"] if each["origin"] != each["by"] else ""
-    return each["entry"], (each["at"] or "")[:19].replace("T", " "), each["by"], origin, act, what, each["reason"]
+    act = f"{each.act}: {each.command}" if each.command else each.act
+    origin = each.origin if each.origin != each.by else ""
+    return each.entry, (each.at or "")[:19].replace("T", " "), each.by, origin, act, what, each.reason
 
 
 # Facts of the cluster log, read and declared by commands, whether nodes run or not.

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import click
 
+from weft.client import pages
 from weft.cloud_hub.facts import tenants as tenant_changes
 from weft.cloud_hub.facts.fact import (
     TENANT,
@@ -27,12 +28,13 @@ from weft.cloud_hub.splits import Apart, CannotSetApart
 from weft.commands.common import ExistingPath, config_argument, json_option, tenant_option
 from weft.commands.hub_store import (
     Act,
+    StoreHub,
     acting,
+    administration_of,
     begin,
     decision_options,
     declare,
     declaring,
-    no_other_author,
     read_facts,
 )
 from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
@@ -101,11 +103,10 @@ def add(
         with declaring():
             decision = tenant_changes.set_tenant(name, quotas, is_new=True)
         begin(hub, [decision], by, reason)
-        declare(hub, decision, by, reason)
     else:
-        _only_quotas(isolation, by)
-        body = {each: getattr(quotas, each) for each in _OPTIONS} | {"version": 0, "reason": reason}
-        running_hub(hub, token_file).request(_way(name), body, method="PUT")
+        _only_quotas(isolation)
+    there = administration_of(hub, token_file, by)
+    there.set_tenant(name, **{each: getattr(quotas, each) for each in _OPTIONS}, version=0, reason=reason)
     click.echo(f"declared tenant {name}")
     _isolate(hub, name, isolation, by, reason)
 
@@ -136,35 +137,26 @@ def set_tenant(
     is_quota = any(value is not None for value in given.values())
     if not is_quota and isolation is None:
         raise Refused("nothing to set: give a quota, such as --edges 40, or --isolation own")
-    if names_a_config(hub):
-        with declaring():
-            decision = tenant_changes.set_tenant(name, quotas, cleared, is_new=False)
-        declare(hub, decision, by, reason)
-    else:
-        _only_quotas(isolation, by)
-        _change_by_hub(running_hub(hub, token_file), name, quotas, cleared, reason)
+    if not names_a_config(hub):
+        _only_quotas(isolation)
     if is_quota:
+        _change(administration_of(hub, token_file, by), name, quotas, cleared, reason)
         click.echo(f"changed tenant {name}")
     _isolate(hub, name, isolation, by, reason)
 
 
-def _way(name: str) -> str:
-    return f"/v1/tenants/{quote(name, safe='')}"
-
-
-def _only_quotas(isolation: str | None, by: str | None) -> None:
+def _only_quotas(isolation: str | None) -> None:
     """Refuse what a running hub does not take."""
-    no_other_author(by)
     if isolation is not None:
         raise Refused("--isolation moves shards in the store: name the CONFIG of a hub of it, not a URL or a login")
 
 
-def _change_by_hub(hub: RunningHub, name: str, quotas: Quotas, cleared: frozenset[str], reason: str) -> None:
-    """Ask a running hub for the change. The hub refuses it after another change in between."""
-    there = hub.request(_way(name))
-    wanted = {each: value for each in _OPTIONS if (value := getattr(quotas, each)) is not None}
-    body = {**there["quotas"], **dict.fromkeys(cleared), **wanted, "version": there["version"], "reason": reason}
-    hub.request(_way(name), body, method="PUT")
+def _change(hub: RunningHub | StoreHub, name: str, quotas: Quotas, cleared: frozenset[str], reason: str) -> None:
+    """Change quotas, and leave the others. It is refused after another change in between."""
+    there = hub.tenant(name)
+    wanted = {each: getattr(there.quotas, each) for each in _OPTIONS} | dict.fromkeys(cleared)
+    wanted |= {each: value for each in _OPTIONS if (value := getattr(quotas, each)) is not None}
+    hub.set_tenant(name, **wanted, version=there.version, reason=reason)
 
 
 def _isolate(config_file: str, name: str, isolation: str | None, by: str | None, reason: str) -> None:
@@ -215,15 +207,13 @@ def list_tenants(hub: str | None, *, token_file: str | None, as_json: bool) -> N
     """
     quotas = list(_OPTIONS)
     if not names_a_config(hub):
-        there = running_hub(hub, token_file).pages("/v1/tenants", "tenants")["tenants"]
+        there = [each for page in pages(running_hub(hub, token_file).tenants) for each in page.tenants]
         if as_json:
-            print_json(
-                [{"name": each["tenant"], "version": each["version"], "quotas": each["quotas"]} for each in there]
-            )
+            print_json([{"name": each.tenant, "version": each.version, "quotas": each.quotas} for each in there])
             return
         print_table(
             ("tenant", *(name.replace("_", " ") for name in quotas)),
-            [(each["tenant"], *("" if each["quotas"][name] is None else each["quotas"][name] for name in quotas))
+            [(each.tenant, *("" if (value := getattr(each.quotas, name)) is None else value for name in quotas))
              for each in there],
         )  # fmt: skip
         return

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
 import click
 
 from weft.client import Client, HubRefusal, HubUnreachable
 from weft.client.logins import HUB_VARIABLE, LoginsUnusable, find, of_environment, read
+from weft.client.operations import Operations, Request
 from weft.commands.common import (
     ANOTHER_PROGRAM,
     STATUS_BYTES_MAX,
+    advice_on,
     certificate_of,
-    fetched,
     load_hub,
     tls_of,
     url_here,
@@ -31,6 +32,7 @@ from weft.protocols.lane import valid_name
 if TYPE_CHECKING:
     import ssl
 
+T = TypeVar("T")
 TIMEOUT_S = 30.0
 TOO_MANY = 429
 WAITS_MAX, WAIT_S_MAX = 20, 99
@@ -42,8 +44,8 @@ any_hub_argument = click.argument("hub", metavar="[HUB]", required=False)
 """The only argument of a command: without it, WEFT_HUB names the hub."""
 
 
-class RunningHub:
-    """A hub that runs.
+class RunningHub(Operations):
+    """A hub that runs. A method of an operation, as of each request here, raises ``Failed`` without an answer.
 
     Args:
         port: its port on this machine, if a configuration of this machine names it.
@@ -78,8 +80,8 @@ class RunningHub:
         )  # fmt: skip
 
     def get(self, path: str) -> Any:
-        """Return the JSON document at ``path``. ``Failed`` when there is no answer."""
-        return fetched(self.client, self.url, path, has_token=self.has_token)
+        """Return the JSON document at ``path``."""
+        return self.request(path)
 
     def pages(self, path: str, key: str) -> dict[str, Any]:
         """Return a list of the API, with all its pages joined. ``Failed`` when there is no answer, or no end of it."""
@@ -101,30 +103,39 @@ class RunningHub:
     def request(
         self, path: str, body: dict[str, Any] | None = None, key: str = "", *, method: str | None = None
     ) -> Any:  # fmt: skip
-        """Return the answer to a request, after the time that the hub may ask to wait; ``Failed`` when there is none.
+        """Return the JSON of the answer to a request, after the time that the hub may ask to wait.
 
         Args:
             key: idempotency key.
         """
-
         data = None if body is None else json.dumps(body).encode()
         headers = {"Idempotency-Key": key} if key else {}
+        return self._answer(Request(Any, path, data, headers, method))
+
+    def _answer(self, request: Request[T], /) -> T:
         try:
             client = self.client()
             for waits_left in range(WAITS_MAX, -1, -1):
                 try:
-                    return json.loads(client.fetch(path, data, headers, method=method).body)
+                    fetched = client.fetch(request.path, request.body, request.headers, method=request.method)
+                    return request.read(fetched, self.url)
                 except HubRefusal as refusal:
                     wait = refusal.retry_after_s
                     if not waits_left or refusal.status != TOO_MANY or wait is None or wait > WAIT_S_MAX:
-                        said = f"{refusal.detail}; {refusal.advice}" if refusal.detail else ANOTHER_PROGRAM
-                        raise Failed(f"the hub answered {refusal.status} {refusal.reason}: {said}") from None
+                        raise self._failed(request, refusal) from None
                     time.sleep(wait)
         except HubUnreachable as error:
             raise Failed(f"{error}; is the hub running?") from None
-        except (OSError, ValueError) as error:  # a token or a certificate; or no JSON came
+        except (OSError, ValueError) as error:  # a token or a certificate
             raise Failed(f"{self.url} cannot be asked ({error})") from None
         raise AssertionError("the last attempt ends with an answer or an error")
+
+    def _failed(self, request: Request[Any], refusal: HubRefusal) -> Failed:
+        if request.body is None and request.method is None:
+            advice = advice_on(request.path, refusal, has_token=self.has_token)
+            return Failed(f"{self.url}{request.path} answered {refusal.status} {refusal.reason}: {advice}")
+        said = f"{refusal.detail}; {refusal.advice}" if refusal.detail else ANOTHER_PROGRAM
+        return Failed(f"the hub answered {refusal.status} {refusal.reason}: {said}")
 
 
 def names_a_config(hub: str | None) -> bool:

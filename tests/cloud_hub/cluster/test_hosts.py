@@ -11,8 +11,7 @@ import pytest
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.waiting import until
-from weft.cloud_hub import cluster
-from weft.cloud_hub.api import application
+from weft.cloud_hub import administration, cluster
 from weft.cloud_hub.clock import LOOKS
 from weft.cloud_hub.facts.hub import drain, undo_drain
 from weft.cloud_hub.hub import Hub
@@ -45,7 +44,7 @@ def linked(hub: Hub) -> list[str]:
 
 
 async def test_any_process_tells_load_and_clock_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "READ_AGE_S", 0.0)
+    monkeypatch.setattr(administration, "READ_AGE_S", 0.0)
     store = MemoryStore()
     async with running_hub(store) as hub, running_hub(store) as other:
         for _ in range(LOOKS):  # the store's server says that the clock is ahead
@@ -97,7 +96,7 @@ async def test_an_edge_goes_to_a_host_that_joins_and_back_when_it_leaves(tmp_pat
 
 
 async def test_every_process_tells_how_busy_each_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.cloud_hub.api.application.READ_AGE_S", 0.0)
+    monkeypatch.setattr("weft.cloud_hub.administration.READ_AGE_S", 0.0)
     store, log = MemoryStore(), EdgeLog()
     log.append(*records(0, [b"1"] * 100))
     async with (

@@ -80,7 +80,7 @@ async def reported(folder: Path) -> tuple[bool, list[tuple[str, str]]]:
     state = await ShardLog(store, cluster, shard_of(LANE.tenant, LANE.edge, 2)).load()
     log = ClusterLog(store, cluster.cluster_id)
     found = await lines(log, 1, (await log.load()).n + 1)
-    return not state.lanes[LANE].counts, [(each["act"], each["reason"]) for each in found]
+    return not state.lanes[LANE].counts, [(each.act, each.reason) for each in found]
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ async def test_an_error_is_the_end_of_an_act_and_a_line_that_cannot_be_written_p
         async with acting(log, "a", "shard 3", MARA, lambda: 2_000):
             raise LookupError("no such shard")
     ended = (await lines(log, 1, 3))[1]
-    assert (ended["act"], ended["reason"], ended["name"]) == ("ended", "failed: no such shard", "a")
+    assert (ended.act, ended.reason, ended.name) == ("ended", "failed: no such shard", "a")
 
     async def fails(*_: object) -> str:
         raise StoreError("the store does not answer")
@@ -150,7 +150,7 @@ async def test_acts_whose_end_is_missing_are_bounded(monkeypatch: pytest.MonkeyP
                 raise Killed
     state = await log_of(store).load()
     assert sorted(state.facts(ACT)) == ["b", "c"]
-    assert [each["reason"] for each in await lines(log_of(store), 3, 4)] == [UNKNOWN]
+    assert [each.reason for each in await lines(log_of(store), 3, 4)] == [UNKNOWN]
 
 
 async def test_a_store_for_reading_cannot_be_changed() -> None:

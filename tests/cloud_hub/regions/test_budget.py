@@ -187,7 +187,7 @@ async def region(hub: Hub) -> dict[str, Any]:
 async def test_a_link_whose_budget_is_used_up_holds_its_records_and_says_until_when(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("weft.cloud_hub.regions.regions.READ_AGE_S", 0.0)
+    monkeypatch.setattr("weft.cloud_hub.administration.READ_AGE_S", 0.0)
     today = datetime.now(UTC).day
     rule = BudgetRule(MEGABYTE, 1 + (today + 13) % 28, ZoneInfo("UTC"))  # no month ends meanwhile
     store, kept = MemoryStore(), {"retain_log_s": 86_400.0}

@@ -43,7 +43,7 @@ def test_lanes_not_seen_for_long_retire_leave_and_count_again_when_they_come_bac
         assert retired is not None
         assert (retired.by, retired.reason) == (RetiredBy.AGE, "not seen for 90 days")
         reported = await lines(ClusterLog(hub.store, CLUSTER.cluster_id), 1, 4)
-        assert [(each["act"], each["by"], each["target"], each["reason"]) for each in reported] == [
+        assert [(each.act, each.by, each.target, each.reason) for each in reported] == [
             ("began", "the hub", "shard 0: lanes of default/edge-1", "not seen for 90.0 days"),
             ("ended", "the hub", "", "done"), ("unusable", "", "", UNUSABLE),
         ]  # fmt: skip

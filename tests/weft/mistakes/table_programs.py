@@ -70,7 +70,7 @@ PROGRAMS = [
     Mistake(
         "a node that does not run, for a program",
         "hub status hub.yaml --json",
-        '{"error":"http://127.0.0.1:1/v1/status does not answer (Connection refused); is the node '
+        '{"error":"http://127.0.0.1:1/v1/status does not answer (Connection refused); is the hub '
         'running?","exit_status":1,"problems":[]}',
         exit_status=1,
         files=hub("store: store\nlisten: 127.0.0.1:1\n"),

@@ -235,7 +235,7 @@ READING = [
     Mistake(
         "hub status of a hub that does not run",
         "hub status hub.yaml",
-        "weft: http://127.0.0.1:1/v1/status does not answer (Connection refused); is the node running?",
+        "weft: http://127.0.0.1:1/v1/status does not answer (Connection refused); is the hub running?",
         exit_status=1,
         files=hub("store: store\nlisten: 127.0.0.1:1\n"),
         in_process=True,

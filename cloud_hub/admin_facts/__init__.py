@@ -1,3 +1,0 @@
-"""Facts of the cluster log that the hub knows: tokens, tenants, expectations of streams."""
-
-from __future__ import annotations

@@ -1,0 +1,423 @@
+"""The administration of a hub: operations on the hub as a whole, by the store that its processes share.
+
+A method has the name of its operation (``weft.hub_api.operations``), takes what that takes, and returns its answer. A
+running hub serves them by HTTP; commands call them on the store of a configuration, whether hubs run or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from weft.cloud_hub import splits
+from weft.cloud_hub.auth.access import decoded
+from weft.cloud_hub.auth.tokens import TokenIdentity, TokensUnusable, hash_token, new_token
+from weft.cloud_hub.clock import ClockWrong, HubClock
+from weft.cloud_hub.cluster import LEAVING, ClusterCache, node_views
+from weft.cloud_hub.facts.acts import acting, lines
+from weft.cloud_hub.facts.fact import (
+    ALWAYS_THERE,
+    TENANT,
+    TOKEN,
+    CannotDeclare,
+    Decision,
+    Quotas,
+    TenantDocument,
+    UnreadableDocument,
+    decode,
+)
+from weft.cloud_hub.facts.hub import DeclaredRegions, Drained, drain, pause_region, undo_drain
+from weft.cloud_hub.facts.tenants import set_tenant
+from weft.cloud_hub.facts.tokens import (
+    Secret,
+    add_token,
+    end_of_token,
+    last_uses,
+    remove_token,
+    rotate_token,
+    token_view,
+)
+from weft.cloud_hub.regions.budget import budget_views
+from weft.cloud_hub.regions.regions import region_views
+from weft.cloud_hub.settings import HubSettings
+from weft.config.limits import REASON_CHARACTERS_MAX
+from weft.hub_api.answers import (
+    ActsAnswer,
+    ApiError,
+    QuotasAnswer,
+    RemovedTokenAnswer,
+    SecretAnswer,
+    TenantAnswer,
+    TenantsAnswer,
+    TokensAnswer,
+    moment,
+    moment_after,
+    moment_of,
+)
+from weft.hub_api.bodies import Drain, NewToken, RegionOrder, Rotation, Split, TenantQuotas
+from weft.hub_api.operations import ACTS_DEFAULT, PAGE_DEFAULT, Operation
+from weft.hub_api.rights import Scope, role_grants
+from weft.hub_api.status import (
+    DrainAnswer,
+    DrainOfNode,
+    DrainsAnswer,
+    NodesAnswer,
+    RegionOfHub,
+    RegionOrderAnswer,
+    RegionsAnswer,
+    SplitAnswer,
+    SplitLook,
+)
+from weft.protocols.errors import CodecError, UnsupportedVersion
+from weft.protocols.lane import NAME_RULE
+from weft.storage.cluster import Cluster, ClusterUnusable, read_cluster
+from weft.storage.cluster_log import Author, Change, ChangeRefused, ClusterLog, ClusterState, Contended
+from weft.storage.object_store import ObjectStore, StoreError
+from weft.storage.presence import running
+
+READ_AGE_S = 5.0
+"""Maximum age of what an answer about processes or regions is made of: it is read for all who ask within it."""
+ACTS_AT_ONCE = 2
+"""Number of answers about acts that are made at once: each line is a GET of the store."""
+T = TypeVar("T")
+NOTHING, AGAIN = "nothing was declared", "nothing was declared; try again"
+
+
+class Administration:
+    """The operations on one store. Everything raises ``ApiError``, with the statuses of its operation.
+
+    A method that changes something takes its author first, and returns when the change is durable; hubs follow two
+    seconds later.
+
+    Args:
+        cluster: the cluster as it was read last.
+        known: returns the facts as they were read last.
+        split: called when a shard was split, so that this process takes the new one up.
+    """
+
+    def __init__(
+        self, store: ObjectStore, log: ClusterLog, clock: HubClock, settings: HubSettings, cluster: ClusterCache, *,
+        known: Callable[[], ClusterState], split: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._store, self._log, self._clock, self._cluster, self._known = store, log, clock, cluster, known
+        self._regions, self._retain_log_s, self._was_split = settings.regions, settings.retain_log_s, split
+        self._splitting = asyncio.Lock()
+        self._acts_turns = asyncio.Semaphore(ACTS_AT_ONCE)
+        self._nodes: _Recent[NodesAnswer] = _Recent()
+        self._links: _Recent[RegionsAnswer] = _Recent()
+
+    async def perform(
+        self, operation: Operation, texts: Mapping[str, str], body: bytes | None, author: Callable[[str], Author]
+    ) -> msgspec.Struct:
+        """Return the answer of an operation.
+
+        Args:
+            texts: parameters, as the request has them.
+            author: returns the author of a change for its reason.
+        """
+        named, given = _named(operation, texts), list[Any]()
+        reason = named.pop("reason", "")
+        if operation.body is not None:
+            given.append(decoded(body or b"", operation.body))
+            reason = given[0].reason
+        if len(reason) > REASON_CHARACTERS_MAX:
+            advice = f"{REASON_CHARACTERS_MAX} are possible"
+            raise ApiError(400, f"reason= has {len(reason)} characters", advice)
+        by = [] if operation.method == "get" else [author(reason)]
+        answer: msgspec.Struct = await getattr(self, operation.name)(*by, *given, **named)
+        return answer
+
+    # -- the record of acts
+
+    async def acts(self, *, after: str | None = None, limit: int = ACTS_DEFAULT) -> ActsAnswer:
+        """Return lines in their order: those after an entry, or the newest ones."""
+        async with _readable():
+            last = self._known().n
+            begin = max(0, last - limit) if after is None else int(after)
+            end = min(last, begin + limit)
+            async with self._acts_turns:
+                found = await lines(self._log, begin + 1, end + 1)
+        return ActsAnswer(acts=found, last=max(0, last), next_after=str(end) if begin < end < last else None)
+
+    # -- tokens
+
+    async def tokens(self, *, after: str = "", limit: int = PAGE_DEFAULT) -> TokensAnswer:
+        """Return the declared tokens by name, without their secrets."""
+        state = await self._load()
+        async with _readable():
+            uses = await last_uses(self._store)
+        page, more = _page(sorted(state.facts(TOKEN)), after, limit)
+        now = self._clock.agreed()
+        return TokensAnswer(
+            tokens=[token_view(state.facts(TOKEN)[name], now, uses.get(name)) for name in page], next_after=more
+        )
+
+    async def add_token(self, author: Author, wanted: NewToken) -> SecretAnswer:
+        """Declare a token, and return its secret."""
+        if (wanted.scope is None) == (not wanted.grants) or wanted.scope is Scope.GRANTED:
+            raise ApiError(400, "a token has a scope, or grants", 'send "scope": "reader", or "grants": ["read"]')
+        secret, until = new_token(), _end(wanted.expires, author.at, "expires")
+        scope, grants = wanted.scope or Scope.GRANTED, role_grants(wanted.grants)
+        identity = TokenIdentity(wanted.name, hash_token(secret), scope, wanted.tenant, wanted.edge, grants)
+        try:
+            decision = add_token(identity, until)
+        except TokensUnusable as error:
+            raise ApiError(400, str(error), NOTHING) from None
+        await self._declare(decision, author)
+        return SecretAnswer(name=wanted.name, token=secret, until=moment(until))
+
+    async def rotate_token(self, author: Author, wanted: Rotation, *, name: str) -> SecretAnswer:
+        """Declare another secret of a token, and return it. The one before stays in force for a while."""
+        secret, now = new_token(), author.at
+        given = None if wanted.expires == "never" else _end(wanted.expires, now, "expires")
+        old_until = _end(wanted.overlap, now, "overlap") or now
+        ends: list[int | None] = []
+
+        def decide(state: ClusterState) -> Change | None:
+            until = given if wanted.expires is not None else end_of_token(state, name, now)
+            ends[:] = [until]
+            made = Secret(hash_token(secret), until)
+            return rotate_token(name, made, now, old_until, ends_oldest=wanted.end_oldest)(state)
+
+        await self._declare(decide, author)
+        return SecretAnswer(name=name, token=secret, until=moment(ends[0]))
+
+    async def remove_token(self, author: Author, *, name: str) -> RemovedTokenAnswer:
+        """Withdraw a token. Its links end two seconds later."""
+        state = await self._declare(remove_token(name), author)
+        return RemovedTokenAnswer(name=name, left=len(state.facts(TOKEN)))
+
+    # -- tenants
+
+    async def tenants(self, *, after: str = "", limit: int = PAGE_DEFAULT) -> TenantsAnswer:
+        """Return the declared tenants, and the one that need not be declared, by name."""
+        state = await self._load()
+        page, more = _page(sorted({ALWAYS_THERE, *state.facts(TENANT)}), after, limit)
+        return TenantsAnswer(tenants=[_tenant(state, name) for name in page], next_after=more)
+
+    async def tenant(self, *, tenant: str) -> TenantAnswer:
+        """Return a tenant's quotas."""
+        return _tenant(await self._load(), tenant)
+
+    async def set_tenant(self, author: Author, wanted: TenantQuotas, *, tenant: str) -> TenantAnswer:
+        """Declare all quotas of a tenant, and the tenant if it is new."""
+        given = {each: getattr(wanted, each) for each in Quotas.__struct_fields__}
+        cleared = frozenset(each for each, value in given.items() if value is None)
+
+        def decide(state: ClusterState) -> Change | None:
+            fact = state.facts(TENANT).get(tenant)
+            if wanted.version not in (None, 0 if fact is None else fact.version):
+                raise CannotDeclare(f"tenant {tenant} is declared already, or was changed meanwhile")
+            return set_tenant(tenant, Quotas(**given), cleared, is_new=fact is None)(state)
+
+        return _tenant(await self._declare(decide, author), tenant)
+
+    # -- processes and shards
+
+    async def nodes(self) -> NodesAnswer:
+        """Return the processes that share the store."""
+
+        async def read() -> NodesAnswer:
+            now = self._clock.now()
+            return NodesAnswer(nodes=node_views(await running(self._store, now), self._cluster.now(), now))
+
+        return await self._nodes.get(read)
+
+    async def drains(self) -> DrainsAnswer:
+        """Return the processes and machines that are drained, whether they run or not."""
+        known = Drained()
+        known.refresh(self._known())
+        return DrainsAnswer(
+            drains=[DrainOfNode(node=each.name, since=moment_of(each.at), by=each.by, reason=each.reason)
+                    for each in known.facts]
+        )  # fmt: skip
+
+    async def drain(self, author: Author, wanted: Drain) -> DrainAnswer:
+        """Declare a drain. The others load its shards within seconds, and its edges are sent on to them."""
+        node = wanted.node.rstrip("/")
+        async with _readable():
+            named = [each for each in await running(self._store, self._clock.now()) if each.name]
+        own = [each for each in named if node in (each.host, each.name)]
+        if not own:
+            names = ", ".join(sorted({each.host for each in named} | {each.name for each in named})) or "none"
+            error = f"no hub process {node} runs on this store; there are: {names}"
+            raise ApiError(404, error, "GET /v1/nodes lists them")
+        others = [(each.host, each.name) for each in named if each not in own and each.state != LEAVING]
+        await self._declare(drain(node, others), author)
+        return DrainAnswer(node=node, drained=True, links=sum(each.links for each in own))
+
+    async def undo_drain(self, author: Author, *, node: str) -> DrainAnswer:
+        """Take a drain back: the process takes shards and edges again."""
+        node = node.rstrip("/")
+        await self._declare(undo_drain(node), author)
+        return DrainAnswer(node=node, drained=False, links=None)
+
+    async def look_at_split(self, *, shard: int) -> SplitLook:
+        """Return how many edges a split of a shard would move. Nothing is written."""
+        async with self._one_split():
+            _, parts = await self._look(shard, force=True)
+        return SplitLook(shard=shard, moving=len(parts.moving), staying=len(parts.staying))
+
+    async def split(self, author: Author, wanted: Split) -> SplitAnswer:
+        """Split a shard. Done when the new shard is there; this process and the others take it up in seconds."""
+        clock = self._clock.sound
+        async with self._one_split():
+            cluster, parts = await self._look(wanted.shard, force=wanted.force)
+            try:
+                async with acting(self._log, secrets.token_hex(8), f"shard {wanted.shard}", author, clock):
+                    new = await splits.split(
+                        self._store, cluster, wanted.shard, wall_clock=clock, random_bits=secrets.randbits
+                    )
+            except (splits.CannotSplit, ChangeRefused) as error:
+                raise ApiError(409, str(error), "nothing was split") from None
+            except (StoreError, Contended, CodecError, ClusterUnusable, ClockWrong) as error:
+                advice = "look at the shards before you try again: a split that was declared is put into force"
+                raise ApiError(503, f"the split did not end: {error}", advice) from error
+        self._was_split()
+        return SplitAnswer(shard=wanted.shard, new_shard=new, moved=len(parts.moving), stayed=len(parts.staying))
+
+    @asynccontextmanager
+    async def _one_split(self) -> AsyncIterator[None]:
+        """Look at or make the one split of a process at a time: it reads a whole shard."""
+        if self._splitting.locked():
+            raise ApiError(429, "this process is busy with another split", "try again", retry_s=1.0)
+        async with self._splitting:
+            yield
+
+    async def _look(self, shard: int, *, force: bool) -> tuple[Cluster, splits.Parts]:
+        try:
+            cluster = await read_cluster(self._store)
+            return cluster, await splits.look(self._store, cluster, shard, force=force)
+        except splits.CannotSplit as error:
+            raise ApiError(409, str(error), "nothing was split") from None
+        except (StoreError, CodecError, ClusterUnusable) as error:
+            raise ApiError(503, f"the shard cannot be read: {error}", "nothing was split; try again") from error
+
+    # -- other regions
+
+    async def regions(self) -> RegionsAnswer:
+        """Return the regions of the configuration, and the links of all shards to them."""
+        orders = DeclaredRegions()
+        orders.refresh(self._known())
+
+        async def read() -> RegionsAnswer:
+            cluster, now = self._cluster.now(), self._clock.now()
+            links = await region_views(self._store, cluster, self._regions, self._retain_log_s, now)
+            budgets = await budget_views(self._store, self._regions, cluster.tree.count, now)
+            configured = [
+                RegionOfHub(region=name, paused=False, pin_seconds=settings.pin_s, budget=budgets.get(name))
+                for name, settings in sorted(self._regions.items())
+            ]
+            return RegionsAnswer(regions=links, configured=configured)
+
+        found = await self._links.get(read)
+        return RegionsAnswer(
+            regions=found.regions,
+            configured=[
+                RegionOfHub(region=each.region, paused=orders.of(each.region).paused, pin_seconds=each.pin_seconds,
+                            budget=each.budget)
+                for each in found.configured
+            ],
+        )  # fmt: skip
+
+    async def pause_region(self, author: Author, wanted: RegionOrder, *, region: str) -> RegionOrderAnswer:
+        """Declare that the records for a region wait, or continue."""
+        if region not in self._regions:
+            there = ", ".join(sorted(self._regions)) or "none"
+            raise ApiError(404, f"`regions` of this hub has no {region[:80]!r}", f"there are: {there}")
+        await self._declare(pause_region(region, paused=wanted.paused), author)
+        return RegionOrderAnswer(region=region, paused=wanted.paused)
+
+    # -- the cluster log
+
+    async def _load(self) -> ClusterState:
+        async with _readable():
+            return await self._log.load()
+
+    async def _declare(self, decision: Decision, author: Author) -> ClusterState:
+        """Change facts. Return the facts with the change when it is durable."""
+        state = await self._load()
+        try:
+            return await self._log.append(decision, author, state)
+        except (CannotDeclare, ChangeRefused) as error:
+            raise ApiError(409, str(error), NOTHING) from error
+        except (StoreError, Contended, CodecError) as error:
+            raise ApiError(503, f"the cluster log cannot be written: {error}", AGAIN) from error
+
+
+def _named(operation: Operation, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the parameters of an operation, each as a value of its type."""
+    named = {}
+    for each in operation.parameters:
+        text = texts.get(each.name, "")
+        if each.required and not text:
+            raise ApiError(400, f"{each.name}= is missing", each.advice or f"expected {NAME_RULE}")
+        if each.name in texts:
+            try:
+                named[each.name] = msgspec.convert(text, each.type, strict=False)
+            except msgspec.ValidationError:
+                raise ApiError(400, f"{each.name}: {text[:80]!r}", each.advice or f"expected {NAME_RULE}") from None
+    return named
+
+
+def _page(names: Sequence[str], after: str, limit: int) -> tuple[Sequence[str], str | None]:
+    """Return a page of sorted names, and the ``after`` of the next one; None at the end."""
+    left = names[bisect_right(names, after) :]
+    return left[:limit], left[limit - 1] if len(left) > limit else None
+
+
+def _end(text: str | None, now: int, field: str) -> int | None:
+    try:
+        return None if text is None else moment_after(text, now)
+    except ValueError as error:
+        raise ApiError(400, f"{field}: {error}", "see docs/reference/api.md") from None
+
+
+def _tenant(state: ClusterState, name: str) -> TenantAnswer:
+    fact = state.facts(TENANT).get(name)
+    if fact is None and name != ALWAYS_THERE:
+        raise ApiError(404, f"there is no tenant {name!r} in the cluster log", "PUT declares it with its quotas")
+    try:
+        quotas = Quotas() if fact is None else decode(fact.document, TenantDocument).quotas
+    except UnreadableDocument as error:
+        advice = "use the release that wrote it"
+        raise ApiError(503, f"this release cannot read tenant {name!r}: {error}", advice) from error
+    return TenantAnswer(tenant=name, version=0 if fact is None else fact.version, quotas=quotas_answer(quotas))
+
+
+def quotas_answer(quotas: Quotas) -> QuotasAnswer:
+    """Return quotas as the API has them."""
+    return QuotasAnswer(**{each: getattr(quotas, each) for each in Quotas.__struct_fields__})
+
+
+class _Recent(Generic[T]):
+    """An answer that serves all who ask within ``READ_AGE_S``."""
+
+    def __init__(self) -> None:
+        self._reading = asyncio.Lock()
+        self._found: tuple[float, T] | None = None
+
+    async def get(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Return the last answer; a new one where that is too old."""
+        async with self._reading, _readable():
+            now = asyncio.get_running_loop().time()
+            if self._found is None or now - self._found[0] >= READ_AGE_S:
+                self._found = now, await read()
+            return self._found[1]
+
+
+@asynccontextmanager
+async def _readable() -> AsyncIterator[None]:
+    """Refuse with 503 where the store does not answer, or a later release wrote what was read."""
+    try:
+        yield
+    except UnsupportedVersion as error:
+        raise ApiError(503, str(error), "ask a hub process of that release") from error
+    except (StoreError, CodecError) as error:
+        raise ApiError(503, f"the store cannot be read: {error}", "try again") from error
