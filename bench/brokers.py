@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bench.common import SERVER_CORE, pinned
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 
 START_S_MAX = 60.0
 MOSQUITTO_PLACES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"

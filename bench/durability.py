@@ -5,9 +5,9 @@
 A node (``weft edge run``) has its data on an ext4 file system of its own, on a loop device, so that the device's own
 counter tells what reached it: the log, file system metadata and journal, everything. That needs root; without it only
 the node's own count of pages is left. The generator (``mqttload.c``) publishes at QoS 1
-at a fixed rate. ``sensor`` payloads are readings of real Raspberry Pi sensors (``weft/demo/data``) as JSON of about 100
-bytes; ``random`` ones are 100 bytes that no compression makes shorter. Some cases make each sync as slow as a memory
-card's (``slow_sync.c``). At the end a large log is filled and opened.
+at a fixed rate. ``sensor`` payloads are readings of real Raspberry Pi sensors (``examples/demo/data``) as JSON of about
+100 bytes; ``random`` ones are 100 bytes that no compression makes shorter. Some cases make each sync as slow as a
+memory card's (``slow_sync.c``). At the end a large log is filled and opened.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.brokers import STREAM, build_slow_sync, metric, server, slowed
 from bench.common import write_results
 from bench.generator import Generator, build
 from bench.opening import measure_opening
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 
 IMAGE_BYTES = 2 << 30
 SECTOR_BYTES = 512

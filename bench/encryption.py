@@ -24,7 +24,7 @@ from bench import payloads
 from bench.brokers import STREAM, server
 from bench.common import write_results
 from bench.generator import Generator, build
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 
 EDGE_YAML = """\
 node: bench

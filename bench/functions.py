@@ -33,7 +33,7 @@ from bench.brokers import Edge, Served, mosquitto_version, with_broker
 from bench.common import write_results
 from bench.generator import Generator, build, family
 from bench.profiling import NOTHING, seconds_by_part, start_sampling, thread_seconds
-from weft.demo.fabric import get_json
+from examples.demo.fabric import get_json
 
 CONNECTIONS, WINDOW = 10, 100
 RATE_CONNECTIONS = 100

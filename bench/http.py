@@ -23,7 +23,7 @@ from bench.common import machine, write_results
 from bench.generator import Figures, Generator
 from bench.loads import Case, Door, choose, generators, load_before, measure, parser, summary, weft
 from bench.mqtt.compare import fsync_ms
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 
 WEFT, NGINX = "weft", "nginx, 204"
 NGINX_PLACES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/bin"

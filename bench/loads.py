@@ -12,7 +12,7 @@ from bench import payloads
 from bench.brokers import Edge, Served, with_broker
 from bench.generator import Figures, Generator, compiled
 from bench.mqtt.compare import medians, ratio
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 
 FOLDER = Path(__file__).parent
 WARMUP_S = 1

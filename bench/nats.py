@@ -26,7 +26,7 @@ from bench.common import machine, write_results
 from bench.generator import Figures, Generator, build
 from bench.loads import Case, Target, choose, generators, load_before, measure, parser, summary
 from bench.mqtt.compare import fsync_ms
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 
 WEFT, SYNCED, LATER = "weft", "nats, sync always", "nats, sync later"
 CASES: tuple[Case, ...] = (

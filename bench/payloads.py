@@ -1,21 +1,20 @@
 """Payloads that devices really sent, one for each line of a file that ``mqttload`` reads.
 
-They come from the measurements that ship with the demo (``weft/demo/data``, its README names origin and licences).
+They come from the measurements that ship with the demo (``examples/demo/data``, its README names origin and licences).
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import random
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from bench.common import PAYLOAD_BYTES
+from examples.demo.devices import TELEMETRY, lines
 
 PAYLOADS = 20_000
 """Number of different payloads; then they begin again, further apart than any compression looks back."""
@@ -28,18 +27,13 @@ RAW_EVERY = 3
 """Every third message of a Pi stays as it was published, with all digits and its device."""
 
 
-def _lines(name: str) -> Iterator[str]:
-    with gzip.open(str(files("weft.demo") / "data" / name), "rt", encoding="utf-8") as file:
-        yield from file
-
-
 def _encode(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def pi_messages(count: int) -> Iterator[dict[str, Any]]:
     """Yield the first messages of the Pis, as published."""
-    return islice(map(json.loads, _lines("telemetry_50270.jsonl.gz")), count)
+    return islice(map(json.loads, lines(TELEMETRY)), count)
 
 
 def compact(message: dict[str, Any]) -> bytes:
@@ -68,7 +62,7 @@ def _from_pis(count: int) -> list[bytes]:
 
 def _from_machine(count: int, chance: random.Random) -> list[bytes]:
     """Return messages of a machine: mostly one reading, now and then the readings of up to two and a half hours."""
-    rows = list(csv.DictReader(_lines("machine_temperature_system_failure.csv.gz")))
+    rows = list(csv.DictReader(lines("machine_temperature_system_failure.csv.gz")))
     found = []
     for n in range(count):
         at, readings = rows[n]["timestamp"], chance.randint(4, READINGS_MAX) if n % 4 == 0 else 1

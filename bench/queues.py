@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 from weft.protocols.amqp.content import write_content
 from weft.protocols.amqp.frames import PROTOCOL_HEADER
 from weft.protocols.amqp.methods import Method, commands, read_method, write_method

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.brokers import Served, wait_for
 from bench.common import SERVER_CORE, pinned
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 """The program behind Debian's ``rabbitmq-server``, which insists on a user of its own."""

@@ -23,7 +23,7 @@ from tests.architecture.house import PACKAGES
 from tests.durations import expected_s
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (*PACKAGES, "tests", "bench", "docs")
+FOLDERS = (*PACKAGES, "tests", "bench", "docs", "examples")
 SECONDS = 150.0
 """Time of the workers, by what the files are thought to take: a minute or two on two cores."""
 PAGES = "tests/architecture"

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from examples.demo import fabric
 from tests import first_imports
 from tests.durations import Durations, expected_s
 from tests.rotation import Rotation
@@ -28,7 +29,6 @@ from tests.support import forked
 from tests.support.sealed_logs import seal_all_logs
 from tests.support.slices import SLICE
 from tests.temporary_folder import TemporaryFolder
-from weft.demo import fabric
 
 TOGETHER = ("tests/architecture/", "tests/interop/", "tests/spark_sinks/cluster/", "tests/spark_sinks/")
 """Folders whose files stay together; the first that fits counts."""

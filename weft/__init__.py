@@ -1,1 +1,1 @@
-"""The front door: the command line and the demo. It joins the applications and holds no logic of theirs."""
+"""The front door: the command line. It joins the applications and holds no logic of theirs."""

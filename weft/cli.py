@@ -19,7 +19,6 @@ from weft.service.signals import hold_sighup
 _EXTRAS = {
     "deltalake": "hub", "obstore": "hub", "pyarrow": "hub", "numpy": "hub",
     "grpc": "spark", "pandas": "spark", "py4j": "spark", "pyspark": "spark", "sklearn": "spark",
-    "paho": "demo", "pika": "demo",
 }  # fmt: skip
 """Libraries that an edge node does not need, and the extra that installs each."""
 TRACEBACK_VARIABLE = "WEFT_TRACEBACK"

@@ -15,9 +15,9 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from bench.hub.followers import EDGES, NOW, SHARDS, STREAMS, TENANT, name_of
+from examples.demo.fabric import free_port
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings
-from weft.demo.fabric import free_port
 from weft.protocols.chunk import encode_header
 from weft.protocols.chunk_index import (
     LEVEL_MAX,

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import psutil
 
 from bench.common import pin
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster

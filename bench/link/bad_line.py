@@ -26,7 +26,7 @@ from bench.link import devices
 from bench.link.latency import Trip, quantiles, trips
 from bench.link.line import FAR, Line, add_options, quality_of
 from bench.link.watch import watching
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 
 ROOM = ("unshare", "--user", "--map-root-user", "--net", "--kill-child")
 """Command that starts another with namespaces of its own, in which an ordinary user may make devices."""

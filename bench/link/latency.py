@@ -18,8 +18,8 @@ import psutil
 
 from bench.link import devices
 from bench.link.watch import watching
+from examples.demo.fabric import free_port
 from tests.support.s3_servers import BUCKET, VERSITYGW, S3Server, built
-from weft.demo.fabric import free_port
 from weft.protocols.batch import records
 from weft.protocols.chunk import section_entries
 from weft.protocols.errors import Corrupt

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from bench.brokers import Certificate, merged, mosquitto_program, wait_for
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 
 STREAM = "plant/{line}/{machine}/telemetry"
 END_S = 60.0

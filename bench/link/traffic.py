@@ -16,7 +16,7 @@ from bench import payloads
 from bench.link import devices, latency
 from bench.link.processes import bridge, weft_pair
 from bench.link.wire import Wire, counted
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 
 DEVICES_MAX = 100
 WARMUP_S = 5.0

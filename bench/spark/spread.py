@@ -21,9 +21,9 @@ import psutil
 import pyarrow as pa
 
 from bench.common import PAYLOAD_BYTES
+from examples.demo.fabric import DemoHub
 from spark_sinks.sinks.stream.link import ProducerSettings
 from spark_sinks.sinks.stream.sink import SendTask
-from weft.demo.fabric import DemoHub
 
 SOURCE_SHARDS, TASKS, PROCESSES = 16, 4, 2
 PIECE_ROWS = 10_000

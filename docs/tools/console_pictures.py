@@ -44,7 +44,7 @@ _UNHEARD = """Math.max(0, ...[...document.querySelectorAll(".lanes rect.silent, 
 async def make() -> None:
     """Run the demo, and take the pictures. It prints what the demo says."""
     demo = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "weft", "demo", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        sys.executable, "-m", "examples.demo.run", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     assert demo.stdout is not None
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,6 @@ Every number on the page is computed here, by the functions of an edge node and 
 from __future__ import annotations
 
 import csv
-import gzip
 import itertools
 import json
 import math
@@ -15,13 +14,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
-from importlib.resources import files
 from typing import Any, NamedTuple
 
 import msgspec
 import zstandard
 
 from docs.tools.plots import Panel, plot
+from examples.demo.devices import TELEMETRY, lines
 from weft.config.functions.step import Deadband, Sample, SwingingDoor
 from weft.config.functions.windows import Window
 from weft.config.units import format_duration
@@ -98,7 +97,7 @@ _HEAD = f"""\
 
 What [deadband](functions/deadband.md), [swinging_door](functions/swinging_door.md) and
 [windows](functions/window.md) leave of real signals, and how far the signal that is rebuilt from it is off. The data
-comes with the demo (`weft/demo/data`, MIT licence); each row is a JSON message with what a device measured.
+comes with the demo (`examples/demo/data`, MIT licence); each row is a JSON message with what a device measured.
 
 Sizes are those of batches of up to 1,000 rows, as they are in the log and on a link. They count times, compression,
 and the headers that state the bounds. Errors are the largest of all rows, in exact arithmetic. A deadband's signal is
@@ -137,13 +136,8 @@ def _signals() -> list[Signal]:
     ]  # fmt: skip
 
 
-def _lines(name: str) -> Iterator[str]:
-    with gzip.open(str(files("weft.demo") / "data" / name), "rt", encoding="utf-8") as file:
-        yield from file
-
-
 def _csv_rows(name: str) -> list[Row]:
-    readings = csv.DictReader(_lines(name))
+    readings = csv.DictReader(lines(name))
     pairs = ((_time_of(each["timestamp"]), {"value": float(each["value"])}) for each in readings)
     return [Row(time, b"x", msgspec.json.encode(values), values, (), at) for at, (time, values) in enumerate(pairs)]
 
@@ -153,7 +147,7 @@ def _time_of(text: str) -> int:
 
 
 def _device_rows(device: str, field: str) -> list[Row]:
-    messages = (json.loads(line) for line in _lines("telemetry_50270.jsonl.gz"))
+    messages = (json.loads(line) for line in lines(TELEMETRY))
     of_device = (each for each in messages if each["device"] == device)
     return [
         Row(round(each["ts"] * _SECOND), b"x", msgspec.json.encode(each), {"value": each["data"][field]}, (), at)

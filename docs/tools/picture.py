@@ -40,7 +40,7 @@ class Package(NamedTuple):
 
 
 PACKAGES = {
-    "weft": Package(Box(24, 70, 1132, 66), "the command line and the demo: joins the applications", "#f8fafc"),
+    "weft": Package(Box(24, 70, 1132, 66), "the command line: joins the applications", "#f8fafc"),
     "edge_node": Package(Box(24, 152, 450, 360), "accept, append, acknowledge, link", "#eff6ff"),
     "functions": Package(Box(24, 522, 450, 66), "rows in, rows out, before they leave the node", "#f1f5f9"),
     "replication": Package(Box(490, 286, 160, 302), "ranges from here to there", "#f0fdf4"),

@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
-    "bench", "bounds", "cloud_hub", "config", "docs", "edge_node", "functions", "hub_api", "network", "proofs",
-    "protocols", "pyspark_weft", "replication", "spark_sinks", "storage", "tests", "weft",
+    "bench", "bounds", "cloud_hub", "config", "docs", "edge_node", "examples", "functions", "hub_api", "network",
+    "proofs", "protocols", "pyspark_weft", "replication", "spark_sinks", "storage", "tests", "weft",
 )  # fmt: skip
 WORDS_MAX = 25
 """Longest sentence of a message, which is often read in a hurry."""

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
 from bench.log_writer import Delivery, LogWriter
-from weft.demo.devices import payloads
+from examples.demo.devices import payloads
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.chunk_index import GapRange, Mark
@@ -26,7 +26,7 @@ from weft.storage.table_writer.tiering import Tierer
 
 STREAM = "telemetry"
 EDGES = {"press-shop": "iot-device-01", "greenhouse": "iot-device-02", "warehouse": "iot-device-03"}
-"""Edge node -> its device, one of the three Raspberry Pis of weft/demo/data."""
+"""Edge node -> its device, one of the three Raspberry Pis of examples/demo/data."""
 DAY = datetime(2020, 7, 13, tzinfo=UTC)
 MINUTE = 60_000_000_000
 EVERY = 10 * MINUTE

@@ -146,7 +146,6 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "weft": (
         (OTHERS,),
         ("service", "text"),
-        ("demo",),
         ("commands",),
         ("cli",),
         ("__main__",),

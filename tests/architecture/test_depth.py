@@ -52,7 +52,7 @@ def test_every_exception_is_listed_once_and_has_a_reason() -> None:
 
 def test_no_module_that_tests_share_is_too_long() -> None:
     """Modules of tests alone may list as many cases as there are."""
-    helpers = [path for path in sources("tests", "bench", "docs") if not path.name.startswith("test_")]
+    helpers = [path for path in sources("tests", "bench", "docs", "examples") if not path.name.startswith("test_")]
     # Only modules that have more lines of all kinds are parsed for their code.
     long = [path for path in helpers if path.read_text().count("\n") > MODULE_LINES[-1]]
     found = {place(path): lines_of(source_of(path.read_text())) for path in long}

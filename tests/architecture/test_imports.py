@@ -20,10 +20,9 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
         "proofs/audit/",
         "proofs/trace.py",
         "spark_sinks/",
-        "weft/demo/",
     ),
     "psycopg": ("spark_sinks/sinks/jdbc.py",),
-    "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/commands/", "weft/demo/"),
+    "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/commands/"),
     "aiohttp": (
         "edge_node/",
         "cloud_hub/",
@@ -116,7 +115,7 @@ def test_packages_know_only_whom_they_may(package: str) -> None:
 
 
 def test_every_package_is_in_the_table() -> None:
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench"}
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench", "examples"}
     assert packages == set(ALLOWED)
 
 
@@ -125,7 +124,7 @@ def test_no_name_is_taken_that_others_may_have() -> None:
     hidden = set(ALLOWED) - {"weft", "spark_sinks", "pyspark_weft"}
     found = [
         f"{place(path)}:{each.line}: import weft.{each.module}"
-        for path in sources(*ALLOWED, "tests", "bench", "docs")
+        for path in sources(*ALLOWED, "tests", "bench", "docs", "examples")
         for each in imports(path)
         if each.module.partition(".")[0] in hidden
     ]

@@ -34,7 +34,6 @@ COMPOSITION_ROOTS = {
     "edge_node/timing.py": "what node.py hands on: wall clock, boot clock, and whether it is synchronised",
     "cloud_hub/hub.py": "starts a hub",
     "weft/commands/": "a command begins now",
-    "weft/demo/": "drives the whole fabric in real time",
 }
 """Places that may read a clock. All others are given the time, or a clock to ask, and can be tested at any moment.
 
@@ -121,7 +120,7 @@ def test_no_task_is_started_and_forgotten() -> None:
     """The loop keeps weak references only: a task that nothing holds may vanish half done, and its error is lost."""
     found = [
         f"{place(path)}:{line}"
-        for path in sources(*PACKAGES, "tests", "bench")
+        for path in sources(*PACKAGES, "tests", "bench", "examples")
         for line in forgotten_tasks(nodes(path))
     ]
     assert found == []
@@ -149,7 +148,7 @@ def forgotten_tasks(module: Sequence[ast.AST]) -> Iterator[int]:
 def test_no_function_is_too_long() -> None:
     found = {
         f"{place(path)}::{node.name}": lines - comments_within(path.read_text(), node.lineno, node.end_lineno)
-        for path in sources(*PACKAGES, "tests", "bench", "docs")
+        for path in sources(*PACKAGES, "tests", "bench", "docs", "examples")
         for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
         if (lines := node.end_lineno - node.lineno + 1) > FUNCTION_LINES_MAX

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from examples.demo.fabric import free_port
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.restored_hub import STREAM, Edge
 from tests.storage.object_store.emulators import bucket_server
 from tests.support.waiting import PATIENCE_S, until
 from weft.cli import cli
 from weft.cloud_hub.hub import Hub
-from weft.demo.fabric import free_port
 from weft.edge_node.links import links
 from weft.proofs.audit.audit import audit
 from weft.proofs.backup.backup import make_backup, restore

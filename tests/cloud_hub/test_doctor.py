@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.certificates import Authority
 from weft.cloud_hub import preflight
 from weft.cloud_hub.check import check
@@ -19,7 +20,6 @@ from weft.cloud_hub.clock import ClockWrong
 from weft.config.load import parse
 from weft.config.machine import Standing, Verdict, is_well
 from weft.config.models import HubConfig
-from weft.demo.fabric import free_port
 from weft.storage.host import DiskSpeed, judged
 from weft.storage.object_store import StoreError, open_store
 

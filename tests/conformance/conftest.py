@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.conformance.raw_client import Client
 from tests.support.edge_process import EdgeProcess
-from weft.demo.fabric import free_port
 
 CONFIG = """\
 node: conformance

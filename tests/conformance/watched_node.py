@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 
+from examples.demo.fabric import free_port
 from tests.conformance.raw_client import Client
 from tests.support.certificates import Authority
 from tests.support.edge_process import EdgeProcess
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 
 CONFIG = """\
 node: watched

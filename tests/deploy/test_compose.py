@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import yaml
 
+from examples.demo.fabric import free_port
 from tests.support.processes import Node, publish, weft
 from tests.support.s3_servers import VERSITYGW, built, listens
 from tests.support.third_party import COMPOSE
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "compose"
 KEY = {"STORE_ACCESS_KEY": "weft", "STORE_SECRET_KEY": "weft-secret"}

@@ -26,11 +26,11 @@ from packaging.version import Version
 
 from deploy.debian.build import COMMAND_PATH, NOT_HERE, PACKAGES, debian_version, describe
 from deploy.images.tree import MACHINES, put
+from examples.demo.fabric import free_port, get_json
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message
 from tests.support.debian_root import PYTHON, DebianRoot, booted_debian, debian_root
 from tests.support.processes import Node, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port, get_json
 from weft.storage.object_store import open_store
 
 ROOT = Path(__file__).parents[2]

@@ -16,12 +16,12 @@ import pytest
 from deploy.images.build import NOT_HERE, settings
 from deploy.images.stripping import strip
 from deploy.images.tree import MACHINES
+from examples.demo.fabric import free_port, get_json
 from tests.support.emulation import build_wheel
 from tests.support.images import Image, rootless
 from tests.support.processes import publish
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S
-from weft.demo.fabric import free_port, get_json
 
 ROOT = Path(__file__).parents[2]
 HERE = next((name for name, machine in MACHINES.items() if machine == platform.machine()), "amd64")

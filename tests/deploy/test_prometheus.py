@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.deploy.expressions import metrics_in
 from tests.deploy.test_alert_rules import ALERTS, FOLDER, expressions
 from tests.support.certificates import Authority
 from tests.support.processes import STOP_S_MAX, Node, publish, weft
 from tests.support.prometheus import MISSING, PROMETHEUS, Prometheus
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 HERE = Path(__file__).parent

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from examples.demo.fabric import free_port
 from tests.support.edge_process import EdgeProcess
-from weft.demo.fabric import free_port
 
 STREAM = "load"
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from examples.demo.fabric import DemoHub
 from tests.durability.checks import check_all_there, check_rest_is_noticed, of_stream, open_after, read_stream
 from tests.durability.devices import Device
 from tests.durability.nodes import STREAM, LoadedNode
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
-from weft.demo.fabric import DemoHub
 from weft.proofs.audit.audit import audit
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.object_store import open_store

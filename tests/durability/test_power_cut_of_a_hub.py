@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import DemoHub
 from tests.durability.devices import Device
 from tests.durability.nodes import STREAM, LoadedNode
 from tests.durability.recording import Replay, build_recorder, read_events, recorded, write_out
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import DemoHub
 from weft.proofs.audit.audit import audit
 from weft.proofs.audit.report import AuditReport
 from weft.storage.object_store import open_store

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.certificates import Authority, Pem
 from weft.config.links import Link
 from weft.config.load import parse
 from weft.config.machine import Standing, Verdict, act, good, is_well, unknown
 from weft.config.models import EdgeConfig
-from weft.demo.fabric import free_port
 from weft.edge_node import doctor
 from weft.edge_node.check.rules import check
 from weft.edge_node.doctor import HubCalls, examine, open_files

@@ -19,6 +19,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from prometheus_client.parser import text_string_to_metric_families
 
+from examples.demo.fabric import free_port
 from tests.support import forked
 from tests.support.certificates import Authority
 from tests.support.processes import STOP_S_MAX, Node, publish, weft
@@ -27,7 +28,6 @@ from tests.support.waiting import PATIENCE_S, wait_until
 from weft.config.log_lines import INTERVAL_S, LINES_MAX
 from weft.config.metrics.edge import EDGE_METRICS
 from weft.config.metrics.metric import PROCESS_METRICS
-from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
 

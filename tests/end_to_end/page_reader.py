@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
+from examples.demo.fabric import free_port, get_json
 from spark_sinks.runtime.session import cache_directory, find_java_home
 from tests.end_to_end import page_interpreter
 from tests.end_to_end.page_blocks import Block
 from tests.support.spark_processes import QUICK
-from weft.demo.fabric import free_port, get_json
 
 HERE = Path(__file__).parent
 WAIT_S = 240.0

@@ -20,6 +20,8 @@ import pytest
 from deltalake import DeltaTable
 
 from deploy.images.tree import MACHINES, wanted, wheels_for
+from examples.demo.devices import AmqpDevice, Device, HttpDevice, MqttDevice
+from examples.demo.fabric import DemoHub, Edge
 from tests.deploy.test_debian_package import CONFIG, UNITS, install, package_of, settings_of
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message, make_edge, wait_until_drained
 from tests.support.debian_root import OF_ARM64, DebianRoot, debian_root
@@ -27,8 +29,6 @@ from tests.support.emulation import EdgeTree, build_wheel, edge_tree
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.devices import AmqpDevice, Device, HttpDevice, MqttDevice
-from weft.demo.fabric import DemoHub, Edge
 from weft.proofs.audit.audit import audit
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import open_store

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import DemoHub
 from tests.end_to_end.broker_load import QUEUE
 from tests.end_to_end.test_kills import LOAD_TIMEOUT_S, STREAM, make_edge, wait_until_drained
 from tests.support import forked
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
-from weft.demo.fabric import DemoHub
 from weft.proofs.audit.audit import audit
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, open_store

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from examples.demo.fabric import DemoHub, Edge, get_json
 from tests.end_to_end.stepping_clock import SteppingClock
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message
 from tests.support import forked
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
-from weft.demo.fabric import DemoHub, Edge, get_json
 from weft.proofs.audit.audit import audit
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import open_store

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from examples.demo.fabric import DemoHub, get_json
 from tests.end_to_end.stepping_clock import SteppingClock
 from tests.end_to_end.test_claims import Fleet
 from tests.end_to_end.test_kills import STREAM, check_every_message
 from tests.support.waiting import wait_until
-from weft.demo.fabric import DemoHub, get_json
 from weft.proofs.audit.audit import audit
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import open_store

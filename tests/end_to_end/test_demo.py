@@ -1,4 +1,4 @@
-"""``weft demo``, the whole of it."""
+"""``./run demo``, the whole of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from tests.support.waiting import wait_until
-from weft.demo.fabric import uninterrupted
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 CHECKS = {
@@ -29,7 +28,7 @@ WINDOW = r"window (\S+) at (\S+): {}, ([\d,]+) records of (\d) devices"
 
 def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     environment = os.environ | {"TMPDIR": str(directory), "COLUMNS": "80"}
-    command = [sys.executable, "-m", "weft", "demo", *arguments]
+    command = [sys.executable, "-m", "examples.demo.run", *arguments]
     # A shell that runs tests in the background has them ignore Ctrl-C, and what they start would, too.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -39,26 +38,14 @@ def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def left_behind(directory: Path) -> list[list[str]]:
-    """Command lines of processes that name the directory, and of devices, which only write into it."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = process.info["cmdline"] or []
-        words = [*line, *(written_by(process) if "weft.demo.devices" in line else [])]
-        if any(str(directory) in word for word in words):
-            found.append(line)
-    return found
-
-
-def written_by(process: psutil.Process) -> list[str]:
-    try:
-        return [file.path for file in process.open_files()]
-    except psutil.Error:  # it has just ended
-        return []
+    """Command lines of processes that name the directory."""
+    lines = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
+    return [line for line in lines if any(str(directory) in word for word in line)]
 
 
 def wait_for_services(directory: Path) -> None:
-    """Until the hub and both edges run, and the devices with them."""
-    wait_until(lambda: list(directory.glob("weft-demo-*/*-devices.jsonl")), 40, "the devices")
+    """Until the hub and both edges run, the devices with them, and Spark starts."""
+    wait_until(lambda: list(directory.glob("weft-demo-*/machine-hours.out")), 40, "the pipeline")
     assert len(left_behind(directory)) >= 3
 
 
@@ -101,24 +88,6 @@ def test_devices_log_and_table_agree(tmp_path: Path) -> None:
     assert max(len(line) for line in said.splitlines()[1:] if "\t" not in line) <= 80
     assert not left_behind(tmp_path)
     assert not list(tmp_path.glob("weft-demo-*"))
-
-
-def test_an_interrupt_waits_until_a_process_that_starts_has_its_name() -> None:
-    started = []
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def start_process() -> None:
-        with uninterrupted():
-            os.kill(os.getpid(), signal.SIGINT)
-            started.append("a process")
-
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            start_process()
-        assert started
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -18,12 +18,12 @@ import aiohttp
 import psutil
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.storage.segment_log.helpers import open_log
 from tests.support.edge_process import EdgeProcess
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 from weft.protocols.batch import records
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.segment_log import LogSettings

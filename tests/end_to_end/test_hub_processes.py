@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import DemoHub, Edge, FabricError
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
-from weft.demo.fabric import DemoHub, Edge, FabricError
 from weft.proofs.audit.audit import audit
 from weft.protocols.shard.placement import shard_of
 from weft.storage.object_store import open_store

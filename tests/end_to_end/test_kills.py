@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import DemoHub, Edge, Service
 from tests.support import forked
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
-from weft.demo.fabric import DemoHub, Edge, Service
 from weft.proofs.audit.audit import audit
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, open_store

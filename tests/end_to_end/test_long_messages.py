@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import DemoHub
 from tests.edge_node.servers.clients import Amqp, Amqp1, Http, Mqtt, Way
 from tests.end_to_end.test_kills import STREAM, make_edge, wait_until_drained
-from weft.demo.fabric import DemoHub
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import open_store
 

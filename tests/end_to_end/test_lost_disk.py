@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import DemoHub, get_json
 from tests.end_to_end.test_claims import records, weft
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message, make_edge
 from tests.support import forked
 from tests.support.waiting import wait_until
-from weft.demo.fabric import DemoHub, get_json
 from weft.proofs.audit.audit import audit
 from weft.protocols.segment import GapReason
 from weft.storage.hub_keys import table_key

@@ -14,13 +14,13 @@ import pika
 import pika.exceptions
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.storage.segment_log.helpers import open_log
 from tests.support.edge_process import EdgeProcess
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S
-from weft.demo.fabric import free_port
 from weft.protocols.batch import records
 from weft.protocols.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from weft.storage.filesystem import OSFileSystem

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from examples.demo.fabric import free_port
 from tests.support.outcomes import outcome
 from tests.support.processes import Node, publish
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 RECORDS = 30_000

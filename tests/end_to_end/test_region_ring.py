@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import Edge, FabricError
 from tests.end_to_end.storms import Fabric, HubNode, free_ports, storm
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, check_every_message
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
-from weft.demo.fabric import Edge, FabricError
 from weft.proofs.audit.audit import audit
 from weft.proofs.audit.report import compare_regions
 from weft.storage.object_store import open_store

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import FabricError
 from tests.end_to_end.storms import Fabric, HubNode, running
 from tests.releases.code import level_of, variables_of
 from tests.releases.write import RELEASES
 from tests.support import forked
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import FabricError
 from weft.protocols.chunk_index import LEVEL_MAX
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster, read_level

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import Edge
 from tests.end_to_end.test_hub_processes import (
     SHARDS,
     check_once,
@@ -23,7 +24,6 @@ from tests.end_to_end.test_hub_processes import (
 from tests.support import forked
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
-from weft.demo.fabric import Edge
 from weft.protocols.shard.placement import ShardTree, shard_of
 from weft.storage.chunk_log import first_logs, load_every_shard
 from weft.storage.cluster import open_cluster

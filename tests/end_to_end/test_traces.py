@@ -9,10 +9,10 @@ from paho.mqtt.client import MQTTv5
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from examples.demo.fabric import free_port
 from tests.support.collector import collecting
 from tests.support.mqtt_client import BlockingPaho
 from tests.support.processes import Node
-from weft.demo.fabric import free_port
 
 TRACE_ID, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

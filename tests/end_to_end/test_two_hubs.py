@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import DemoHub
 from tests.end_to_end.test_kills import (
     STREAM,
     Load,
@@ -20,7 +21,6 @@ from tests.end_to_end.test_kills import (
 )
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
-from weft.demo.fabric import DemoHub
 from weft.proofs.audit.audit import audit
 from weft.storage.object_store import open_store
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import FabricError
 from tests.end_to_end.storms import SHARDS, Fabric, HubNode, running
 from tests.support import forked
 from tests.support.later_fold import COUNTED, LATER, Tally
 from tests.support.waiting import PATIENCE_S
-from weft.demo.fabric import FabricError
 from weft.protocols.chunk_index import LEVEL_MAX
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from examples.demo.fabric import Service, free_port
 from tests.support.processes import memory_bytes, weft
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import Service, free_port
 from weft.output import Failed
 
 USERS = ("alice", "mallory", "device")

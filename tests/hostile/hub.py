@@ -9,10 +9,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from examples.demo.fabric import Service, free_port
 from tests.support.processes import memory_bytes
 from tests.support.tokens import create_token, declare_in, withdraw_in
 from tests.support.waiting import wait_until
-from weft.demo.fabric import Service, free_port
+from examples.demo.fabric import Service, free_port
 from weft.hub_api.rights import Scope
 
 HOSTILE = ("evil", "mallory")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, running_link
 from tests.hostile.waits import at_most
@@ -17,7 +18,6 @@ from tests.support.certificates import Authority, Pem
 from tests.support.processes import Node, memory_bytes
 from tests.support.stopwatch import Stopwatch
 from weft.commands.common import get_status
-from weft.demo.fabric import free_port
 from weft.network.tls import ClientTlsFiles
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]

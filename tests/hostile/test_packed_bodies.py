@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import Service
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.hub import GuardedHub
 from tests.support.waiting import PATIENCE_S
-from weft.demo.fabric import Service
 from weft.protocols.link import PAIR_PATH
 from weft.replication.flow_control import LINK_PATH
 

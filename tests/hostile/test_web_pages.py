@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from examples.demo.fabric import Service, free_port
 from tests.support.waiting import PATIENCE_S
-from weft.demo.fabric import Service, free_port
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, Subscribe, Subscription
 

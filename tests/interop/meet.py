@@ -24,9 +24,9 @@ from proton.reactor import Container
 from proton.utils import BlockingConnection, BlockingReceiver
 from websockets.sync.client import connect as connect_websocket
 
+from examples.demo.fabric import free_port
 from tests.support.edge_process import EdgeProcess
 from tests.support.waiting import PATIENCE_S
-from weft.demo.fabric import free_port
 from weft.edge_node.access import users
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "message-headers.md"

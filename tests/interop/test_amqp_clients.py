@@ -18,10 +18,10 @@ from aio_pika.patterns import RPC
 from paho.mqtt.enums import CallbackAPIVersion
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
+from examples.demo.fabric import free_port
 from tests.interop.queues import got
 from tests.support.edge_process import EdgeProcess
 from tests.support.waiting import PATIENCE_S, Patience, wait_until
-from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
 CONFIG = """\

@@ -15,11 +15,11 @@ import pika
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from examples.demo.fabric import free_port
 from tests.end_to_end.page_blocks import Block, blocks
 from tests.support.brokers import RABBITMQ, RabbitMq, answers, mosquitto, needs_mosquitto
 from tests.support.processes import Node
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 from weft.edge_node.access import users
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.edge_node.servers.amqp1.harness import amqp, in_thread
 from tests.support.processes import Node
 from tests.support.third_party import RHEA
 from tests.support.waiting import PATIENCE_S
-from weft.demo.fabric import free_port
 
 PEER = Path(__file__).parent / "rhea_peer.js"
 KILL_PEER = PEER.with_name("rhea_kill_peer.js")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.storage.segment_log.helpers import open_log
 from tests.support.processes import Node, weft
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 from weft.edge_node.access import users
 from weft.protocols.batch import Record, records
 from weft.storage.filesystem import OSFileSystem

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NOT_RUN = ("bench", "docs", "tests", "weft/demo/data")
+NOT_RUN = ("bench", "docs", "examples", "tests", "weft/demo/data")
 
 
 def variables_of(release: str, folder: Path) -> Mapping[str, str]:

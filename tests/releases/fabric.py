@@ -14,10 +14,10 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from examples.demo.fabric import free_port
 from tests.support.processes import Node
 from tests.support.tokens import declare_in
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 
 EDGE = """\
 node: press-1

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.cloud_hub.links.test_canary import PATIENT, SOON, control, until_proven
 from tests.cloud_hub.links.test_conflicts import LANE, NODE, log_of
 from tests.cloud_hub.live import running_hub, running_link
@@ -23,7 +24,6 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.processes import Node
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
-from weft.demo.fabric import free_port
 from weft.protocols.chunk_index import ChunkIndex
 from weft.protocols.shard.placement import shard_of
 from weft.replication.policy import PolicyRules

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 
 MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"

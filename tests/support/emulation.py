@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deploy.images import tree
 from deploy.images.debian import NotHere
-from weft.demo.fabric import Service
+from examples.demo.fabric import Service
 
 ROOT = Path(__file__).parents[2]
 COPIED_NOT = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pyspark
 
+from examples.demo.fabric import free_port
 from spark_sinks.runtime.session import NoJava, cache_directory, find_java_home
 from tests.support.brokers import answers
 from tests.support.third_party import KAFKA, KAFKA_CONNECTOR
 from tests.support.waiting import wait_until
-from weft.demo.fabric import free_port
 
 VERSION = KAFKA.name.rpartition(":")[2]
 START_S_MAX = 90.0

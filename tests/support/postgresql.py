@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.brokers import answers
 from tests.support.waiting import wait_until
-from weft.demo.fabric import free_port
 
 USER, PASSWORD = "weft", "not-for-logs-3f9c"
 START_S_MAX = 60.0

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
+from examples.demo.fabric import free_port
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 MISSING = "Prometheus is not installed: apt install prometheus"

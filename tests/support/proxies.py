@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.brokers import answers
 from tests.support.certificates import Pem
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 PACKAGES = {"nginx": "nginx-light", "haproxy": "haproxy", "caddyfile": "caddy"}

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from examples.demo.fabric import free_port
 from tests.support import third_party
 from tests.support.waiting import wait_until
-from weft.demo.fabric import free_port
 from weft.storage.object_store import ObjectStore, open_store
 
 START_S_MAX = 30

@@ -14,11 +14,11 @@ from typing import Self
 import psutil
 import pyspark
 
+from examples.demo.fabric import free_port
 from spark_sinks.runtime.session import cache_directory, find_java_home
 from tests.support.s3_servers import listens
 from tests.support.spark_processes import QUICK
 from tests.support.waiting import wait_until
-from weft.demo.fabric import free_port
 
 START_S_MAX = 180.0
 """For a machine that has much else to do: it takes a few seconds."""

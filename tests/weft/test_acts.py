@@ -14,6 +14,7 @@ import click
 import pytest
 from deltalake import DeltaTable
 
+from examples.demo.fabric import free_port
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.support.processes import Start, weft
@@ -23,7 +24,7 @@ from weft.cli import cli
 from weft.client import Client
 from weft.cloud_hub.shard.lane_session import AUDIT_STREAM, AUDIT_TENANT
 from weft.commands import acts as file_acts
-from weft.demo.fabric import free_port
+from examples.demo.fabric import free_port
 from weft.hub_api.rights import Scope
 from weft.output import Failed
 from weft.protocols.shard.placement import shard_of
@@ -41,7 +42,6 @@ READING = {
     ("config", "keygen"): "writes a key, beside no hub",
     ("config", "schema"): "prints", ("config", "sign"): "writes a file", ("config", "sign-code"): "writes a file",
     ("config", "verify"): "reads",
-    ("demo",): "makes a fabric of its own",
     ("edge", "check"): "reads", ("edge", "config"): "reads", ("edge", "doctor"): "reads",
     ("edge", "init"): "writes the first files of a node", ("edge", "pair"): "takes a token; the hub has the line of it",
     ("edge", "query"): "reads", ("edge", "support-bundle"): "reads",

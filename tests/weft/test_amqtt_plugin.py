@@ -13,10 +13,10 @@ import pytest
 from amqtt.broker import Broker
 from amqtt.errors import PluginInitError
 
+from examples.demo.fabric import free_port
 from tests.support.brokers import answers
 from tests.support.waiting import until, wait_until
 from weft.amqtt_plugin import WeftPlugin
-from weft.demo.fabric import free_port
 from weft.protocols.batch import Flag, Record, records
 
 LAST_MOMENT_S = 0.5

@@ -45,7 +45,7 @@ def edge_yaml(tmp_path: Path) -> Path:
 def test_version_and_help() -> None:
     assert weft("--version").stdout.startswith("weft ")
     text = weft("--help").stdout
-    for command in ("edge", "hub", "config", "log", "audit", "demo"):
+    for command in ("edge", "hub", "config", "log", "audit", "spark"):
         assert f"\n  {command} " in text
 
 

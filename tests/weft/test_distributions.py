@@ -24,7 +24,7 @@ HEAVY = {"pyarrow", "numpy", "pandas", "deltalake", "obstore", "pyspark"}
 NAMES = {"weft", "spark_sinks", "pyspark_weft"}
 """What may be imported once Weft is installed; the other packages are within `weft`."""
 PATTERNS = {"wheel": "*.whl", "source": "*.tar.gz"}
-OF_THE_CHECKOUT = {"tests", "bench"}
+OF_THE_CHECKOUT = {"tests", "bench", "examples"}
 """Packages that are not shipped."""
 COPIED_NOT = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__")
 """What a fresh clone does not have. All is done in copies: building writes next to the sources."""
@@ -111,7 +111,7 @@ def test_data_and_examples_are_installed_and_no_tests(installed: Path) -> None:
         for path in (ROOT / package).rglob("*")
         if path.is_file() and path.suffix not in (".py", ".pyc")
     }
-    assert {"weft/py.typed", "weft/config/examples/edge-full.yaml", "weft/demo/data/LICENSE-nab.txt"} <= data
+    assert {"weft/py.typed", "weft/config/examples/edge-full.yaml", "weft/network/pages/static/uplot.min.js"} <= data
     assert sorted(name for name in data if not (installed / name).is_file()) == []
     assert [name for name in packages - NAMES | OF_THE_CHECKOUT if (installed / name).exists()] == []
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.certificates import Authority
 from tests.support.processes import Node, Start, publish, weft
 from tests.support.waiting import wait_until
-from weft.demo.fabric import free_port
 
 HUB = """\
 listen: 127.0.0.1:{port}

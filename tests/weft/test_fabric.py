@@ -14,10 +14,10 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from examples.demo.fabric import free_port
 from tests.support import forked
 from tests.support.processes import Log, Node, Start, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
 

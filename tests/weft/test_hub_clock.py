@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.cloud_hub.fabric import make_batch
 from tests.cloud_hub.live import EdgeLog
 from tests.cloud_hub.tables.logs import LogWriter, Run
 from tests.support.epochs import MemoryEpochs
 from tests.support.processes import Start, weft
 from tests.support.waiting import wait_until
-from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 from weft.protocols.lane import Lane
 from weft.protocols.link import Clock

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.processes import Node, Start, weft
 from tests.support.waiting import wait_until
-from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store

@@ -10,10 +10,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from examples.demo.fabric import free_port
 from tests.support.processes import weft
 from weft.commands.common import load_hub
 from weft.commands.hub_init import ask
-from weft.demo.fabric import free_port
 from weft.output import Refused
 
 EXAMPLE = Path(__file__).parents[2] / "config/examples/hub-package.yaml"

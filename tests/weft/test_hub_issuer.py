@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.issuer import AUDIENCE, ISSUER, Key, claims, key_of, key_set, signed
 from tests.support.mqtt_client import BlockingPaho
 from tests.support.processes import Start, weft
 from tests.support.waiting import wait_until
-from weft.demo.fabric import free_port
 
 CONFIG = """\
 listen: 127.0.0.1:{port}

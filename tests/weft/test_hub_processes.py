@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support import forked
 from tests.support.processes import Log, Start, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 from weft.protocols.shard.placement import shard_of
 
 pytestmark = pytest.mark.processes

@@ -12,10 +12,10 @@ import pytest
 from deltalake import DeltaTable
 
 from bench.log_writer import Delivery, LogWriter
+from examples.demo.fabric import free_port
 from tests.support.processes import Start, publish, weft
 from tests.support.waiting import wait_until
 from tests.weft.test_hub_schemas import EDGE, HUB
-from weft.demo.fabric import free_port
 
 RULES = """\
 quarantine: true

@@ -13,11 +13,11 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
+from examples.demo.fabric import free_port
 from tests.support.processes import Start, publish, weft
 from tests.support.waiting import wait_until
 from weft.config.load import parse_schema
 from weft.config.payload_schema.documents import yaml_text
-from weft.demo.fabric import free_port
 
 FIRST = """\
 format: json

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from examples.demo.fabric import free_port
 from tests.support.processes import Start, publish, weft
 from tests.support.waiting import wait_until
-from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.processes import Log, Start, weft
 from tests.support.waiting import wait_until
-from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
 

@@ -17,9 +17,9 @@ from click.exceptions import Abort
 from click.testing import Result
 from paho.mqtt.enums import CallbackAPIVersion
 
+from examples.demo.fabric import free_port
 from tests.support.processes import Start, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 from weft.edge_node.control.client import DropRequest, ask_drop
 from weft.edge_node.timing import clock_reader, wall_clock
 from weft.output import Failed

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support import forked
 from tests.support.processes import STOP_S_MAX, Log, Start, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 
 pytestmark = pytest.mark.processes

@@ -12,9 +12,9 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from examples.demo.fabric import free_port
 from tests.support.processes import Node, Start, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 
 pytestmark = pytest.mark.processes

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.processes import Node, Start, publish, weft
 from tests.support.waiting import wait_until
-from weft.demo.fabric import free_port
 from weft.output import Failed
 
 pytestmark = pytest.mark.processes

@@ -13,10 +13,10 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from examples.demo.fabric import free_port
 from tests.support.processes import Node, Start, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.weft.test_import import TOPIC, Fabric, numbered, payloads
-from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
 

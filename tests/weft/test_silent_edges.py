@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.processes import Start, publish, weft
 from tests.support.waiting import wait_until
-from weft.demo.fabric import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 HUB = """\

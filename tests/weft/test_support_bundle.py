@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.processes import weft
 from weft.commands import support_bundle
 from weft.commands.support_bundle import MASK, Secrets
 from weft.config.models import HubConfig
-from weft.demo.fabric import free_port
 from weft.edge_node.access import users
 
 TOKEN, PASSWORD, IN_ENVIRONMENT, IN_LOG = "t0kenOfTheLink", "pa55wordOfTheProxy", "s3cretOfTheBucket", "t0kenInTheLog"

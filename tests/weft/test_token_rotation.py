@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.processes import Node, Start, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.weft.test_hub_declares import EDGE, HUB
-from weft.demo.fabric import free_port
 
 TOPIC = "plant/a/b/telemetry"
 

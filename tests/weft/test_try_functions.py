@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import re
-from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import cbor2
 import pytest
 
+from examples.demo.devices import TELEMETRY, lines
 from tests.support.processes import weft
 from weft.functions.sparkplug_payloads import Payload
 from weft.output import Refused
@@ -73,8 +72,7 @@ def edge_yaml(tmp_path: Path) -> Path:
 
 
 def telemetry(count: int) -> list[dict[str, Any]]:
-    with gzip.open(str(files("weft.demo") / "data/telemetry_50270.jsonl.gz"), "rt") as lines:
-        return [json.loads(line) for line in islice(lines, count)]
+    return [json.loads(line) for line in islice(lines(TELEMETRY), count)]
 
 
 def sample(path: Path, records: list[dict[str, Any]]) -> Path:

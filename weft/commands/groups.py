@@ -717,10 +717,6 @@ weft ca edge plant-ca press-7 --to press-7""",
                 ),
             },
         ),
-        "demo": Command(
-            "demo:demo_command",
-            "Run the whole fabric on this machine on real sensor data, with faults, and audit the result.",
-        ),
         "completion": Command(
             "completion:completion_command",
             "Print the code by which SHELL completes the commands and options of weft.",

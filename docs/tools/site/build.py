@@ -29,7 +29,7 @@ from docs.tools.site.navigation import SITE, Navigation
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
-_PAGES = ("*.md", "docs/**/*.md", "weft/demo/data/README.md")
+_PAGES = ("*.md", "docs/**/*.md", "examples/demo/data/README.md")
 _NO_LEXER = ("haproxy", "hex")
 """Languages of code blocks that are shown without colours."""
 # What a browser loads by itself; links that a reader follows may lead anywhere.

@@ -50,7 +50,7 @@ SECTIONS = (
     Section("Look up", ["docs/reference/README", "docs/reference/formats/README"]),
     Section(
         "Understand and change it",
-        ["docs/architecture", "docs/decisions/README", "CONTRIBUTING", "weft/demo/data/README"],
+        ["docs/architecture", "docs/decisions/README", "CONTRIBUTING", "examples/demo/data/README"],
     ),
     Section("Project", ["CHANGELOG", "SECURITY", "docs/release"]),
 )

@@ -12,13 +12,13 @@ from typing import cast
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, running_link
 from tests.hostile.waits import MEASURED_AGAIN, at_most
 from tests.support.processes import Node, weft
 from tests.support.stopwatch import Stopwatch
 from weft.cloud_hub.hub import Hub
-from weft.demo.fabric import free_port
 from weft.replication.runner import LinkIdentity
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, MEASURED_AGAIN]

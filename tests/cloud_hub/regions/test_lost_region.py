@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.cloud_hub.regions.fabric import LANE, NODE, has, held, log_of, stored, to
 from tests.cloud_hub.regions.test_two_regions import OTHER, OTHER_NODE, order
@@ -16,7 +17,6 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.facts.hub import compare_region
 from weft.cloud_hub.hub import Hub
-from weft.demo.fabric import free_port
 from weft.proofs.audit.report import compare_regions
 from weft.protocols.chunk_index import GapRange
 from weft.protocols.segment import GapReason

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cloud_hub.facts.test_hub import declare
+from examples.demo.fabric import free_port
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.regions.fabric import LANE, NODE, has, held, log_of, stored, to
 from tests.cloud_hub.tables.logs import START, TOPICS, LogWriter, Run
@@ -24,7 +25,6 @@ from weft.cloud_hub.regions.regions import PAUSED
 from weft.commands.common import load_hub
 from weft.commands.hub_settings import settings_of
 from weft.config.links import Link
-from weft.demo.fabric import free_port
 from weft.protocols.chunk_index import GapRange
 from weft.protocols.lane import Lane
 from weft.protocols.segment import GapReason

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.tables.logs import LANE, TOPICS, LogWriter, Run, contents, table
 from tests.cloud_hub.tables.test_requests import AnswersNoCreate, CountingStore
 from tests.support.processes import weft
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
-from weft.demo.fabric import free_port
 from weft.storage import hub_keys
 from weft.storage.object_store import StoreError, open_store
 from weft.storage.object_store.directory import MemoryStore

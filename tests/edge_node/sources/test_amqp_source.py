@@ -13,12 +13,12 @@ from uuid import uuid4
 import aio_pika
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.edge_node.sources.nodes import FULL, NODE, SourceNode, assert_whole, running
 from tests.edge_node.sources.test_mqtt_source import noise, numbered
 from tests.support.brokers import RABBITMQ, RabbitMq, proxy
 from tests.support.certificates import Authority
 from tests.support.waiting import PATIENCE_S, until
-from weft.demo.fabric import free_port
 from weft.edge_node.sources.status import SourceState
 from weft.protocols.batch import Flag
 

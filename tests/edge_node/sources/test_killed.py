@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.edge_node.sources import test_amqp_source as amqp
 from tests.edge_node.sources.nodes import NODE, assert_whole, mqtt_source, publish, running
 from tests.support.brokers import Mosquitto, RabbitMq
 from tests.support.processes import Node
 from tests.support.waiting import until, wait_until
-from weft.demo.fabric import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 

@@ -251,7 +251,7 @@ async def test_unrouted_messages_follow_the_policy(tmp_path: Path, broker: Mosqu
 
 
 async def test_trouble_is_said_once_and_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from weft.demo.fabric import free_port
+    from examples.demo.fabric import free_port
 
     caplog.set_level(logging.INFO)
     async with running(tmp_path, mqtt_source(free_port()).replace("200ms", "20ms")) as node:

@@ -26,13 +26,13 @@ from typing import Any
 import psutil
 
 from bench.common import write_results
+from examples.demo.fabric import FabricError
 from tests.end_to_end.hosts.fleet import STREAM, Fleet
 from tests.end_to_end.hosts.network import BRIDGE_ADDRESS, Host, make_bridge
 from tests.end_to_end.storms import HubNode
 from tests.support.s3_servers import VERSITYGW, S3Server, built
 from tests.support.store_path import StorePath, Way
 from tests.support.waiting import Patience
-from weft.demo.fabric import FabricError
 from weft.proofs.audit.audit import audit
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, open_store

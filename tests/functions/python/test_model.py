@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="onnxru
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/how-to/score-with-a-model.md"
 FOLDER = PAGE.with_suffix("")
-SERIES = ROOT / "weft/demo/data/machine_temperature_system_failure.csv.gz"
+SERIES = ROOT / "examples/demo/data/machine_temperature_system_failure.csv.gz"
 
 Make = Callable[..., Subject]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.collector import collecting
 from tests.support.waiting import wait_until
 from weft.config.sources import Collector
-from weft.demo.fabric import free_port
 from weft.network import tracing
 from weft.network.tracing import MISSING, ExportSettings, Span, TraceContext, TraceExport, look_at, read_headers
 

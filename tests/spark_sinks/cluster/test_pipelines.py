@@ -25,7 +25,7 @@ HOT, HOT_SEQ = 95.5, 55
 """Value of one record of each edge node, in the log behind the table: an alert, and a session of its own."""
 CUT = {"source.max_records_per_trigger": str(len(EDGES) * 10 * ROUNDS // 2)}
 """Two micro-batches: the second one looks back into the first."""
-SERIES = Path("weft/demo/data/machine_temperature_system_failure.csv.gz").absolute()
+SERIES = Path("examples/demo/data/machine_temperature_system_failure.csv.gz").absolute()
 
 
 def value_of(seq: int) -> float:

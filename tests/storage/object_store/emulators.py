@@ -23,11 +23,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.storage.object_store.buckets import s3_endpoint
 from tests.support.s3_servers import START_S_MAX, listens
 from tests.support.third_party import AZURITE, FAKE_GCS
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.demo.fabric import free_port
 
 ROOT = Path(__file__).parents[3]
 BLOBS = "node_modules/azurite/dist/src/blob/main.js"

@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from examples.demo.fabric import free_port
 from tests.support.processes import publish
 from tests.support.tokens import create_token, declare_in, withdraw_in
 from tests.weft.mistakes.place import NOBODY, Place
 from weft.config.units import approximate_size
-from weft.demo.fabric import free_port
 from weft.edge_node.access import users
 from weft.hub_api.rights import Scope
 

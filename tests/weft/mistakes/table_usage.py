@@ -87,12 +87,6 @@ USAGE = [
         in_process=True,
     ),
     Mistake(
-        "a word after the demo",
-        "demo now",
-        "Usage: weft demo [OPTIONS]\nTry 'weft demo --help' for help.\n\nError: Got unexpected extra argument (now)",
-        in_process=True,
-    ),
-    Mistake(
         "a check while the hub runs",
         "hub check <hub>/hub.yaml",
         "warning: <hub>/hub.yaml:3: listen: a hub answers at 127.0.0.1:<hub port> already, so the port was not tried",

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.weft.mistakes import surroundings
 from tests.weft.mistakes.place import Place, made
-from weft.demo.fabric import free_port
 
 
 class Link(NamedTuple):

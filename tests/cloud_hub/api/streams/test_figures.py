@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from examples.demo.fabric import free_port
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.clocks import Clock
 from tests.support.waiting import until
 from weft.cloud_hub.api import metrics as module
 from weft.cloud_hub.api.metrics import NOTES_MAX, OTHERS, STREAMS_SLICE_LANES, StreamFigures, TableLag
-from weft.demo.fabric import free_port
 from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.edge_node.servers.amqp1.harness import (
     BlockingReceiver,
     ConnectionException,
@@ -18,7 +19,6 @@ from tests.edge_node.servers.amqp1.harness import (
 )
 from tests.support.processes import Node
 from tests.support.waiting import PATIENCE_S
-from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from paho.mqtt import publish
 
+from examples.demo.fabric import DemoHub, Edge
 from tests.functions.kinds.sparkplug.edge_node_client import EdgeNodeClient
 from tests.functions.kinds.sparkplug.messages import number, payload, rpm, temperature
 from tests.support.waiting import wait_until
-from weft.demo.fabric import DemoHub, Edge
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 PAGE = Path(__file__).parents[4] / "docs/how-to/feed-from-a-plc-with-sparkplug.md"

@@ -21,7 +21,7 @@ from tests.spark_sinks.pipelines.shipped.conftest import Machines, Reading
 pytestmark = pytest.mark.spark
 HOUR_US = 3_600_000_000
 OPTIONS = {"history": "30m", "threshold": 6.0, "warm_up": 20, "quiet": "10m"}
-SERIES = Path("weft/demo/data/machine_temperature_system_failure.csv.gz")
+SERIES = Path("examples/demo/data/machine_temperature_system_failure.csv.gz")
 LABELS = [
     ("2013-12-10 06:25", "2013-12-12 05:35"),
     ("2013-12-15 17:50", "2013-12-17 17:00"),

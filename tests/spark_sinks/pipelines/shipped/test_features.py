@@ -20,7 +20,7 @@ from weft.config.load import parse
 from weft.config.pipelines import Pipeline
 
 pytestmark = pytest.mark.spark
-SERIES = "weft/demo/data/machine_temperature_system_failure.csv.gz"
+SERIES = "examples/demo/data/machine_temperature_system_failure.csv.gz"
 
 
 def readings(count: int) -> list[Reading]:

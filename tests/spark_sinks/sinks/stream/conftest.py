@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from examples.demo.fabric import DemoHub, get_json
 from spark_sinks.sinks.stream.lane import LaneFact, Position
 from spark_sinks.sinks.stream.link import ProducerSettings
 from spark_sinks.sinks.stream.sink import SendTask
-from weft.demo.fabric import DemoHub, get_json
 from weft.proofs.audit.audit import audit
 from weft.storage.object_store import open_store
 

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from examples.demo.fabric import get_json
 from spark_sinks import complete_until
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks import SourceStream, StreamSink, TargetStream
@@ -20,7 +21,7 @@ from tests.spark_sinks.conftest import EDGES, Hub
 from tests.spark_sinks.sinks.stream.conftest import StreamHub
 from tests.support.processes import Node
 from tests.support.tokens import create_token, declare_in
-from weft.demo.fabric import get_json
+from examples.demo.fabric import get_json
 from weft.hub_api.rights import Scope
 
 

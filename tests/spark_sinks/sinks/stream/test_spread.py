@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from examples.demo.fabric import get_json
 from spark_sinks.blocking import run
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.stream.lane import SEALED_EPOCH, LaneFact, Position, ProducerLane, Superseded
@@ -19,7 +20,6 @@ from spark_sinks.sinks.stream.recovery import held_epoch
 from spark_sinks.sinks.stream.sink import SendTask, send_marks
 from tests.spark_sinks.sinks.stream.conftest import TIME_US, StreamHub, rows, send
 from tests.support.waiting import PATIENCE_S
-from weft.demo.fabric import get_json
 from weft.protocols.lane import format_log_id
 
 SHARDS = range(4)

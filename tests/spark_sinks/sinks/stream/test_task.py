@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from examples.demo.fabric import get_json
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.stream.lane import BatchEncoder, LaneFact, Position, ProducerLane, Row, Superseded
 from spark_sinks.sinks.stream.link import Link, ProducerSettings
 from spark_sinks.sinks.stream.sink import SendTask
 from tests.spark_sinks.sinks.stream.conftest import StreamHub, rows, send
 from tests.support.waiting import PATIENCE_S
-from weft.demo.fabric import get_json
 from weft.protocols.lane import Lane
 
 

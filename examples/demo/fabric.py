@@ -1,4 +1,4 @@
-"""The demo's processes: a hub, edge nodes and devices, each a real process with a real configuration file."""
+"""The demo's processes: a hub and edge nodes with real configuration files. Tests and benchmarks start theirs here."""
 
 from __future__ import annotations
 
@@ -16,19 +16,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
-STREAM = "telemetry"
-RAW_STREAM = "readings"
-"""Stream that stays at the edges."""
-THINNED_STREAM = "temperature"
-"""Stream derived from it, for the hub."""
-DEADBAND = 2.0
-"""Degrees by which a reading must differ from the last point to become one."""
+WEFT = (sys.executable, "-m", "weft")
 
 HUB_YAML = """\
 listen: 127.0.0.1:{hub_port}
@@ -56,27 +49,6 @@ streams:
 {link_settings}"""
 
 
-THINNED = f"""\
-  {RAW_STREAM}:
-    from: "series/{{device}}/temperature"
-    payload: json
-    replicate: false
-    retain: {{time: 1h}}
-  {THINNED_STREAM}:
-    from_stream: {RAW_STREAM}
-    functions:
-      - where: "data['temp'] > -273"
-      - deadband: {{field: data.temp, delta: {DEADBAND}}}
-"""
-"""Streams of readings that stay at the edge, but for the points that the hub gets."""
-PROMPT_LINK = """\
-    mark_interval: 1s
-    retry_max: 1s
-"""
-PROMPT_HUB = "mark_interval: 1s\n"
-"""Settings by which windows are complete, and an outage is over, while a person looks on."""
-
-
 class FabricError(RuntimeError):
     """A failed process of the demo; the sentence names its log file."""
 
@@ -102,27 +74,6 @@ def get_json(url: str, timeout_s: float = 5.0) -> Any:
         return json.load(answer)
 
 
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold signals that end the demo back: one between a process's start and its name here would leave it running.
-
-    They come to the main thread alone; elsewhere nothing has to be held back.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    former = {number: signal.signal(number, lambda got, _: came.append(got)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-        for got in came[:1]:
-            signal.raise_signal(got)
-
-
 class Service:
     """A `weft ... run` process that can be killed and started again."""
 
@@ -135,7 +86,7 @@ class Service:
         self._arguments = arguments
         self._status_url = status_url
         self._process: subprocess.Popen[Any] | None = None
-        self.command = [sys.executable, "-m", "weft"]
+        self.command = [*WEFT]
         self.environment: dict[str, str] = {}
         """Variables for the process beside those of this one."""
 
@@ -145,7 +96,7 @@ class Service:
         Raises:
             FabricError: it ended, or did not answer within ``READY_TIMEOUT_S``.
         """
-        with self.log_path.open("ab") as log, uninterrupted():
+        with self.log_path.open("ab") as log:
             self._process = self.popen(
                 [*self.command, *self._arguments], stdout=log, stderr=log, start_new_session=True,
                 env={**os.environ, **self.environment},
@@ -223,6 +174,11 @@ class Edge(Service):
         self.point_link_at(link_port)
 
     @property
+    def ports(self) -> dict[str, int]:
+        """Return the ports for devices, by protocol."""
+        return {"mqtt": self.mqtt_port, "amqp": self.amqp_port, "http": self.post_port}
+
+    @property
     def data_dir(self) -> str:
         """Return the folder of the node's log."""
         return str(self._directory / self.name)
@@ -274,44 +230,6 @@ class DemoHub(Service):
     def _streams(self) -> list[dict[str, Any]]:
         streams: list[dict[str, Any]] = self.ask(f"{self.url}/v1/streams")["streams"]
         return streams
-
-
-class DeviceProcess:
-    """A process of simulated devices that publish to one edge."""
-
-    def __init__(self, directory: Path, edge: Edge, names: list[str], rate: float) -> None:
-        self.again: dict[str, int] = {}
-        """Device -> messages sent again without a flag, as last reported."""
-        self._output_path = directory / f"{edge.name}-devices.jsonl"
-        self._errors_path = directory / f"{edge.name}-devices.log"
-        ports = ("--mqtt", edge.mqtt_port, "--amqp", edge.amqp_port, "--http", edge.post_port)
-        arguments = [*map(str, ports), "--rate", str(rate), *names]
-        with self._output_path.open("wb") as output, self._errors_path.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "weft.demo.devices", *arguments],
-                stdout=output,
-                stderr=errors,
-                start_new_session=True,
-            )
-
-    def progress(self) -> dict[str, tuple[int, int]]:
-        """Return device -> (messages acked, messages in all), as last reported.
-
-        Raises:
-            FabricError: the process died before it was done.
-        """
-        lines = self._output_path.read_text().splitlines()
-        complete = [line for line in lines if line.endswith("}")]
-        last: dict[str, Any] = json.loads(complete[-1]) if complete else {"devices": {}, "done": False}
-        if not last["done"] and self._process.poll() not in (None, 0):
-            raise FabricError(f"the simulated devices died; see {self._errors_path}")
-        self.again = {name: again for name, (*_, again) in last["devices"].items()}
-        return {name: (acked, total) for name, (acked, total, _) in last["devices"].items()}
-
-    def stop(self) -> None:
-        """End the process."""
-        self._process.terminate()
-        self._process.wait()
 
 
 # A network that can be cut: a TCP relay between an edge and the hub, in a thread of its own.
@@ -390,45 +308,3 @@ class Relay:
                 if self._is_slow:
                     await asyncio.sleep(len(data) / SLOW_BYTES_PER_S)
         writer.close()
-
-
-# The demo's Spark session, started in the background and silenced.
-
-CONF = {
-    # The demo is over before the compiler of long runs pays: without it, and with a collector in one thread, the first
-    # window takes 17 seconds of CPU from Spark's start on, and 30 with Spark's own settings.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.sql.shuffle.partitions": "2",
-}
-
-
-class SparkStart(threading.Thread):
-    """A Spark session that starts while the messages flow, because a JVM takes its time."""
-
-    def __init__(self) -> None:
-        super().__init__(name="demo-spark", daemon=True)
-        self._session: Any = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            from spark_sinks import session
-            from spark_sinks.pipelines import job  # noqa: F401  (imports take a second, which the replay must not lose)
-            from spark_sinks.runtime.waiting import NO_PERFORMANCE_DATA
-
-            for name, options in NO_PERFORMANCE_DATA.items():
-                os.environ.setdefault(name, options)
-            self._session = session(**CONF)
-        except BaseException as error:
-            self._error = error
-
-    def session(self) -> Any:
-        """Return the session; None while it starts. Raises the error of a failed start."""
-        if self._error is not None:
-            raise self._error
-        return self._session
-
-    def finish(self, timeout_s: float) -> None:
-        """Wait until the start has ended: the interpreter must not end in the middle of a native import."""
-        if self.ident is not None:
-            self.join(timeout_s)

@@ -1,12 +1,7 @@
-"""The demo's devices: real sensor data, replayed through paho-mqtt at QoS 1, through pika with confirms, and by HTTP.
-
-Run as a process (`python -m weft.demo.devices --mqtt P --amqp P --http P NAME ...`), one client per device. Writes one
-JSON line of progress at most every quarter of a second, and a last one when every message is acked.
-"""
+"""The demo's devices: real sensor data, replayed by MQTT at QoS 1 (paho), AMQP 0-9-1 with confirms (pika), and HTTP."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import gzip
@@ -18,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import paho.mqtt.client as mqtt
@@ -27,8 +22,7 @@ import pika.channel
 import pika.frame
 import pika.spec
 
-# Devices of the demo that send by MQTT, AMQP 0-9-1 and HTTP, each until all of its messages are acknowledged.
-
+DATA = Path(__file__).parent / "data"
 IN_FLIGHT_MAX = 200
 """Maximum number of unacked messages of a device; the device waits above it."""
 POST_MESSAGES = 50
@@ -46,6 +40,8 @@ class Device(ABC):
         self.acked = 0
         self.again = 0
         """Messages sent again without a sign that says so: the node cannot know them."""
+        self.error: Exception | None = None
+        """Cause why it ended before everything was acked."""
         self.payloads = payloads
         self._topic = topic
         self._port = port
@@ -55,7 +51,10 @@ class Device(ABC):
     def run(self) -> None:
         """Send everything and return when all of it is acked."""
         self._start = time.monotonic()
-        self._send()
+        try:
+            self._send()
+        except Exception as error:
+            self.error = error
 
     @abstractmethod
     def _send(self) -> None: ...
@@ -187,21 +186,21 @@ CSV_DEVICES = {
     "machine-7": "machine_temperature_system_failure.csv.gz",
     "office": "ambient_temperature_system_failure.csv.gz",
 }
+TELEMETRY = "telemetry_50270.jsonl.gz"
 AMQP_DEVICE = "iot-device-02"
 HTTP_DEVICE = "iot-device-03"
-PROTOCOLS = ("mqtt", "amqp", "http")
-PROGRESS_INTERVAL_S = 0.25
 
 
-def _lines(name: str) -> Iterator[str]:
-    with gzip.open(str(files("weft.demo") / "data" / name), "rt", encoding="utf-8") as file:
+def lines(name: str) -> Iterator[str]:
+    """Yield the lines of a file of the data."""
+    with gzip.open(DATA / name, "rt", encoding="utf-8") as file:
         yield from file
 
 
 def payloads(device: str) -> list[bytes]:
     """Return a device's messages in order: the original reading with its timestamp, numbered by ``n`` from 0."""
     if device in CSV_DEVICES:
-        rows = csv.DictReader(_lines(CSV_DEVICES[device]))
+        rows = csv.DictReader(lines(CSV_DEVICES[device]))
         readings: Iterator[dict[str, Any]] = (
             {
                 "ts": datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp(),
@@ -210,7 +209,7 @@ def payloads(device: str) -> list[bytes]:
             for row in rows
         )
     else:
-        messages = map(json.loads, _lines("telemetry_50270.jsonl.gz"))
+        messages = map(json.loads, lines(TELEMETRY))
         readings = (message for message in messages if message["device"] == device)
     return [json.dumps({"n": n, **reading}, separators=(",", ":")).encode() for n, reading in enumerate(readings)]
 
@@ -221,29 +220,3 @@ def device(name: str, ports: Mapping[str, int], rate: float) -> Device:
     port = ports[{AMQP_DEVICE: "amqp", HTTP_DEVICE: "http"}.get(name, "mqtt")]
     topic = f"series/{name}/temperature" if name in CSV_DEVICES else f"sensors/{name}/telemetry"
     return kind(name, topic, payloads(name), port, rate)
-
-
-def main() -> None:
-    """Run the device process."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for protocol in PROTOCOLS:
-        parser.add_argument(f"--{protocol}", type=int, required=True, help="port of the node")
-    parser.add_argument("--rate", type=float, default=1500.0, help="messages per second and device at most")
-    parser.add_argument("names", nargs="+")
-    options = parser.parse_args()
-    ports = {protocol: getattr(options, protocol) for protocol in PROTOCOLS}
-    devices = [device(name, ports, options.rate) for name in options.names]
-    threads = [threading.Thread(target=each.run, daemon=True) for each in devices]
-    for thread in threads:
-        thread.start()
-    while True:
-        done = not any(thread.is_alive() for thread in threads)
-        counts = {each.name: [each.acked, len(each.payloads), each.again] for each in devices}
-        print(json.dumps({"devices": counts, "done": done}), flush=True)  # noqa: T201
-        if done:
-            return
-        time.sleep(PROGRESS_INTERVAL_S)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""Programs that show Weft at work, in a checkout and in the source distribution; they are not installed."""

@@ -1,1 +1,0 @@
-"""`weft demo`: the whole fabric on one machine, on real sensor data, with a network cut and a killed edge."""
