@@ -45,7 +45,7 @@ COMPLETIONS = {
 }
 MANUALS = "/usr/share/man/man1"
 SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
-MAINTAINER = "The authors of Weft <weft@localhost>"
+MAINTAINER = "The Weft authors <weft@localhost>"
 """Unless ``DEBFULLNAME`` and ``DEBEMAIL`` name the one who builds, as Debian's own tools have it."""
 
 
