@@ -382,7 +382,7 @@ class RefusalCount(NamedTuple):
 
     bound: str
     owner: Owner | None
-    """None for all owners beyond ``OWNERS_MAX`` together."""
+    """None for all owners beyond ``REFUSED_OWNERS_MAX`` together."""
     times: int
 
 

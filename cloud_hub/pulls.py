@@ -344,7 +344,7 @@ class _NotLoaded(Exception):
 
 
 class HubPulls:
-    """The pulls of a process (``guarded_link.AllPulls``).
+    """The pulls of a process (``AllPulls``).
 
     Args:
         is_own: whether this process owns a shard.

@@ -226,7 +226,7 @@ NEW_NS = 30 * SECOND
 
 
 class SlowedLink(Protocol):
-    """One link (``link_quota.LinkQuota``, which knows its tenant)."""
+    """One link (``LinkQuota``, which knows its tenant)."""
 
     def is_active(self, now: int) -> bool:
         """Return whether the link sent data lately, or waits to."""

@@ -37,7 +37,7 @@ class SequencerSettings:
     commit_interval_s: float = 0.25
     """Longest time that a batch waits so that others can share its chunk; after a longer silence it does not wait."""
     commit_interval_min_s: float | None = None
-    """The same while commits are cheap (``shard.schedule.CommitPace``), in a store that charges nothing for an object.
+    """The same while commits are cheap (``sequencer.CommitPace``), in a store that charges nothing for an object.
     None: always the longest."""
     chunk_bytes_max: int = 8 * MiB
     """Pending bytes at which a chunk is written. A single longer batch still goes into one chunk."""

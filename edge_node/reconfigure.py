@@ -72,7 +72,7 @@ class ConfigFile(NamedTuple):
 
 
 class Overlay(Protocol):
-    """Settings of a hub over those of the node's file (``weft.commands.edges.hub_overlay``)."""
+    """Settings of a hub over those of the node's file (``weft.commands.edge_overlay.HubOverlay``)."""
 
     stored: StoredConfig
     """State in force: updated while the node runs."""

@@ -161,7 +161,7 @@ class ExpressionError(Exception):
 
 # Operations that compiled expressions call in place of Python's own, which could cost too much on a row.
 #
-# They raise ``TypeError`` and the like as Python does; ``reasons.py`` finds the value and the problem later.
+# They raise ``TypeError`` and the like as Python does; ``reason`` finds the value and the problem later.
 
 
 class TooLarge(OverflowError):
@@ -374,7 +374,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "has": has,
     "get": get,
 }
-"""Further names in generated code, besides the functions of ``calls.py``."""
+"""Further names in generated code, besides the functions of ``CALLS``."""
 
 
 # Functions that expressions may call, by name.

@@ -154,4 +154,4 @@ KINDS: dict[str, Make] = {
     "window": WindowFunction,
     "sql": SqlFunction,
 }
-"""Field of ``config.functions.FunctionStep`` -> factory of the function."""
+"""Field of ``config.functions.step.FunctionStep`` -> factory of the function."""

@@ -848,7 +848,7 @@ def readings_of(message: Any, known: Definitions) -> list[Reading]:
 
     Raises:
         UnknownAlias: a metric has an alias that ``known`` does not have.
-        PayloadError: as ``payload.values_of``; or there are too many metrics, or a name is too long.
+        PayloadError: as ``values_of``; or there are too many metrics, or a name is too long.
     """
     metrics = message.metrics
     if len(metrics) > METRICS_MAX:

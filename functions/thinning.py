@@ -72,7 +72,7 @@ class DeadbandFunction(Function):
 
     Guarantee: let K be a kept row of a series with a value of a field, in the order of the rows. Up to the next kept
     row of the series with that field, each dropped row had a value x with |x - K| <= bound, exactly, where bound is the
-    number in K's header ``weft.deadband.FIELD``. The guarantee excludes rows that could not be compared (``missing``).
+    number in K's header `weft.deadband.FIELD`. The guarantee excludes rows that could not be compared (``missing``).
 
     State: one entry for each series, up to ``keys_max``; an entry changes only when a row is kept.
     """
@@ -522,7 +522,7 @@ class SwingingDoorFunction(Function):
 
     Guarantee: each dropped row lies, in order and in time, between two pivots of its series that follow each other, and
     is within ``delta`` of the line through them in exact arithmetic. ``delta`` is in the pivots' header
-    ``weft.swinging_door.FIELD``. Rows that could not be compared end the line or pass (``missing``).
+    `weft.swinging_door.FIELD`. Rows that could not be compared end the line or pass (``missing``).
 
     A row whose time is not after that of the one before begins a new line, unless it repeats its time and value.
 

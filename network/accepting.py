@@ -107,7 +107,7 @@ def _refuse_if_alive(bind: UnixSocket) -> None:
 #
 # For a protocol that takes ``bytes``, asyncio and uvloop create an object of 256 KiB for every decrypted read, and
 # shrink it to the received length; a buffered protocol avoids that. It also makes it cheap to let the C library
-# return large blocks at once (``MALLOC_MMAP_THRESHOLD_``, set in ``deploy/``), which halves the memory of an idle TLS
+# return large blocks at once (`MALLOC_MMAP_THRESHOLD_`, set in ``deploy/``), which halves the memory of an idle TLS
 # connection: uvloop has a block of 256 KiB for each, of which a page or two is used.
 
 BUFFER_BYTES = 64 << 10

@@ -533,7 +533,7 @@ class BatchHeader(NamedTuple):
     body_length: int
     crc: int
     origin: int = 0
-    """Number of the records' origin (``protocols.origin``), which the log, the lane of a link or the footer of a chunk
+    """Number of the records' origin (``lane.Origin``), which the log, the lane of a link or the footer of a chunk
     resolves; 0 for records of devices."""
 
     @property

@@ -13,7 +13,7 @@ them."""
 
 
 class HealthAnswer(TypedDict):
-    """The arguments of ``aiohttp.web.Response``."""
+    """The arguments of `aiohttp.web.Response`."""
 
     status: int
     content_type: str

@@ -314,7 +314,7 @@ def code_of(numbers: bytes) -> str:
 
 
 def spoken(code: str) -> str:
-    """Return a code as it is hashed, however a person wrote it: ``k7qf 9xdm 2rpt`` is ``K7QF9XDM2RPT``."""
+    """Return a code as it is hashed, however a person wrote it: ``k7qf 9xdm 2rpt`` is `K7QF9XDM2RPT`."""
     return code.upper().translate(_SPOKEN)
 
 

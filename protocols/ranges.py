@@ -269,7 +269,7 @@ def unpack(decoder: msgspec.msgpack.Decoder[_Value], body: bytes | bytearray | m
 
 
 Pair = tuple[str, str | bytes | int | float | bool | None]
-"""Name and value of a header, as in ``columns.HeaderPairs``."""
+"""Name and value of a header, as in ``batch.HeaderPairs``."""
 
 pack = msgspec.msgpack.Encoder().encode
 """Encoder of a record's headers for a batch."""

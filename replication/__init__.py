@@ -3,18 +3,18 @@
 ``Sender`` (``sender.py``) is the machine of an edge, ``Receiver`` that of a hub; ``runner`` owns sockets and clocks and
 drives both. The protocol is docs/reference/formats/link.md. When a sender sends what is decided by its parts:
 
-- ``SenderLanes`` and ``SenderLane`` (``sender_lanes.py``, ``sender_lane.py``) know what the hub has of each lane. They
+- ``SenderLanes`` and ``SenderLane`` (``sender_lanes.py``) know what the hub has of each lane. They
   choose the lane whose turn it is and the number to read next, tell gaps, and offer a closed lane again after
   ``lane_retry``.
-- ``Outbox`` (``outbox.py``) holds the batches of one read. It merges small neighbours up to ``merge_bytes_max``, cuts
+- ``Outbox`` (``sender.py``) holds the batches of one read. It merges small neighbours up to ``merge_bytes_max``, cuts
   messages, and asks for more of the log once nothing waits for the window.
-- ``SendWindow`` (``send_window.py``) says how many bytes may be on the way without an ACK: some seconds' worth of what
+- ``SendWindow`` (``flow_control.py``) says how many bytes may be on the way without an ACK: some seconds' worth of what
   the hub acknowledges, and no more than both ends allow (``window_bytes``).
-- ``MarkSchedule`` (``mark_schedule.py``) says when marks are due: soon after a lane's data, and every ``mark_interval``
+- ``MarkSchedule`` (``sender_lanes.py``) says when marks are due: soon after a lane's data, and every ``mark_interval``
   for all lanes together. At the end of an edge it makes them last words.
-- ``AckPatience`` (``proof.py``) says how long a hub may take data and acknowledge none (``ack_timeout``).
-- ``CanaryWatch`` (``proof.py``) knows what was last proven to be durable at the hub, and asks with a PING where nothing
-  was for a while.
+- ``AckPatience`` (``liveness.py``) says how long a hub may take data and acknowledge none (``ack_timeout``).
+- ``CanaryWatch`` (``liveness.py``) knows what was last proven to be durable at the hub, and asks with a PING where
+  nothing was for a while.
 - ``Liveness`` (``liveness.py``) sends PING (``ping_interval``), notices a silent peer (``silence``), and measures its
   clock.
 

@@ -225,7 +225,7 @@ def _is_inside(host: str) -> bool:
 
 # Redirects: the next URL of a link when a hub names another node for its edge.
 #
-# An edge follows a few redirects, to hosts of the link only (``redirect_hosts.py``), and never from TLS to plain
+# An edge follows a few redirects, to hosts of the link only (``RedirectHosts``), and never from TLS to plain
 # HTTP: its token would cross the network unencrypted. When the named node cannot be reached, the edge goes back to
 # the redirecting node and asks to be served there (HELLO.stay). It asks so at once when the named node has just
 # fallen silent: the hub needs some time to see that it is gone.

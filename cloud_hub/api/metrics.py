@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #
 # Ten thousand edges are ten thousand reasons not to have a series of each: these are 17, however many edges there
 # are. Each process counts the edges of its own shards, so that sums over all processes are those of the hub. Lanes
-# are walked in slices, at most once in ``REFRESH_S``, and only when metrics are requested.
+# are walked in slices, at most once in ``EDGES_REFRESH_S``, and only when metrics are requested.
 
 EDGES_REFRESH_S = 15.0
 """Maximum age of figures: about the interval of a scraper."""
@@ -86,7 +86,7 @@ class EdgeFigures:
         self._unknown = 0
 
     async def refresh(self) -> None:
-        """Count again when the figures are older than ``REFRESH_S``. Concurrent callers wait for it."""
+        """Count again when the figures are older than ``EDGES_REFRESH_S``. Concurrent callers wait for it."""
         async with self._refreshing:
             began = self._monotonic()
             if self._refreshed_at is None or began - self._refreshed_at >= EDGES_REFRESH_S:
@@ -163,8 +163,8 @@ class EdgeFigures:
 #
 # A hub of 10,000 edges with 20 streams holds 200,000 lanes. Walking them takes a good part of a second, during which
 # the hub could not serve links. So they are walked in slices, between which the event loop does other work, at most
-# once in ``REFRESH_S``, and only when metrics are requested. Nothing is read for them: other processes' shards are
-# known from the last round of the tables.
+# once in ``STREAMS_REFRESH_S``, and only when metrics are requested. Nothing is read for them: other processes' shards
+# are known from the last round of the tables.
 
 STREAMS_REFRESH_S = 5.0
 """Maximum age of figures, less than the interval of any scraper."""
@@ -272,7 +272,7 @@ class StreamFigures:
         await self._task.close()
 
     async def refresh(self) -> None:
-        """Update ``figures`` when they are older than ``REFRESH_S``. Concurrent callers wait for the update."""
+        """Update ``figures`` when they are older than ``STREAMS_REFRESH_S``. Concurrent callers wait."""
         async with self._refreshing:
             now = self._monotonic()
             if self._refreshed_at is None or now - self._refreshed_at >= STREAMS_REFRESH_S:

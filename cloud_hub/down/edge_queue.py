@@ -440,7 +440,7 @@ def _digest(message: Draft | Waiting) -> bytes:
 
 
 class Attached(Protocol):
-    """The link of an edge that takes messages (``down.link_down.LinkDown``)."""
+    """The link of an edge that takes messages (``hub_down.LinkDown``)."""
 
     def pump(self, queue: EdgeQueue) -> None:
         """Send what may be sent."""

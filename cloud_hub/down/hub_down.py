@@ -515,7 +515,7 @@ LINK_RETRY_S, RETRY_S_MAX = 1.0, 30.0
 
 
 class LinkDown:
-    """The messages of one link (``shard_down.Attached``).
+    """The messages of one link (``edge_queue.Attached``).
 
     Args:
         next_number: the edge has outcomes of messages up to this number.

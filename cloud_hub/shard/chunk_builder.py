@@ -165,7 +165,7 @@ class LaneDraft:
 
 INDEX_BYTES_MAX = 8 << 20
 """Maximum bytes of topics, origins, ranges and the like in one chunk: its footer must remain readable
-(``chunk_index.codec.FOOTER_BYTES_MAX``), even if all edges declare theirs at once."""
+(``chunk_index.FOOTER_BYTES_MAX``), even if all edges declare theirs at once."""
 
 
 LOOKS_PER_EDGE = 1024

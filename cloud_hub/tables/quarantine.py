@@ -108,7 +108,7 @@ class NewFiles:
             self.files.pop(plain_path(action.remove.path), None)
 
     def read_checkpoint(self, file: IO[bytes], name: str) -> None:
-        """Take a checkpoint, or a part of one. Raises as ``checkpoint.take_facts``."""
+        """Take a checkpoint, or a part of one. Raises as ``delta_log.take_facts``."""
         for added in delta_log.files(file, name):
             self._add(added)
 

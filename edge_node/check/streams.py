@@ -45,8 +45,8 @@ def unrouted_bytes(config: EdgeConfig) -> int:
 
 
 def topics_log_bytes(config: EdgeConfig) -> int:
-    """Return ``state.topics_log``, at most a quarter of the disk budget: with more, an absent session would keep the
-    log full before its messages may be deleted."""
+    """Return the setting `state.topics_log`, at most a quarter of the disk budget: with more, an absent session would
+    keep the log full before its messages may be deleted."""
     return min(config.state.topics_log_bytes or TOPICS_LOG_BYTES, config.disk.budget_bytes // TOPICS_LOG_SHARE)
 
 

@@ -231,7 +231,7 @@ def _listen(path: str) -> socket.socket:
     """Listen in place of a socket left by an earlier node: the lock on the folder proves that it is gone.
 
     Raises:
-        OSError: the socket cannot be created, or its name is too long (``sun_path`` of unix(7): 107 bytes).
+        OSError: the socket cannot be created, or its name is too long (`sun_path` of unix(7): 107 bytes).
     """
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.lstat(path).st_mode):

@@ -184,7 +184,7 @@ class Route:
 
 
 Misfits = Sequence[tuple[Any, str]]
-"""Checks that a payload does not pass (``checks.StreamCheck``), each with the reason. Empty for one that fits."""
+"""Checks that a payload does not pass (``routing.StreamCheck``), each with the reason. Empty for one that fits."""
 
 
 class Parted(NamedTuple):
@@ -201,7 +201,7 @@ class Parted(NamedTuple):
 
 
 class RouteChecks(Protocol):
-    """Checks of the messages of one route (``checks.Checks``)."""
+    """Checks of the messages of one route (``routing.Checks``)."""
 
     cost: int
     """Cost of the checks of a payload, as of ``Route.cost``."""

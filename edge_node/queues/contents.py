@@ -191,7 +191,7 @@ X_DEATHS_MAX: Final = 32
 _TEXTS: Final = ("reason", "queue", "exchange", "original-expiration")
 _NUMBER_MAX: Final = (1 << 63) - 1
 _KINDS: Final = {"count": "l"}
-"""Types in an entry: clients in Java expect a ``Long``, which RabbitMQ sends."""
+"""Types in an entry: clients in Java expect a `Long`, which RabbitMQ sends."""
 _SECOND_NS = 1_000_000_000
 
 

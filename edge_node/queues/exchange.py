@@ -83,7 +83,7 @@ class PatternTree(Generic[T]):
     """Patterns and the things bound by them.
 
     A look-up follows all patterns side by side, word by word. It takes time for the nodes that match on the way, and
-    for each ``#`` that is not the last word, with every word that follows it. ``look_up_cost`` bounds both.
+    for each ``#`` that is not the last word, with every word that follows it. ``steps`` counts both.
     """
 
     def __init__(self) -> None:

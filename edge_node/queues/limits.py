@@ -198,7 +198,7 @@ class QueueLimits:
 
     queues: QueueBounds = field(default_factory=QueueBounds)
     size_bytes: int = Disk().budget_bytes // QUEUES_SHARE
-    """Bytes of messages in queues, delivered ones included, each with ``message.ENTRY_BYTES`` beside its payload."""
+    """Bytes of messages in queues, delivered ones included, each with ``ready.ENTRY_BYTES`` beside its payload."""
     user_share: float = EdgeLimits().user_share
     """Part of each total that one owner may have."""
 

@@ -301,7 +301,7 @@ class Snapshot(Entry, frozen=True, array_like=True, tag=2):
     """The whole session as it is now: it began, its client came back, or its client has gone."""
 
     record: bytes
-    """Session record as ``stored.pack_record`` writes it."""
+    """Session record as ``pack_record`` writes it."""
 
 
 class Ended(Entry, frozen=True, array_like=True, tag=3):

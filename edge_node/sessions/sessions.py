@@ -39,7 +39,7 @@ from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
 
 @dataclass(frozen=True, slots=True)
 class PersistedState:
-    """State kept across restarts, and the log (``store.BrokerState`` has the rest)."""
+    """State kept across restarts, and the log (``BrokerState`` has the rest)."""
 
     log: SegmentLog
     journal: SessionJournal

@@ -309,7 +309,7 @@ class NodeStatus:
         return {name: value for each in counters for name, value in dataclasses.asdict(each).items()}
 
     def sample(self) -> None:
-        """Note what estimates and charts need; called every ``outage.SAMPLE_INTERVAL_S``."""
+        """Note what estimates and charts need; called every ``SAMPLE_INTERVAL_S``."""
         now, stats = self._monotonic(), self.log.stats()
         self._outage.sample(now, stats.bytes_written)
         links = [link for part in self.parts for link in part.facts().get("links", {}).values()]

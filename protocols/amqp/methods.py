@@ -328,7 +328,7 @@ def read_method(payload: bytes) -> Method:
 
 
 def write_method(method: Method, channel: int) -> bytes:
-    """Return a frame with a method. Field tables may hold what ``field_table`` can write."""
+    """Return a frame with a method. Field tables may hold what ``write_table`` can write."""
     parts = [_INDEX.pack(method.index)]
     bits = shift = 0
     for name, kind in _fields(method.index):

@@ -24,7 +24,7 @@ class Version(IntEnum):
 
 
 BRIDGE_BIT = 0x80
-"""Set in the protocol level of MQTT 3.1 and 3.1.1 by bridges of Mosquitto (``try_private``, which is its default). No
+"""Set in the protocol level of MQTT 3.1 and 3.1.1 by bridges of Mosquitto (`try_private`, which is its default). No
 standard has it. It has the effect of two subscription options of MQTT 5.0: no local and retain as published."""
 
 
@@ -338,7 +338,7 @@ class Connect(Packet, frozen=True):
     properties: Properties = NO_PROPERTIES
     bridge: bool = False
     """True for a bridge before MQTT 5.0: another broker, which must not get its own messages back
-    (``packet_types.BRIDGE_BIT``)."""
+    (``BRIDGE_BIT``)."""
 
 
 class ConnAck(Packet, frozen=True):

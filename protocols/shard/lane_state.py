@@ -218,7 +218,7 @@ class LaneState(msgspec.Struct, gc=False):
     conflict: Conflict | None = None
     """The oldest claim of a second node on which no operator has decided."""
     last_word: LastWord | None = None
-    """The edge's statement, sent as it stopped in order, that all its records are below ``last_word.seq``; None while
+    """The edge's statement, sent as it stopped in order, that all its records are below its ``seq``; None while
     it runs, and for an edge that never sent one."""
 
     @property

@@ -43,7 +43,7 @@ class ProxyUnusable(Exception):
 
 @dataclass(frozen=True)
 class LinkProxy:
-    """The proxy of a link. Without a URL, that of the environment (``https_proxy``, ``http_proxy``) is used."""
+    """The proxy of a link. Without a URL, that of the environment (`https_proxy`, `http_proxy`) is used."""
 
     url: str | None = None
     username: str | None = None

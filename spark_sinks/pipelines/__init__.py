@@ -10,9 +10,9 @@ To add a shipped pipeline NAME:
    user sets ``store``, the sink's path and the checkpoint by ``--set``. Comments name the parts to adapt.
 2. Write its Python steps, if SQL is not enough, in ``shipped/NAME.py`` with underscores for dashes, and name them
    ``spark_sinks.pipelines.shipped.NAME:function``. A function takes a DataFrame and its options by keyword, and returns
-   a DataFrame; with a parameter ``context`` it gets ``context.Context``, which reads the stream's history. The check
+   a DataFrame; with a parameter ``context`` it gets ``steps.Context``, which reads the stream's history. The check
    calls it with a DataFrame without rows. A step that collects rows, joins history or uses ``applyInPandas`` on the
-   rows at hand has ``mode: batch``; a step with Spark's own state, such as ``transformWithState``, is a step on the
+   rows at hand has ``mode: batch``; a step with Spark's own state, such as `transformWithState`, is a step on the
    stream.
 3. Keep ``_from`` in every row (``lineage.columns.merged`` in aggregates), and ``_shard`` and ``_offset`` of the record
    that caused it if rows are appended or sent to a stream. The check reports a lost column.

@@ -288,7 +288,7 @@ def plan_of(frame: DataFrame) -> str:
 
 
 def condition(error: BaseException) -> str:
-    """Return the name of Spark's error condition, such as ``UNRESOLVED_COLUMN.WITH_SUGGESTION``; empty without one."""
+    """Return the name of Spark's error condition, such as `UNRESOLVED_COLUMN.WITH_SUGGESTION`; empty without one."""
     getter = getattr(error, "getCondition", None) or getattr(error, "getErrorClass", None)
     return (getter() if getter else None) or ""
 

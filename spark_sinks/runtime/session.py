@@ -311,7 +311,7 @@ def register(spark: SparkSession) -> None:
     """Register ``format("weft")`` in a session that was made without ``session()``.
 
     ``read`` does it by itself. Spark's own search for data sources does not find an editable install, and runs in the
-    ``python3`` of the PATH, which may lack Weft. ``workers.use_this_python`` explains which Python is used instead.
+    ``python3`` of the PATH, which may lack Weft. ``use_this_python`` explains which Python is used instead.
 
     Raises:
         ReadError: ``PYSPARK_PYTHON`` names a Python without the libraries for reading.

@@ -277,7 +277,7 @@ class TargetTable(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of a micro-batch, as ``columns.as_copied`` made them."""
+    """The rows of a micro-batch, as ``as_copied`` made them."""
 
     target: TargetTable
     columns: Sequence[StagedColumn]

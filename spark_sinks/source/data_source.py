@@ -1,7 +1,7 @@
 """``spark.read.format("weft")`` and ``spark.readStream.format("weft")``.
 
-Filters are not pushed down. In pyspark 4.2.0, as in 4.3.0, a reader that defines ``pushFilters`` fails every read while
-``spark.sql.python.filterPushdown.enabled`` is off, which is its default; and with it on, later queries without a filter
+Filters are not pushed down. In pyspark 4.2.0, as in 4.3.0, a reader that defines `pushFilters` fails every read while
+`spark.sql.python.filterPushdown.enabled` is off, which is its default; and with it on, later queries without a filter
 get the filtered query's reader again and lose rows (docs/reference/spark.md). The options ``edges``, ``keys``,
 ``columns``, ``starting`` and ``ending`` prune instead, and so does a schema given by the user.
 """

@@ -330,7 +330,7 @@ NAMES = (
 _PLACES = (("store", "/var/lib/weft/hub or s3://bucket/weft"), ("stream", "telemetry"))
 """Required options, each with an example."""
 STORE_PREFIX = "store."
-"""Prefix of options for the object store: ``store.aws_region`` becomes ``AWS_REGION``."""
+"""Prefix of options for the object store: `store.aws_region` becomes ``AWS_REGION``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,7 @@ class FollowedTable:
             self._remove(plain_path(action.remove.path))
 
     def read_checkpoint(self, file: IO[bytes], name: str) -> None:
-        """Take a checkpoint, or a part of one. Raises as ``checkpoint.take_facts``."""
+        """Take a checkpoint, or a part of one. Raises as ``delta_log.take_facts``."""
         delta_log.take_facts(file, name, self._facts.take)
         for added in delta_log.files(file, name):
             self._add(added)

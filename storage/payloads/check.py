@@ -364,7 +364,7 @@ class ExactReader:
 
     Args:
         names: of the fields.
-        kinds: their types, as payloads of the format have them (``fits.in_json``).
+        kinds: their types, as payloads of the format have them (``in_json``).
         root: their places (``tree.tree``).
         parts: the format.
     """

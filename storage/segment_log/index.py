@@ -424,6 +424,6 @@ class Segment:
     needed: tuple[int, int] | None = None
     """(``LogState.changes`` at that time, needed bytes): for ``space.needed_bytes``."""
     version: int = 1
-    """Version of its header, which limits its entries (``segment.header.version_needed``)."""
+    """Version of its header, which limits its entries (``segment.version_needed``)."""
     is_movable: bool = True
     """True if its records can be copied; False after damage was found in it."""

@@ -486,7 +486,7 @@ class LogAnswers:
         return self._reader.read(stream, seq, bytes_max) if tail is None else tail
 
     def batches_between(self, stream: int, since: int, until: int) -> Iterator[list[FoundBatch]]:
-        """Yield the durable batches of a window of time, as ``windows.batches_between``. Blocks on the disk."""
+        """Yield the durable batches of a window of time, as the function of that name. Blocks on the disk."""
         return batches_between(self._state, stream, since, until)
 
     def snapshot(self, stream: int) -> StreamSnapshot:

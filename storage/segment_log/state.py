@@ -168,7 +168,7 @@ class Counters:
 
 @dataclass
 class Plan:
-    """Steps that make room: see ``room.eviction_plan.make_plan``."""
+    """Steps that make room: see ``space.make_plan``."""
 
     asides: list[str] = field(default_factory=list)
     victims: list[Segment] = field(default_factory=list)

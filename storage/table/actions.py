@@ -176,7 +176,7 @@ def remove_action(file: DataFile, now_ms: int, data_change: bool = False) -> dic
 def txn_actions(transactions: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the transactions of applications.
 
-    They have no ``lastUpdated``: with ``delta.setTransactionRetentionDuration``, engines forget transactions by it, and
+    They have no `lastUpdated`: with ``delta.setTransactionRetentionDuration``, engines forget transactions by it, and
     rows below a forgotten position would be added a second time.
     """
     return [{"txn": {"appId": app, "version": version}} for app, version in transactions.items()]

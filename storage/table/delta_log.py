@@ -728,7 +728,7 @@ class SmallFiles:
             self.size = TableSize(self.size.files + files, self.size.bytes + files * (size or 0)) if known else None
 
     def read_checkpoint(self, file: IO[bytes], name: str) -> None:
-        """Take a checkpoint, or a part of one. Raises as ``checkpoint.take_facts``."""
+        """Take a checkpoint, or a part of one. Raises as ``take_facts``."""
         part = size(file, name)
         if self.size is not None:
             self.size = TableSize(self.size.files + part.files, self.size.bytes + part.bytes)

@@ -482,7 +482,7 @@ def _newest(times: pa.Array) -> int:
 # name number ===============
 # =================================================================================================== ``rows`` rows
 # that were checked ``from`` sum of the table's positions before the first of them ``K/rule`` place K: number of its
-# check (``checks.number_of``); 0 if it is free ``K/since`` version of the rules that took the place ``K/from``
+# check (``number_of``); 0 if it is free ``K/since`` version of the rules that took the place ``K/from``
 # ``rows`` without those that this check looked at ``K/failed`` rows that failed the check ``field/NAME`` 0 while the
 # field NAME has values; otherwise ``rows`` before the first row without one, plus 1 ``time`` newest time of a row by
 # a clock that can be believed, microseconds since 1970 ``received`` newest time of receipt by the hub ``doubtful``
@@ -512,7 +512,7 @@ class QualityCounts:
 
     Args:
         transactions: those of the version.
-        applications: beginning of the stream's own, as of ``names.app_ids``.
+        applications: beginning of the stream's own, as of ``actions.app_ids``.
     """
 
     def __init__(self, transactions: Mapping[str, int], applications: str) -> None:
@@ -698,7 +698,7 @@ class TableQuality:
 
     Args:
         declared: returns the rules of the stream, as this process knows them.
-        applications: beginning of the stream's transactions, as of ``names.app_ids``.
+        applications: beginning of the stream's transactions, as of ``actions.app_ids``.
     """
 
     def __init__(self, declared: Callable[[], StreamQuality | None], applications: str) -> None:

@@ -307,7 +307,7 @@ BYTES_MAX = 64 << 20
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 """Type of times. Delta and Spark have microseconds; the log's nanoseconds are rounded down."""
 ORIGIN_COLUMN = "_origin"
-"""Column of a record's origin (``protocols.origin``); null for records of devices. Tables of earlier releases lack
+"""Column of a record's origin (``lane.Origin``); null for records of devices. Tables of earlier releases lack
 it."""
 LATER_COLUMNS = (ORIGIN_COLUMN,)
 """Text columns that tables of earlier releases lack: the hub adds them, and earlier rows have null there."""

@@ -549,7 +549,7 @@ class TableService:
 
     async def first_untabled(self, shard: int) -> int | None:
         """Return the number of the first chunk of a shard with records that a table lacks; None while the tables are
-        not known to be sound. Raises as ``tabled.first_untabled``."""
+        not known to be sound. Raises as ``tiering.first_untabled``."""
         view = self._view(shard)
         if view is None or self.error is not None:
             return None

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import io
+import re
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -166,6 +170,66 @@ def comments_within(source: str, first: int, last: int) -> int:
         token.type == tokenize.COMMENT and first <= token.start[0] <= last and not token.line[: token.start[1]].strip()
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
     )
+
+
+QUOTED = re.compile(r"``([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(.*?\))?``")
+IS_A_NAME = re.compile(r"\w*(?:_\w|[a-z][A-Z]|[A-Z]{2})\w*|[A-Z][a-z]\w*")
+"""What code names and prose does not: snake_case, CamelCase, UPPER_CASE and capitalised words."""
+
+
+def test_names_in_docstrings_and_comments_are_there() -> None:
+    """Double backticks quote names of the code; what others name, such as an option of Spark, stands in single ones."""
+    found = stale({name: path.read_text() for name, path in modules().items()})
+    assert found == [], "it has another name or place now"
+
+
+def stale(sources_of: Mapping[str, str]) -> list[str]:
+    """Return the names that texts quote and no module has. A module's own name is its dotted one or the end of it."""
+    texts: dict[str, list[str]] = {}
+    words: dict[str, set[str]] = defaultdict(set)
+    pairs = {pair for name in sources_of for pair in pairwise(name.split("."))}
+    for name, source in sources_of.items():
+        # Split by hand, in a tenth of a tokenizer's time: a string of three quotes in code is rare, and counts as text.
+        parts = source.split('"""')
+        code = "\n".join(parts[::2])
+        texts[name] = [*parts[1::2], *re.findall(r"#.*", code)]
+        code = re.sub(r"#.*", "", code)
+        words[name.rpartition(".")[2]].update(re.findall(r"\w+", code))
+        pairs.update(re.findall(r"(?=\b([A-Za-z_]\w*)\.([A-Za-z_]\w*))", code))
+    known = {*dir(builtins), *(part for name in sources_of for part in name.split("."))}.union(*words.values())
+
+    def is_there(parts: Sequence[str]) -> bool:
+        if parts[-1] == "py" and len(parts) > 1:
+            return parts[-2] in words
+        if not any(map(IS_A_NAME.fullmatch, parts)) and parts[0] not in PACKAGES:
+            return True
+        return set(parts) <= known and all(
+            (one, other) in pairs or one[0].isupper() or one == "weft" or other in words[one]
+            for one, other in pairwise(parts)
+        )
+
+    return [
+        f"{name}: {quoted}"
+        for name in texts
+        for text in texts[name]
+        for quoted in QUOTED.findall(text)
+        if not is_there(quoted.split("."))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("``Log``, ``log.Log``, ``log.Log.append``, ``storage.log.LIMIT_S`` and ``append(n)``", []),
+        ("``OLD_S``, ``old.Log`` and ``log.append_all``", ["OLD_S", "old.Log", "log.append_all"]),
+        ("``log.py`` and ``old.py``", ["old.py"]),
+        ("``temperature`` and ``motor.rpm`` are data, `OLD_S` is of another project", []),
+    ],
+)
+def test_stale_names_are_found(text: str, names: list[str]) -> None:
+    code = "LIMIT_S = 1\nclass Log:\n    def append(self, n): ...\n"
+    found = [stale({"storage.log": f"{code}{quoted}\n"}) for quoted in (f'"""{text}"""', f"# {text}")]
+    assert found == [[f"storage.log: {name}" for name in names]] * 2
 
 
 def test_circles_are_found() -> None:

@@ -101,7 +101,7 @@ class Client(Operations):
         self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, *,
         method: str | None = None,
     ) -> Iterator[Any]:  # fmt: skip
-        """Yield the answer to a request, an ``http.client.HTTPResponse``, to read it as it comes. Raises as ``fetch``,
+        """Yield the answer to a request, an `http.client.HTTPResponse`, to read it as it comes. Raises as ``fetch``,
         also while it is read."""
         token = self._token if self._token_file is None else read_token(self._token_file)
         request = urllib.request.Request(self._url + path, body, dict(headers or {}), method=method)

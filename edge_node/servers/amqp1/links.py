@@ -17,7 +17,6 @@ from weft.edge_node.access.identity import Identity
 from weft.edge_node.queues.definitions import QueueError
 from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.amqp1 import engine
-from weft.edge_node.servers.amqp1 import engine as endpoints
 from weft.edge_node.servers.amqp1.context import (
     LINKS_MAX,
     OWED_MAX,
@@ -456,13 +455,13 @@ class Links:
             # Close the connection, not only the session: the engine would keep a refused one until the client ends it.
             self._connection.end("amqp:resource-limit-exceeded", "the user has too many sessions and links; close some")
             return
-        self._open.add(endpoints.key(session))
+        self._open.add(engine.key(session))
         session.incoming_capacity = SESSION_BYTES
         session.open()
 
     def session_closed(self, session: Any) -> None:
         """Answer ``end``."""
-        number = endpoints.key(session)
+        number = engine.key(session)
         for link, of in list(self._sessions.items()):
             if of == number:
                 self._drop(link, closed=False)
@@ -492,15 +491,15 @@ class Links:
         except Refused as refusal:
             self._refuse(link, refusal)
             return
-        number = endpoints.key(link)
+        number = engine.key(link)
         self._links[number] = found
-        self._sessions[number] = endpoints.key(link.session)
+        self._sessions[number] = engine.key(link.session)
         self._engine.join(link, found)
         found.begin()
 
     def detached(self, link: Any, *, closed: bool) -> None:
         """Answer ``detach``."""
-        self._drop(endpoints.key(link), closed=closed)
+        self._drop(engine.key(link), closed=closed)
         if closed:
             link.close()
         else:
@@ -513,16 +512,16 @@ class Links:
         if link.is_sender:
             return self._receiving.accept(link)
         target = link.remote_target
-        if endpoints.is_coordinator(target):
+        if engine.is_coordinator(target):
             raise Refused("amqp:not-implemented", "this node has no transactions for clients of AMQP 1.0")
         if target.dynamic:
             raise Refused("amqp:not-implemented", "this node makes no targets for clients to send to")
-        found = IncomingLink(self._sending, link, target.address or "", endpoints.address_of(target))
+        found = IncomingLink(self._sending, link, target.address or "", engine.address_of(target))
         found.check()
         link.source.copy(link.remote_source)
         link.target.copy(target)
         link.max_message_size = self._parts.message_bytes_max
-        endpoints.accept_attach(link)
+        engine.accept_attach(link)
         return found
 
     def _refuse(self, link: Any, refusal: Refused) -> None:
@@ -531,7 +530,7 @@ class Links:
             self._connection.end("amqp:resource-limit-exceeded", f"{self._refused} links were refused")
             return
         logger.info("refused a link of AMQP 1.0 client %r: %s", self.container[:80], refusal)
-        endpoints.refuse(link, refusal.condition, str(refusal))
+        engine.refuse(link, refusal.condition, str(refusal))
 
     def _drop(self, number: int, *, closed: bool) -> None:
         found = self._links.pop(number, None)

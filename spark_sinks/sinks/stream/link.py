@@ -1,4 +1,4 @@
-"""The link of one task: a ``replication.Sender`` over blocking sockets, fed from the lanes' batches.
+"""The link of one task: a ``replication.sender.Sender`` over blocking sockets, fed from the lanes' batches.
 
 When a node dies, stops or redirects the link, the task tries again, at the next URL or at the redirect's, until nothing
 has moved for ``patience_s``.
