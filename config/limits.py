@@ -9,36 +9,8 @@ from msgspec import Meta, field
 from weft.config.units import Count, Duration, MiB, Section, Share, Size
 
 
-def replaced_by_user_share(total: str) -> str:
-    """Return what to write in place of a former setting that had the share of one user in one total.
-
-    Args:
-        total: setting of the total, such as ``limits.wills``.
-    """
-    return (
-        f"was replaced by limits.user_share, the part that one user may have of {total} and of every other total. "
-        "Delete this line; where one user needs more, write for example `user_share: 50%` under `limits`, or raise "
-        f"{total}"
-    )
-
-
 class EdgeLimits(Section, frozen=True, kw_only=True):
     """Bounds on what clients can make the node hold. Beyond them the node slows clients down or refuses them."""
-
-    removed = {
-        "connections_per_user": replaced_by_user_share("limits.connections"),
-        "http_readers_per_user": replaced_by_user_share("limits.http_readers"),
-        "unfinished_per_user": replaced_by_user_share("limits.unfinished"),
-        "sessions_per_user": replaced_by_user_share("limits.sessions"),
-        "subscriptions_per_user": replaced_by_user_share("limits.subscriptions_total"),
-        "match_cost_per_user": replaced_by_user_share("limits.match_cost"),
-        "session_queues_per_user": replaced_by_user_share("limits.session_queues"),
-        "filters_per_user_size": replaced_by_user_share("limits.filters_total_size"),
-        "wills_per_user": replaced_by_user_share("limits.wills"),
-        "retained_per_user": replaced_by_user_share("limits.retained"),
-        "retained_per_user_size": replaced_by_user_share("limits.retained_size"),
-        "authentications_per_address": replaced_by_user_share("limits.authentications"),
-    }
 
     user_share: Annotated[
         Annotated[Share, Meta(ge=0.01, le=1)],

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from weft.config.limits import replaced_by_user_share
 from weft.config.units import (
     Anonymous,
     Bind,
@@ -441,17 +440,6 @@ class Http(Section, frozen=True, kw_only=True):
 class QueueBounds(Section, frozen=True, kw_only=True):
     """Bounds on exchanges and queues, which AMQP clients declare. Beyond them clients are refused. One user may have
     `limits.user_share` of each."""
-
-    removed = {
-        "queues_per_user": replaced_by_user_share("queues.queues"),
-        "exchanges_per_user": replaced_by_user_share("queues.exchanges"),
-        "bindings_per_user": replaced_by_user_share("queues.bindings"),
-        "match_cost_per_user": replaced_by_user_share("queues.match_cost"),
-        "size_per_user": replaced_by_user_share("queues.size"),
-        "unacknowledged_per_user": replaced_by_user_share("queues.unacknowledged"),
-        "consumers_per_user": replaced_by_user_share("queues.consumers"),
-        "channels_per_user": replaced_by_user_share("queues.channels"),
-    }
 
     queues: Annotated[Count, Meta(le=10_000_000, description="Maximum number of queues.")] = 65_536
     exchanges: Annotated[Count, Meta(le=1_000_000, description="Maximum number of exchanges.")] = 4_096

@@ -156,13 +156,6 @@ class Tables(Section, frozen=True, kw_only=True):
 class HubConfig(Section, frozen=True, kw_only=True):
     """A hub node: takes links from edges, commits to the object store, keeps the tables, and answers readers."""
 
-    removed = {
-        "tokens_file": "was replaced by the tokens of the store, which all of its hubs share. Write `anonymous: never` "
-        "instead, and declare them: those of the file with `weft hub token import`, new ones with `weft hub token add`",
-        "streams": "was replaced by what the store says of streams, for all of its hubs. Delete this section, and "
-        "declare the expected edges of each stream: `weft hub stream expect CONFIG STREAM EDGE...`",
-    }
-
     listen: Annotated[
         Bind,
         Meta(

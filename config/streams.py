@@ -11,7 +11,6 @@ from msgspec import Meta, field
 from weft.config.errors import Finding, KeyPath
 from weft.config.functions.settings import Payload
 from weft.config.functions.step import FunctionStep
-from weft.config.limits import replaced_by_user_share
 from weft.config.payload_schema.model import FIELDS_MAX, PayloadSchema, SchemaField, check_schema
 from weft.config.units import Count, Duration, Filters, MiB, Path, Section, Size
 
@@ -272,11 +271,6 @@ class Unrouted(Section, frozen=True, kw_only=True):
 
 class State(Section, frozen=True, kw_only=True):
     """State of MQTT clients across restarts. Changes go into the log (the *journal*), then into a database."""
-
-    removed = {
-        "resent_per_user": replaced_by_user_share("state.resent_total"),
-        "idempotency_keys_per_user": replaced_by_user_share("state.idempotency_keys"),
-    }
 
     save_interval_s: Annotated[
         Duration,

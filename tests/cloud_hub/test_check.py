@@ -33,8 +33,6 @@ def hub(text: str) -> HubConfig:
         ("store: s\nadvertise: [http://a:1, http://a:1]", "hub.yaml:2: advertise[1]: is given twice"),
         ("store: s\nadvertise: https://$(POD).x", 'hub.yaml:2: advertise: expected the name of a host, got "$(POD).x"'),
         ("store: s\ntls:\n  certificate:", "hub.yaml:3: tls.certificate: expected a path, got nothing"),
-        ("store: s\ntokens_file: tokens", "hub.yaml:2: tokens_file: was replaced by the tokens of the store"),
-        ("store: s\nstreams: {a: {expected_edges: [b]}}", "`weft hub stream expect CONFIG STREAM EDGE...`"),
         (
             "store: s\nregions: {east: {to: http://east.example.com, token_file: t}}",
             "regions.east.to[0]: expected https: the token and all records would cross the network in clear text",

@@ -12,12 +12,9 @@ import pytest
 from weft.cloud_hub.settings import HubSettings
 from weft.commands.hub_settings import settings_of
 from weft.config.errors import ConfigError
-from weft.config.limits import EdgeLimits
-from weft.config.listeners import QueueBounds
 from weft.config.load import parse
 from weft.config.models import EdgeConfig, HubConfig
 from weft.config.sources import AmqpSource, MqttSource
-from weft.config.streams import State
 from weft.edge_node.derived.steps import ROW_BYTES_MAX
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.servers.amqp.client import AmqpSettings
@@ -29,11 +26,6 @@ from weft.edge_node.sessions.records import StateSettings
 from weft.network.admission import AdmissionLimits
 
 EDGE = "node: n\ndata_dir: data\n"
-REMOVED = [
-    (section, name)
-    for section, cls in (("limits", EdgeLimits), ("state", State), ("queues", QueueBounds))
-    for name in cls.removed
-]
 OF_THE_MACHINE = {"cores", "hosts", "commit_interval_min_s", "snapshot_chunks"}
 """Settings of a hub that follow from its cores, its address and its store."""
 
@@ -63,15 +55,6 @@ def test_what_is_not_a_share_is_refused(text: str, message: str) -> None:
         edge(f"limits: {{user_share: {text}}}")
 
 
-@pytest.mark.parametrize(("section", "name"), REMOVED)
-def test_a_former_share_is_refused_with_its_line_and_what_to_write(section: str, name: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        edge(f"{section}:\n  {name}: 3\n")
-    (problem,) = refused.value.problems
-    assert str(problem).startswith(f"edge.yaml:4: {section}.{name}: was replaced by limits.user_share")
-    assert "write for example `user_share: 50%` under `limits`" in problem.message
-
-
 def test_a_hub_with_default_settings_takes_what_an_edge_with_default_settings_stores() -> None:
     taken = parse("store: s\n", "hub.yaml", HubConfig).config.limits.record_bytes
     sizes = [each.default for source in (AmqpSource, MqttSource) for each in msgspec.structs.fields(source)
@@ -79,10 +62,6 @@ def test_a_hub_with_default_settings_takes_what_an_edge_with_default_settings_st
     assert len(sizes) == 2
     assert taken >= 2 * max(edge().limits.message_bytes, *sizes), "with key and headers of the node's own"
     assert taken > ROW_BYTES_MAX, "of functions"
-
-
-def test_the_former_shares_are_twenty_two() -> None:
-    assert len(REMOVED) == 22
 
 
 @pytest.mark.parametrize(

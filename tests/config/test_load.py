@@ -12,6 +12,7 @@ from weft.config.errors import ConfigError
 from weft.config.load import FILE_BYTES_MAX, PROBLEMS_MAX, load, parse
 from weft.config.models import EdgeConfig, HubConfig
 from weft.config.streams import Unrouted
+from weft.config.units import Section
 
 MINIMAL = "node: a\ndata_dir: /data\n"
 
@@ -54,6 +55,20 @@ def test_a_section_with_every_line_commented_out_has_its_defaults() -> None:
     config = parse(MINIMAL + "disk:\n  # budget: 1GiB\nstreams:\n", "edge.yaml", EdgeConfig).config
     assert config.disk.budget_bytes == 16 << 30
     assert config.streams == {}
+
+
+class Changed(Section, frozen=True, kw_only=True):
+    """A section of a later release, in which one setting has another name, and one is gone."""
+
+    renamed = {"bytes": "size"}
+    removed = {"users": "was replaced by size"}
+    size: int = 1
+
+
+def test_a_former_name_is_read_and_a_former_setting_is_refused_with_what_to_write() -> None:
+    assert parse("bytes: 2\n", "edge.yaml", Changed).config.size == 2
+    with pytest.raises(ConfigError, match="yaml:2: users: was replaced by size"):
+        parse("bytes: 2\nusers: 3\n", "edge.yaml", Changed)
 
 
 def test_one_word_may_stand_for_a_section() -> None:

@@ -185,14 +185,6 @@ CREDENTIALS = [
         in_process=True,
     ),
     Mistake(
-        "a hub's tokens in a file",
-        "hub run hub.yaml --log-level error",
-        "weft: hub.yaml:3: tokens_file: was replaced by the tokens of the store, which all of its hubs share. Write "
-        "`anonymous: never` instead, and declare them: those of the file with `weft hub token import`, new ones with "
-        "`weft hub token add`",
-        files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n"),
-    ),
-    Mistake(
         "a file to import that is not YAML",
         "hub token import hub.yaml --file tokens",
         "weft: tokens:1: a bracket that opens here is not closed, or a comma is missing after an entry",
