@@ -6,7 +6,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -17,6 +17,7 @@ from weft.edge_node.servers.http import bodies
 from weft.edge_node.servers.http.bodies import (
     HEADERS_MAX,
     NO_JSON,
+    Placed,
     fill,
     headers_of,
     media_type_of,
@@ -55,19 +56,17 @@ _EVENT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _INT32 = range(-(1 << 31), 1 << 31)
 
 
-def is_binary(request: Request) -> bool:
-    """Return whether a request is an event whose attributes are fields of its head."""
-    return b"ce-specversion" in request.headers
-
-
-def binary(request: Request, content_type: str, key: str, payload: bytes) -> NewRecord:
+def binary(fields: Sequence[tuple[bytes, bytes]], content_type: str, key: str, payload: bytes) -> NewRecord:
     """Return the event of a request in binary mode.
+
+    Args:
+        fields: those of the request's head.
 
     Raises:
         Problem: it is not an event.
     """
     attributes: dict[str, HeaderValue] = {}
-    for name, value in request.fields:
+    for name, value in fields:
         if name.startswith(b"ce-"):
             text = value.decode("latin-1").strip()
             if len(text) > 1 and text[0] == text[-1] == '"':
@@ -144,6 +143,8 @@ SLICE = 128
 """Number of messages handled before others may have their turn."""
 Make = Callable[[bytes], NewRecord]
 """Converter of a message to a record."""
+Split = Callable[[bytes, int], list[bytes]]
+"""(body, most messages) -> payloads of its messages."""
 _JSON = "application/json"
 _COUNTING_FIELDS = (b"weft-", b"ce-", b"content-type")
 """Prefixes of the names of fields that affect the stored records."""
@@ -164,14 +165,58 @@ class SameKey:
 
 
 class Plan(NamedTuple):
-    """Handling of requests of one message that have the same head."""
+    """Handling of the messages of requests that have the same head, made from it once."""
 
     target: PostTarget | None
-    key: str
-    make: SameKey
-    may_be_array: bool
-    """True if a body that begins with a bracket is several messages."""
     answer: Answer
+    one: Make
+    """Converter of a body that is one message."""
+    each: Make
+    """Converter of each message of a body that has several. It does not have the type of the body."""
+    split: Split | None = None
+    """Splitter of bodies with several messages; None if each body is one."""
+    may_be_one: bool = False
+    """True if only a body that begins with a bracket has several messages."""
+    is_json: bool = False
+    """True if the messages of a split body are known to be JSON."""
+
+    def splitter(self, body: bytes) -> Split | None:
+        """Return the splitter of this body; None for one message."""
+        return None if self.may_be_one and body.lstrip()[:1] != b"[" else self.split
+
+
+def plan_of(request: Request, target: PostTarget | None, key: str, answer: Answer, now_ns: int) -> Plan:
+    """Return the handling of requests with the head of this one.
+
+    Args:
+        now_ns: now, from which expiries count.
+
+    Raises:
+        Problem: the head says what is not possible.
+    """
+    content_type = request.header(b"content-type")
+    kind = media_type_of(content_type)
+    if kind.startswith("multipart/"):
+        raise Problem(415, "a body in several parts is not taken; send one message, a JSON array or NDJSON")
+    has_event_in_body = kind in (STRUCTURED, BATCHED)
+    if kind.startswith(OF_ANY_FORMAT) and not has_event_in_body:
+        raise Problem(415, f"CloudEvents as {quoted(kind)} are not taken; send them in JSON, or in binary mode")
+    if has_event_in_body or b"ce-specversion" in request.headers:
+        in_head = partial(binary, request.fields, content_type, key)
+        event = _traced(partial(structured, key) if has_event_in_body else in_head, tuple(trace_context(request)))
+        return Plan(target, answer, event, event, bodies.elements if kind == BATCHED else None)
+    headers = headers_of(request, now_ns)
+    time_field, precision = request.header(b"weft-time-field"), request.header(b"weft-time-precision") or "s"
+    own, time = placed(key, time_field, precision), None
+    if b"weft-time" in request.headers:
+        if time_field:
+            raise Problem(400, "both Weft-Time and Weft-Time-Field came; send one of them")
+        time = nanoseconds(request.header(b"weft-time"), precision)
+    one = _plain(own, key, sent(with_content_type(headers, content_type), time), is_packed=request.known is not None)
+    may_be_array = kind == _JSON and request.header(b"weft-batch") != "no"
+    split = bodies.lines if bodies.is_lines(kind) else bodies.elements if may_be_array else None
+    each = one if split is None else _plain(own, key, sent(tuple(headers), time), is_packed=True)
+    return Plan(target, answer, one, each, split, may_be_array, is_json=True)
 
 
 class Posts:
@@ -214,16 +259,13 @@ class Posts:
         Raises:
             Problem: nothing was stored.
         """
-        body = exchange.request.payload()
-        if plan.may_be_array and _is_array(body):
-            return self._store(exchange, plan.target, plan.key, plan.answer)
-        return self._store_each(exchange, plan.target, [body], plan.make, None, plan.answer)
+        return self._store_body(exchange, plan, exchange.request.payload(), None)
 
     def at_once(self, exchange: HttpExchange, plan: Plan, body: bytes) -> bool:
         """Store a message likewise. Return False, with nothing done, if it needs ``planned``."""
-        if plan.may_be_array and _is_array(body):
+        if plan.splitter(body) is not None:
             return False
-        if not self._storing.store_at_once(exchange, plan.target, plan.make(body), plan.answer):
+        if not self._storing.store_at_once(exchange, plan.target, plan.one(body), plan.answer):
             return False
         self._counters.http_messages += 1
         return True
@@ -237,53 +279,27 @@ class Posts:
         once = once_of(request)
         if once is not None and self._storing.repeats(exchange, once, answer):
             return None
-        if b"content-encoding" in request.headers:
-            return self._unpacked(exchange, target, key, once, answer)
-        return self._store_messages(exchange, target, key, request.payload(), once, answer)
-
-    def _unpacked(
-        self, exchange: HttpExchange, target: PostTarget | None, key: str, once: Once | None, answer: Answer
-    ) -> Iterator[None]:
-        request = exchange.request
-        if "{" not in key:  # one key for all messages: without the right to it, nothing is unpacked
+        is_packed = b"content-encoding" in request.headers
+        if is_packed and "{" not in key:  # one key for all messages: without the right to it, nothing is unpacked
             self._storing.route(exchange, target, key.encode())
+        plan = plan_of(request, target, key, answer, self._wall_clock())
+        if is_packed:
+            return self._unpacked(exchange, plan, once)
+        if request.known is not None and type(plan.one) is SameKey:
+            request.known.plan = plan
+        return self._store_body(exchange, plan, request.payload(), once)
+
+    def _unpacked(self, exchange: HttpExchange, plan: Plan, once: Once | None) -> Iterator[None]:
+        request = exchange.request
         coding = request.header(b"content-encoding")
         body = yield from bodies.expanded(request.payload(), coding, request.bytes_max)
-        yield from self._store_messages(exchange, target, key, body, once, answer) or ()
+        yield from self._store_body(exchange, plan, body, once) or ()
 
-    def _store_messages(  # noqa: PLR0917
-        self,
-        exchange: HttpExchange,
-        target: PostTarget | None,
-        key: str,
-        body: bytes,
-        once: Once | None,
-        answer: Answer,
-    ) -> Iterator[None] | None:
-        request = exchange.request
-        payloads, make, is_json = self._messages(request, key, body)
-        if request.known is not None and type(make) is SameKey and not is_json:
-            may_be_array = _may_be_array(request, media_type_of(request.header(b"content-type")))
-            request.known.plan = Plan(target, key, make, may_be_array, answer)
-        return self._store_each(exchange, target, payloads, make, once, answer, is_json=is_json)
-
-    def _store_each(  # noqa: PLR0917
-        self,
-        exchange: HttpExchange,
-        target: PostTarget | None,
-        payloads: list[bytes],
-        make: Make,
-        once: Once | None,
-        answer: Answer,
-        *,
-        is_json: bool = False,
-    ) -> Iterator[None] | None:
-        """Store messages.
-
-        Args:
-            is_json: whether all are known to be JSON.
-        """
-        if self._storing.misfits.knows_json and not is_json:
+    def _store_body(self, exchange: HttpExchange, plan: Plan, body: bytes, once: Once | None) -> Iterator[None] | None:
+        split = plan.splitter(body)
+        payloads = [body] if split is None else split(body, self._settings.records_max)
+        make, target = plan.one if split is None else plan.each, plan.target
+        if self._storing.misfits.knows_json and not (split is not None and plan.is_json):
             make = partial(self._looked_at, exchange, target, make)
         self._counters.http_messages += len(payloads)
         is_long = len(payloads) > SLICE
@@ -291,17 +307,11 @@ class Posts:
             make = partial(self._checked, exchange, target, make)
             is_long |= sum(map(len, payloads)) > CHECKED_SLICE_BYTES or len(payloads) > CHECKED_SLICE_MESSAGES
         if is_long:
-            return self._in_steps(exchange, target, payloads, make, once, answer)
-        return self._storing.store(exchange, target, [make(payload) for payload in payloads], once, answer)
+            return self._in_steps(exchange, plan, payloads, make, once)
+        return self._storing.store(exchange, target, [make(payload) for payload in payloads], once, plan.answer)
 
-    def _in_steps(  # noqa: PLR0917
-        self,
-        exchange: HttpExchange,
-        target: PostTarget | None,
-        payloads: list[bytes],
-        make: Make,
-        once: Once | None,
-        answer: Answer,
+    def _in_steps(
+        self, exchange: HttpExchange, plan: Plan, payloads: list[bytes], make: Make, once: Once | None
     ) -> Iterator[None]:
         records: list[NewRecord] = []
         left, bytes_left = SLICE, CHECKED_SLICE_BYTES
@@ -315,7 +325,7 @@ class Posts:
                 left, bytes_left = SLICE, CHECKED_SLICE_BYTES
                 yield
         yield
-        yield from self._storing.store(exchange, target, records, once, answer) or ()
+        yield from self._storing.store(exchange, plan.target, records, once, plan.answer) or ()
 
     def _looked_at(self, exchange: HttpExchange, target: PostTarget | None, make: Make, payload: bytes) -> NewRecord:
         record = make(payload)
@@ -326,41 +336,9 @@ class Posts:
     def _checked(self, exchange: HttpExchange, target: PostTarget | None, make: Make, payload: bytes) -> NewRecord:
         return self._storing.checked(exchange, target, make(payload))
 
-    def _messages(self, request: Request, key: str, body: bytes) -> tuple[list[bytes], Make, bool]:
-        """Return the payloads of a request, their converter to records, and whether all are known to be JSON."""
-        content_type = request.header(b"content-type")
-        kind, records_max = media_type_of(content_type), self._settings.records_max
-        if kind.startswith("multipart/"):
-            raise Problem(415, "a body in several parts is not taken; send one message, a JSON array or NDJSON")
-        if kind == STRUCTURED:
-            return [body], _traced(request, partial(structured, key)), False
-        if kind == BATCHED:
-            return bodies.elements(body, records_max), _traced(request, partial(structured, key)), False
-        if kind.startswith(OF_ANY_FORMAT):
-            raise Problem(415, f"CloudEvents as {quoted(kind)} are not taken; send them in JSON, or in binary mode")
-        if is_binary(request):
-            return [body], _traced(request, partial(binary, request, content_type, key)), False
-        headers = headers_of(request, self._wall_clock())
-        if bodies.is_lines(kind):
-            payloads = bodies.lines(body, records_max)
-        elif _may_be_array(request, kind) and _is_array(body):
-            payloads = bodies.elements(body, records_max)
-        else:
-            return [body], _plain(request, key, with_content_type(headers, content_type)), False
-        return payloads, _plain(request, key, tuple(headers), is_for_many=True), True
 
-
-def _may_be_array(request: Request, kind: str) -> bool:
-    return kind == _JSON and request.header(b"weft-batch") != "no"
-
-
-def _is_array(body: bytes) -> bool:
-    return body.lstrip()[:1] == b"["
-
-
-def _traced(request: Request, make: Make) -> Make:
+def _traced(make: Make, context: HeaderPairs) -> Make:
     """Return the converter of events that also have the trace context of their request."""
-    context = tuple(trace_context(request)) if b"traceparent" in request.headers else ()
     if not context:
         return make
 
@@ -371,20 +349,14 @@ def _traced(request: Request, make: Make) -> Make:
     return traced
 
 
-def _plain(request: Request, key: str, pairs: HeaderPairs, *, is_for_many: bool = False) -> Make:
+def _plain(own: Placed, key: str, pairs: HeaderPairs, *, is_packed: bool) -> Make:
     """Return the converter of messages that are not events.
 
     Args:
-        is_for_many: whether the request has many messages, for which headers are packed once.
+        is_packed: whether headers are packed once for many messages.
     """
-    time_field, precision = request.header(b"weft-time-field"), request.header(b"weft-time-precision") or "s"
-    own = placed(key, time_field, precision)
-    if b"weft-time" in request.headers:
-        if time_field:
-            raise Problem(400, "both Weft-Time and Weft-Time-Field came; send one of them")
-        pairs = sent(pairs, nanoseconds(request.header(b"weft-time"), precision))
     if own.is_plain:
-        return SameKey(key.encode(), packed_headers(pairs) if is_for_many or request.known is not None else pairs)
+        return SameKey(key.encode(), packed_headers(pairs) if is_packed else pairs)
 
     def make(payload: bytes) -> NewRecord:
         filled, time = own.key_and_time(payload)
