@@ -13,7 +13,6 @@ from examples.demo.fabric import Service, free_port
 from tests.support.processes import memory_bytes
 from tests.support.tokens import create_token, declare_in, withdraw_in
 from tests.support.waiting import wait_until
-from examples.demo.fabric import Service, free_port
 from weft.hub_api.rights import Scope
 
 HOSTILE = ("evil", "mallory")

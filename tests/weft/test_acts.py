@@ -24,7 +24,6 @@ from weft.cli import cli
 from weft.client import Client
 from weft.cloud_hub.shard.lane_session import AUDIT_STREAM, AUDIT_TENANT
 from weft.commands import acts as file_acts
-from examples.demo.fabric import free_port
 from weft.hub_api.rights import Scope
 from weft.output import Failed
 from weft.protocols.shard.placement import shard_of

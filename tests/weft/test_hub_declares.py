@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from examples.demo.fabric import free_port
 from tests.cloud_hub.facts.test_administration import ADMIN, open_to_an_administrator
 from tests.cloud_hub.facts.test_hub import SOON
-from examples.demo.fabric import free_port
 from tests.cloud_hub.live import running_hub
 from tests.cloud_hub.regions.fabric import to
 from tests.support.processes import Start, publish, weft
@@ -28,7 +28,6 @@ from tests.support.waiting import PATIENCE_S, wait_until
 from weft.cloud_hub.facts.tokens import Credentials
 from weft.commands import hub_tokens
 from weft.commands.common import load_hub
-from examples.demo.fabric import free_port
 from weft.hub_api.answers import parse_moment
 from weft.hub_api.rights import Scope
 from weft.output import Failed, Refused

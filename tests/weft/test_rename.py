@@ -19,7 +19,6 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.processes import Node, Start, publish, weft
 from tests.support.tokens import create_token, declare_in
 from tests.support.waiting import PATIENCE_S, Patience, wait_until
-from examples.demo.fabric import free_port
 from weft.edge_node.timing import clock_reader
 from weft.hub_api.rights import Scope
 from weft.output import Failed, Refused

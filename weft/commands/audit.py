@@ -92,7 +92,6 @@ def _in_this_process(uri: str, tenant: str, stream: str, payloads: bool) -> Audi
 
 
 def _compare(uris: tuple[str, str], tenant: str, stream: str, *, as_json: bool) -> int:
-
     first, second = map(open_hub_store, uris)
     try:
         report = asyncio.run(compare_regions((first, second), tenant, stream))

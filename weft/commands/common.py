@@ -171,7 +171,6 @@ def cannot_be_done(loaded: Loaded[Config], findings: Sequence[Finding]) -> Faile
 @contextmanager
 def located(loaded: Loaded[Config], directory: str) -> Iterator[None]:
     """Add file, line and setting to the errors of a node's folder, which keep the node from running."""
-
     try:
         yield
     except SettingError as error:

@@ -26,7 +26,6 @@ def completion_command(context: click.Context, shell: str) -> None:
 
 def script(root: click.Command, shell: str) -> str:
     """Return the code for a shell, which asks the command line itself at each Tab."""
-
     found = get_completion_class(shell)
     assert found is not None
     completion = found(root, {}, "weft", VARIABLE)

@@ -117,7 +117,6 @@ def sign_settings(
     weft config sign presses.yaml --key ops.key --for acme/presses --group --edges 'press-*'
     weft hub config set hub.yaml acme/presses presses.signed.yaml --group
     """
-
     tenant, name = key_of(whose)
     statement = Statement(
         tenant, f"{'group' if is_group else 'edge'} {name}", _edges(name, edges, is_group=is_group), order,
@@ -260,6 +259,5 @@ def _facts(file: str, signed: SignedText) -> dict[str, object]:
 @click.argument("kind", type=click.Choice(["edge", "hub", "pipeline"]))
 def schema(kind: str) -> None:
     """Print the JSON Schema of an edge's or a hub's configuration or of a pipeline, for editors."""
-
     models: dict[str, type[msgspec.Struct]] = {"edge": EdgeConfig, "hub": HubConfig, "pipeline": Pipeline}
     print_json(schema_of(models[kind]))

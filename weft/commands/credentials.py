@@ -46,7 +46,6 @@ password_option = click.option(
 @decision_options
 def add_user(name: str, path: str, password_file: BinaryIO | None, *, reason: str, by: str | None) -> None:
     """Add NAME to the file, which is created if it is missing, or give NAME a new password."""
-
     try:
         users.check_name(name)
         password = password_of(password_file, confirm=True)
@@ -63,7 +62,6 @@ def add_user(name: str, path: str, password_file: BinaryIO | None, *, reason: st
 @decision_options
 def remove_user(name: str, path: str, *, reason: str, by: str | None) -> None:
     """Remove NAME from the file. A running node disconnects the clients that use this name."""
-
     try:
         with using(path, makes="weft user add"), acting_on_file(path, f"user {name}", Decided(by, reason)):
             users.remove(path, name)
@@ -91,7 +89,6 @@ def list_users(path: str, as_json: bool) -> None:
 @password_option
 def check(name: str, path: str, password_file: BinaryIO | None) -> None:
     """Check the password of NAME. Exit status 1 if it is wrong."""
-
     hashed = _read(path).get(name)
     if hashed is None:
         raise Failed(f"{path}: there is no user {name!r}")
@@ -101,7 +98,6 @@ def check(name: str, path: str, password_file: BinaryIO | None) -> None:
 
 
 def _read(path: str) -> dict[str, str]:
-
     try:
         with using(path, makes="weft user add"):
             return users.read(path)

@@ -58,7 +58,6 @@ _PROTOCOLS = ("mqtt", "mqtts", "ws", "wss", "amqp", "amqps", "http", "https")
 @log_level_option
 def run(config_file: str, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT."""
-
     loaded = located_edge(config_file)
     log_to_stderr(log_level)
     logging.getLogger("weft").info("%s starts with %s, process %d", SOFTWARE, config_file, os.getpid())
@@ -114,7 +113,6 @@ def run(config_file: str, log_level: str) -> None:
 
 def _prepare_key(loaded: Loaded[EdgeConfig]) -> None:
     """Open the key ring before the hub's settings are read from the folder."""
-
     try:
         prepare(loaded.config, time.time_ns())
     except OSError as error:
@@ -124,7 +122,6 @@ def _prepare_key(loaded: Loaded[EdgeConfig]) -> None:
 @contextmanager
 def _naming_the_disk(directory: str) -> Iterator[None]:
     """End with the name of the node's disk when it became read-only, whichever error that caused first."""
-
     try:
         yield
     except (WrongOwner, click.ClickException, Refused):

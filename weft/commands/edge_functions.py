@@ -53,7 +53,6 @@ def edge_test_function(config_file: str, stream: str, sample: str, topic: str | 
     weft edge tail edge.yaml sensors --last 1000 --json | weft edge test-function edge.yaml warm --input -
     weft edge test-function edge.yaml warm --input payloads.txt --topic plant/l1/m1
     """
-
     offline = _offline(located_edge(config_file), stream, config_file)
     name = "standard input" if sample == "-" else sample
     try:
@@ -73,7 +72,6 @@ async def _show(offline: Offline, file: IO[bytes], name: str, topic: str | None,
         BadSample: a line of the file is not a record.
         NotReady: a function cannot work, because something that it needs is missing.
     """
-
     reader = SampleReader(offline.inputs, topic)
     counts: Counter[str] = Counter()
     try:
@@ -89,7 +87,6 @@ async def _show(offline: Offline, file: IO[bytes], name: str, topic: str | None,
 
 
 def _offline(loaded: Loaded[EdgeConfig], stream: str, file: str) -> Offline:
-
     config = loaded.config
     derived = [name for name, settings in config.streams.items() if is_derived(settings)]
     if stream not in derived:
@@ -148,7 +145,6 @@ def edge_replay(target: str, stream: str, *, into: str, as_json: bool) -> None:
     \b
     weft edge replay edge.yaml hot --into hot-again
     """
-
     directory = NodeLog.of(target).directory
     try:
         with ordering(directory, f"stream {stream} into {into}"):

@@ -298,7 +298,6 @@ def edge_tail(
     weft edge tail edge.yaml --from -10m --filter 'plant/press/#'
     weft edge tail /var/lib/weft telemetry --seq 0 --json
     """
-
     if sum(option is not None for option in (last, since, seq)) > 1:
         raise Refused("--last, --from and --seq exclude each other: choose one")
     try:
@@ -396,7 +395,6 @@ def edge_query(
                                FROM telemetry GROUP BY machine" --since -1h
     weft edge query /var/lib/weft "SELECT * FROM weft_gaps" --json
     """
-
     if as_csv and as_json:
         raise Refused("--csv and --json exclude each other: choose one")
     now_ns = time.time_ns()

@@ -94,7 +94,6 @@ class HubOverlay:
 
     def begin(self) -> Loaded[EdgeConfig]:
         """Return the configuration of a start. What cannot be used of the hub's is left out, and logged. Blocks."""
-
         if self.link is None:
             return self.local
         if not self._is_loaded:
@@ -126,7 +125,6 @@ class HubOverlay:
         Returns:
             Whether there was one, so that another start may succeed.
         """
-
         if self.link is None or self.stored.trial is None:
             return False
         self.stored = taken_back(self.stored, f"the node could not start with it: {error}")
@@ -140,7 +138,6 @@ class HubOverlay:
             ConfigUnusable: the file is not valid, or does not trust who signed the hub's settings that are in force. If
                 it is valid alone otherwise, it counts alone.
         """
-
         try:
             loaded = located_edge(self._file)
             check_functions(loaded)
@@ -175,7 +172,6 @@ class HubOverlay:
         Raises:
             ConfigUnusable: it is not valid, or has what a hub may not set.
         """
-
         try:
             # As it is now: without layers, the file alone is what the node would get.
             self.local = located_edge(self._file)
@@ -186,7 +182,6 @@ class HubOverlay:
         return self._lay(desired).config
 
     def _lay(self, desired: ConfigDesired) -> Loaded[EdgeConfig]:
-
         link = self.link
         if link is None:
             raise ConfigUnusable("no link of the edge's file has config_from_hub: allowed")
@@ -254,7 +249,6 @@ def _not_in(found: EdgeFindings, known: EdgeFindings) -> Sequence[Finding]:
 
 def overlay_of(config_file: str, local: Loaded[EdgeConfig]) -> HubOverlay:
     """Return the overlay of an edge. It has nothing, and reads nothing, while the file lets no hub set anything."""
-
     return HubOverlay(config_file, local, ConfigFolder(disk_of(local.config.data_dir), local.config.data_dir))
 
 
@@ -274,7 +268,6 @@ def edge_config(config_file: str, *, as_json: bool) -> None:
     \b
     weft edge config edge.yaml
     """
-
     config = located_edge(config_file).config
     link = configuring_link(config)
     stored = ConfigFolder(disk_of(config.data_dir), config.data_dir).load()

@@ -118,7 +118,6 @@ def _quoted(value: str | list[str]) -> str:
 
 def check_text(text: str, path: str) -> EdgeConfig:
     """Return the configuration in the text, as the file ``path`` would be. ``Refused`` names options that are wrong."""
-
     try:
         return parse(text, path, EdgeConfig, check).config
     except ConfigError as error:
@@ -393,7 +392,6 @@ def _check_url(url: str, *, plain_http: bool) -> None:
 
 
 def _asking(url: str, config_file: str | None, to: str | None, ca_file: str | None, *, replaces: bool) -> _Asking:
-
     if config_file is None:
         return _Asking(None, None, to or PAIRED_TOKEN_FILE, ClientTlsFiles(ca_file=ca_file), replaces)
     config = load_edge(config_file)
@@ -411,7 +409,6 @@ def _asking(url: str, config_file: str | None, to: str | None, ca_file: str | No
 
 def _secret(pending: str) -> str:
     """Return the token of an earlier try, or a new one that is on the disk before anything is asked."""
-
     if os.path.lexists(pending):
         try:
             with using(pending):
@@ -424,7 +421,6 @@ def _secret(pending: str) -> str:
 
 
 def _paired(url: str, code: str, asking: _Asking, token: str) -> PairAnswer:
-
     try:
         tls = client_context(asking.tls) if url.startswith("https:") else None
     except TlsUnusable as error:
@@ -435,7 +431,6 @@ def _paired(url: str, code: str, asking: _Asking, token: str) -> PairAnswer:
 
 def _exchanged(client: Client, request: PairRequest) -> PairAnswer:
     """Ask until the hub knows the code, or an error says that it will not."""
-
     for left in reversed(range(TRIES)):
         try:
             body = client.fetch(PAIR_PATH, msgspec.json.encode(request)).body
@@ -486,7 +481,6 @@ def edge_rename(config_file: str, wait: str, *, yes: bool, as_json: bool) -> Non
     weft edge rename edge.yaml
     weft edge rename edge.yaml --yes --json --wait 5m
     """
-
     config = load_edge(config_file)
     try:
         patience_s = parse_duration(wait)

@@ -91,7 +91,6 @@ def reload(target: str, *, as_json: bool) -> None:
     \b
     weft edge reload edge.yaml
     """
-
     directory = NodeLog.of(target).directory
     try:
         with ordering(directory, "the configuration"):
@@ -126,7 +125,6 @@ def edge_status(target: str, *, as_json: bool) -> int:
     weft edge status edge.yaml
     weft edge status /var/lib/weft --json
     """
-
     found = NodeLog.of(target)
     try:
         facts = {"running": True, **found.status()}

@@ -54,7 +54,6 @@ def second_person(config_file: str, *, require: str | None, valid: str, reason: 
     \b
     weft hub second-person hub.yaml --require names --reason "audit of 2026"
     """
-
     if require is None:
         _show_setting(config_file)
         return
@@ -71,7 +70,6 @@ def second_person(config_file: str, *, require: str | None, valid: str, reason: 
 
 
 def _show_setting(config_file: str) -> None:
-
     try:
         setting = setting_of(read_facts(config_file))
     except CannotDeclare as error:
@@ -106,7 +104,6 @@ def requests(config_file: str, *, as_json: bool) -> None:
 
     The options may name a person. They are deleted when the request is over.
     """
-
     try:
         found = on_store(config_file, _waiting)
     except CodecError as error:
@@ -147,7 +144,6 @@ def approve(config_file: str, request: str, *, refuse: bool, reason: str, by: st
     \b
     weft hub approve hub.yaml 5f0c2d9a41b7e836 --by mara
     """
-
     if refuse:
         why = f"refused: {reason}" if reason else "refused"
         _change(_refuse(changing(config_file, by, why), request))

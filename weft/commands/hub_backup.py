@@ -46,7 +46,6 @@ OPEN = (
 
 def _on_stores(uris: str, work: Coroutine[Any, Any, T]) -> T:
     """Run ``work``, and report its errors."""
-
     try:
         return asyncio.run(work)
     except (BackupUnusable, ClusterUnusable, CodecError, TableError, StoreUnfit) as error:
@@ -67,7 +66,6 @@ def _refuse_links(uri: str) -> None:
 
 async def _is_open(store: ObjectStore) -> bool:
     """Return whether the cluster log of a store, or of a backup, demands no token. One that cannot be read does."""
-
     try:
         state = await ClusterLog(store, (await open_cluster(store, None)).cluster_id).load()
     except CodecError:
@@ -147,7 +145,6 @@ def backup(config_file: str, target: str, *, prune: bool, as_json: bool) -> None
 
 def _declare(config_file: str, target: str, record: BackupRecord) -> None:
     """Declare that the backup is complete, so that hubs tell its age."""
-
     done = BackupDocument(record.started, record.finished)
     try:
         declare(config_file, note_backup(target, done), None, "")
@@ -169,7 +166,6 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
     \b
     weft hub restore --from s3://plant-backup/weft --to s3://plant-data/weft-2
     """
-
     copied, started, is_open = _on_stores(f"{source} to {target}", _restore(source, target, note=_note(as_json)))
     if as_json:
         facts = {"backup_of": started, "copied": copied.objects, "copied_bytes": copied.bytes}
@@ -183,7 +179,6 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
 
 async def _no_backup(store: ObjectStore, uri: str) -> str:
     """Return what is in place of a backup."""
-
     with contextlib.suppress(NotFound):
         await store.get(hub_keys.CLUSTER)
         return "the place holds a hub's store and no backup. Name the place that `weft hub backup --to` wrote"
@@ -211,7 +206,6 @@ def verify(uri: str, *, lanes: bool, as_json: bool) -> int:
     \b
     weft hub verify --store s3://plant-data/weft
     """
-
     report, is_open = _on_stores(uri, _verify(uri))
     gone = [lane for lane in report.lanes if lane.gone]
     if as_json:

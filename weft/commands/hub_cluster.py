@@ -94,7 +94,6 @@ def finalize(config_file: str, *, reason: str, by: str | None, yes: bool) -> Non
     Nodes then write formats that earlier releases cannot read, so there is no way back to those. The command fails
     while a node of an earlier release runs, and names it.
     """
-
     if not yes:
         confirm(
             f"raise the cluster of {config_file} to this release's level? Earlier releases cannot read what is written "
@@ -146,7 +145,6 @@ def retire(
     Use `--missing unknown` if the edge ran again after its last word, without its link. Use `--missing nothing` if you
     know that the hub has everything.
     """
-
     said = Missing.UNSAID if missing is None else Missing[missing.upper()]
 
     if not yes:
@@ -189,7 +187,6 @@ def adopt(
     When two nodes have one log, stop the copy first. Completeness moves on, and the remaining node may connect. Records
     that the copy received are only on its disk, and become an open gap.
     """
-
     said = Missing.UNSAID if missing is None else Missing[missing.upper()]
 
     if not yes:
@@ -207,7 +204,6 @@ def adopt(
 
 
 def _print_open_gaps(state: ShardState, ending: Ending) -> None:
-
     lanes = [Lane(each.tenant, each.edge, each.log_id, each.stream) for each in ending.controls]
     for lane, gap in lane_ends.open_gaps(state, lanes):
         click.echo(f"open gap in {lane.stream}: {named_open_gap(gap).sentence}")
@@ -268,7 +264,6 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     Rates are those of what links bring, repetitions included, over the last 60 to 90 seconds before the process was
     seen. Right after a start they are unknown.
     """
-
     found = administration_of(hub, token_file).nodes().nodes
     if as_json:
         print_json({"nodes": found})
@@ -440,7 +435,6 @@ class _Times(NamedTuple):
 
     def ahead(self, shard: _ShardTime) -> int:
         """Return the nanoseconds by which a shard's time is in the future; 0 if it is not by more than seconds."""
-
         ahead = 0 if shard.created is None else shard.created - self.now
         return ahead if ahead > DOUBTED_NS else 0
 
@@ -498,7 +492,6 @@ def _chosen(found: _Times, wanted: str) -> list[_ShardTime]:
 
 
 async def _look(store: ObjectStore) -> _Times:
-
     cluster = await open_cluster(store, None)
     own = HubClock(time.time_ns, BOOT_CLOCK)
     await own.measure(store)
@@ -528,7 +521,6 @@ async def _plan_of_set_back(state: ShardState, clock: Callable[[], int], reason:
 
 
 def _show(found: _Times, *, as_json: bool) -> None:
-
     if as_json:
         shards = [
             {"shard": each.shard, "chunk": each.chunk, "time_ns": each.created, "ahead_s": found.ahead(each) / _SECOND}
@@ -555,5 +547,4 @@ def _show(found: _Times, *, as_json: bool) -> None:
 
 
 def _moment(time_ns: int) -> str:
-
     return shown_time(time_ns)

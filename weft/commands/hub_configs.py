@@ -67,7 +67,6 @@ def set_config(
     \b
     weft hub config set hub.yaml acme/presses presses.yaml --group --share 10% --steps 50%,100%
     """
-
     key = _key(whose, is_group=is_group)
     with open(file, "rb") as source:
         data = source.read(TEXT_BYTES_MAX)
@@ -108,7 +107,6 @@ def _check_whose(text: str, key: ConfigKey) -> None:
 @decision_options
 def remove_config(config_file: str, whose: str, *, is_group: bool, reason: str, by: str | None) -> None:
     """Withdraw the settings of an edge or a group: its edges go back to what their files and other groups say."""
-
     key = _key(whose, is_group=is_group)
     declare(config_file, edge_configs.remove_config(key), by, reason)
     click.echo(f"withdrew the settings of {' '.join(key[1:])} of tenant {key[0]}")
@@ -120,7 +118,6 @@ def remove_config(config_file: str, whose: str, *, is_group: bool, reason: str, 
 @group_option
 def get(config_file: str, whose: str, *, is_group: bool) -> None:
     """Print the settings of an edge as they are laid over its file, in their order; with --group those of a group."""
-
     state, key = read_facts(config_file), _key(whose, is_group=is_group)
     if is_group:
         document = _document(state, key)
@@ -149,7 +146,6 @@ def status(config_file: str, *, tenant: str | None, failed: bool, as_json: bool)
     Edges are listed that have said something since settings were declared for them. `desired` is the version that the
     edge is to have, `active` the one in force; 0 is the edge's own file.
     """
-
     state, states = read_facts(config_file), _states(config_file)
     groups = Groups.of(state)
     configs = DesiredConfigs(groups)
@@ -219,7 +215,6 @@ def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str 
 
     Edges that failed so far do not count any more. With the same share as before, a stopped rollout resumes.
     """
-
     key, wanted = _key(whose, is_group=True), _percent(share, "--share")
     state, states = read_facts(config_file), _states(config_file)
     failures = len(_progress(state, states, key, _document(state, key)).failed)
@@ -233,7 +228,6 @@ def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str 
 @decision_options
 def abort(config_file: str, whose: str, *, reason: str, by: str | None) -> None:
     """End the rollout of group NAME: the edges that it reached go back to the settings before it."""
-
     key = _key(whose, is_group=True)
     declare(config_file, edge_configs.abort(key, reason), by, reason)
     click.echo(f"aborted the rollout of group {key[2]}: its edges go back to the settings before")
@@ -269,7 +263,6 @@ def _states(config_file: str) -> States:
 
 
 def _documents(state: ClusterState) -> dict[ConfigKey, ConfigDocument]:
-
     configs = DesiredConfigs(Groups.of(state))
     configs.refresh(state)
     found: dict[ConfigKey, ConfigDocument] = {}
@@ -287,7 +280,6 @@ def _document(state: ClusterState, key: ConfigKey) -> ConfigDocument:
 
 
 def _progress(state: ClusterState, states: States, key: ConfigKey, document: ConfigDocument) -> RolloutProgress:
-
     from weft.cloud_hub.rollouts import progress_of
 
     groups = Groups.of(state)
@@ -321,7 +313,6 @@ def set_group(
     \b
     weft hub group set hub.yaml acme/presses 'press-*' welder-1
     """
-
     key = key_of(group)
     try:
         decision = edge_configs.set_group(key, edges, order)
@@ -337,7 +328,6 @@ def set_group(
 @decision_options
 def remove_group(config_file: str, group: str, *, reason: str, by: str | None) -> None:
     """Withdraw GROUP at the hubs of CONFIG. Its edges stay as they are."""
-
     key = key_of(group)
     declare(config_file, edge_configs.remove_group(key), by, reason)
     click.echo(f"withdrew group {'/'.join(key)}")
@@ -348,7 +338,6 @@ def remove_group(config_file: str, group: str, *, reason: str, by: str | None) -
 @json_option
 def list_groups(config_file: str, *, as_json: bool) -> None:
     """List the groups in the cluster log of CONFIG, in the order in which a later one wins."""
-
     state = read_facts(config_file)
     known = Groups.of(state)
     found: list[dict[str, Any]] = []

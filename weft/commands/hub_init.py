@@ -131,7 +131,6 @@ def _asked(given: dict[str, Any], name: str, question: str, default: str) -> str
 
 def _check(text: str, path: str) -> HubConfig:
     """Return the configuration in the text. ``Refused`` names options that are wrong."""
-
     try:
         return parse(text, path, HubConfig, check).config
     except ConfigError as error:

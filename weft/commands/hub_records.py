@@ -98,7 +98,6 @@ def tail(
 @contextmanager
 def _told() -> Iterator[None]:
     """Turn the end of a tail into a sentence."""
-
     try:
         yield
     except HubRefusal as refusal:

@@ -108,7 +108,6 @@ def compare(config_file: str, region: str, *, reason: str, by: str | None) -> No
     the start of the log. What was deleted from the log comes by `weft hub region history`. Numbers are
     compared, not columns: each region keeps the `_time` to which it corrected a record.
     """
-
     _known(config_file, region)
     declare(config_file, compare_region(region), by, reason)
     click.echo(f"the links to {region} begin again at the start of the log within some seconds")
@@ -157,7 +156,6 @@ async def _bring(act: Act, region: str, settings: RegionSettings) -> History:
 
 
 def _known(config_file: str, region: str) -> None:
-
     known = load_hub(config_file).regions
     if region not in known:
         raise Failed(f"`regions` of {config_file} has no {region}; there are: {', '.join(sorted(known)) or 'none'}")

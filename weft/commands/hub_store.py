@@ -160,7 +160,6 @@ def author_of(at: int, by: str | None, reason: str) -> Author:
     Args:
         at: nanoseconds since 1970.
     """
-
     return Author(at, by or f"{user_name()}@{platform.node()}", reason, origin(), command_words())
 
 
@@ -214,7 +213,6 @@ def _refuse_root(uri: str) -> None:
 
 async def open_log(store: ObjectStore) -> ClusterLog:
     """Return the cluster log of a store."""
-
     return ClusterLog(store, (await open_cluster(store, None)).cluster_id)
 
 
@@ -225,7 +223,6 @@ async def load_facts(store: ObjectStore) -> ClusterState:
 
 async def _allowed(store: ObjectStore, log: ClusterLog, target: str, author: Author) -> str | None:
     """Return the id of an act that others had to approve, and have; None for one that needs no approval."""
-
     if author.command not in ACTS:
         return None
     try:
@@ -354,7 +351,6 @@ def _row(each: ActLine) -> tuple[object, ...]:
 
 def read_facts(config_file: str) -> ClusterState:
     """Return the facts of the cluster log of a configuration's store, after a warning of what cannot be read of it."""
-
     try:
         state = on_store(config_file, load_facts)
     except CodecError as error:
@@ -365,7 +361,6 @@ def read_facts(config_file: str) -> ClusterState:
 
 def read_entry(config_file: str, n: int) -> Declaration | None:
     """Return an entry of the cluster log; None if there is none that can be read."""
-
     try:
         return on_store(config_file, _entry, n)
     except CodecError as error:
@@ -386,7 +381,6 @@ def declarations(config_file: str, *, last: int, as_json: bool) -> None:
     They are the record of administrative acts, and are never deleted. Documents of facts are not shown. `weft hub acts`
     asks a running hub for them.
     """
-
     try:
         found = on_store(config_file, _newest, last)
     except CodecError as error:
@@ -465,7 +459,6 @@ def end_of(text: str | None, now: int, option: str) -> int | None:
     Raises:
         Refused: it is neither, or in the past.
     """
-
     if text is None:
         return None
     try:

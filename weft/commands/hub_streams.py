@@ -125,7 +125,6 @@ async def _delete(act: Act, wanted: StreamDeletion, patience: Patience | None) -
 
 
 async def _has_table(store: ObjectStore, key: tuple[str, str]) -> bool:
-
     return bool(await store.list(table_key(*key), limit=1))
 
 
@@ -146,7 +145,6 @@ def expect(
     \b
     weft hub stream expect hub.yaml acme/telemetry 'press-*' welder-1
     """
-
     key = key_of(stream)
     if withdraw and edges:
         raise Refused("--withdraw takes no EDGES")

@@ -116,7 +116,6 @@ def set_table(
     weft hub table set hub.yaml acme/machines --latest machine --every 30s
     weft hub table set hub.yaml acme/telemetry --retain 365d --sort order_id
     """
-
     key = key_of(stream)
     if every is not None and latest is None:
         raise Refused("--every is the interval of a latest table: name its key, too (--latest)")
@@ -175,7 +174,6 @@ def list_tables(config_file: str, *, as_json: bool) -> None:
 
     `weft hub status` has the progress of latest tables (`latest_tables` of `GET /v1/status`).
     """
-
     state, known = read_facts(config_file), DeclaredTables()
     known.refresh(state)
     found: list[dict[str, Any]] = []
@@ -256,7 +254,6 @@ def _columns(text: str) -> tuple[str, ...]:
 
 
 def _latest(key: str, every: str | None, *, feed: bool, instead: bool) -> Any:
-
     parts = tuple(part.strip() for part in key.split(","))
     if (wrong := wrong_part(parts)) is not None:
         raise Refused(f"--latest: {wrong}")
@@ -291,7 +288,6 @@ def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: st
     \b
     weft hub quality set hub.yaml acme/telemetry quality.yaml --reason "agreed with the plant"
     """
-
     key, rules = key_of(stream), _read_rules(file)
     try:
         decision = declare_set_quality(key, rules)
@@ -318,7 +314,6 @@ async def _levels(store: ObjectStore, key: StreamKey) -> set[str]:
 @decision_options
 def remove_quality(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
     """Withdraw the rules of STREAM at the hubs of CONFIG. What was counted stays in its table."""
-
     key = key_of(stream)
     declare(config_file, declare_remove_quality(key), by, reason)
     click.echo(f"withdrew the quality rules of stream {'/'.join(key)}")
@@ -330,7 +325,6 @@ def remove_quality(config_file: str, stream: str, *, reason: str, by: str | None
 @json_option
 def get_quality(config_file: str, stream: str, *, as_json: bool) -> None:
     """Print the rules of STREAM in YAML, as `set` reads them."""
-
     key = key_of(stream)
     name, state = "/".join(key), read_facts(config_file)
     known, unusable = _known_rules(state)
@@ -355,7 +349,6 @@ def list_quality(config_file: str, *, as_json: bool) -> None:
 
     `quality` of `GET /v1/status` has what was counted, and `weft hub status` names alarms.
     """
-
     state = read_facts(config_file)
     known, unusable = _known_rules(state)
     rows: list[dict[str, Any]] = [
@@ -388,14 +381,12 @@ def list_quality(config_file: str, *, as_json: bool) -> None:
 
 def _known_rules(state: ClusterState) -> tuple[dict[str, StreamQuality], dict[str, str]]:
     """Return the rules by stream, and those that cannot be read, each with the reason."""
-
     declared = DeclaredQuality()
     declared.refresh(state)
     return {"/".join(key): found for key, found in declared.streams.items()}, declared.unusable
 
 
 def _read_rules(file: str) -> QualityRules:
-
     try:
         with open(file, "rb") as opened:
             data = opened.read(TEXT_BYTES_MAX + 1)
@@ -461,7 +452,6 @@ def set_schema(
     weft hub schema set hub.yaml acme/telemetry telemetry.yaml --reason "first columns"
     weft hub schema set hub.yaml acme/telemetry telemetry.yaml --compatibility backward
     """
-
     key, schema = key_of(stream), _read_schema(file, message)
     try:
         decision = declare_schema(key, schema, compatibility)
@@ -478,7 +468,6 @@ def set_schema(
 @decision_options
 def remove_schema(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
     """Withdraw the schema of STREAM. Its table keeps its columns; they are null in later rows."""
-
     key = key_of(stream)
     declare(config_file, declare_no_schema(key), by, reason)
     click.echo(f"withdrew the schema of stream {'/'.join(key)}")
@@ -491,7 +480,6 @@ def remove_schema(config_file: str, stream: str, *, reason: str, by: str | None)
 @json_option
 def get_schema(config_file: str, stream: str, *, version: int | None, as_json: bool) -> None:
     """Print the schema of STREAM in YAML, as `set` reads it. Rows say their version in the column `_schema`."""
-
     key = key_of(stream)
     found = _version(config_file, key, version)
     if as_json:
@@ -572,7 +560,6 @@ def infer(config_file: str, stream: str, *, file: str | None, records: int, payl
     \b
     weft hub schema infer hub.yaml acme/telemetry > telemetry.yaml
     """
-
     sample = PayloadSample()
     if file is not None:
         _sample_file(sample, file, records)
@@ -693,7 +680,6 @@ def _print_check(facts: dict[str, Any], sample: SampleOfSchema, no_records: str 
 @json_option
 def list_schemas(config_file: str, *, as_json: bool) -> None:
     """List the streams with a schema in the cluster log of CONFIG."""
-
     state = read_facts(config_file)
     known = Schemas.of_state(state)
     found: list[dict[str, Any]] = []
@@ -740,7 +726,6 @@ def _fact(change: FieldChange) -> dict[str, Any]:
 
 
 def _read_schema(file: str, message: str | None = None) -> PayloadSchema:
-
     try:
         found = read_schema_file(file, message)
         if found.left_out:
@@ -754,7 +739,6 @@ def _read_schema(file: str, message: str | None = None) -> PayloadSchema:
 
 
 def _known_schema(state: Any, key: StreamKey) -> StreamSchema:
-
     schemas, name = Schemas.of_state(state), "/".join(key)
     found = schemas.of(key)
     if found is None and name in schemas.unusable:
@@ -767,7 +751,6 @@ def _known_schema(state: Any, key: StreamKey) -> StreamSchema:
 
 def _version(config_file: str, key: StreamKey, version: int | None) -> StreamSchema:
     """Return a version of a stream's schema, also one that was withdrawn or replaced."""
-
     if version is None:
         return _known_schema(read_facts(config_file), key)
     name = "/".join(key)

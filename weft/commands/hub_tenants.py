@@ -97,7 +97,6 @@ def add(
     weft hub tenant add hub.yaml acme --edges 40 --bytes-per-second 4MiB/s --reason "contract 17"
     weft hub tenant add hub.yaml acme --isolation own
     """
-
     quotas, _ = _quotas(given)
     if names_a_config(hub):
         with declaring():
@@ -132,7 +131,6 @@ def set_tenant(
     After a command that did not come to its end, the hub refuses the tenant's edges. Repeat it, or let the shards take
     the tenant again with `--isolation shared`.
     """
-
     quotas, cleared = _quotas(given)
     is_quota = any(value is not None for value in given.values())
     if not is_quota and isolation is None:
@@ -191,7 +189,6 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None) -> None:
 
     Its records, streams and tables stay.
     """
-
     declare(config_file, tenant_changes.remove_tenant(name), by, reason)
     click.echo(f"withdrew tenant {name}")
 
@@ -236,7 +233,6 @@ def list_tenants(hub: str | None, *, token_file: str | None, as_json: bool) -> N
 
 
 def _views(state: ClusterState) -> list[dict[str, Any]]:
-
     tokens: list[str] = []
     for fact in state.facts(TOKEN).values():
         try:
@@ -267,7 +263,6 @@ def _views(state: ClusterState) -> list[dict[str, Any]]:
 
 def _quotas(given: dict[str, str | None]) -> tuple[Quotas, frozenset[str]]:
     """Return the quotas of the options, and the names of those to take back."""
-
     numbers: dict[str, int] = {}
     for name, text in given.items():
         if text is None or text == NONE:

@@ -96,13 +96,11 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_roles(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-
     return role_grants(given)
 
 
 def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> Scope:
     """Return the scope of some options; refuse those that do not fit each other."""
-
     if (scope is None) != bool(grants):
         raise Refused("a token has a scope, or grants. Give --scope, or --grant once or more")
     try:
@@ -143,7 +141,6 @@ def open_hubs(config_file: str, *, reason: str, by: str | None, yes: bool) -> No
     \b
     weft hub open hub.yaml --reason "the trial of tokens is over"
     """
-
     config = load_hub(config_file)
     if not yes:
         confirm(
@@ -164,7 +161,6 @@ def closed_anyway(config: HubConfig) -> str:
 
 def _is_first(config_file: str) -> bool:
     """Return whether a token would close hubs that are open."""
-
     return not closed_anyway(load_hub(config_file)) and not demands_tokens(read_facts(config_file))
 
 
@@ -404,7 +400,6 @@ def add(
     weft hub token add hub.yaml quality --grant 'read:press-*' --grant edges
     weft hub token add hub.yaml --from edges.txt --scope edge --to tokens
     """
-
     if (name is None) == (names is None):
         raise Refused("expected a NAME, or a file of names with --from")
     until = end_of(expires, time.time_ns(), "--expires")
@@ -458,7 +453,6 @@ def pair(
     weft hub token pair hub.yaml press-7
     weft hub token pair hub.yaml press-7 --within 8h --expires 365d
     """
-
     name = edge if name is None else name
     check_name(name)
     code = code_of(secrets.token_bytes(CODE_CHARACTERS))
@@ -519,7 +513,6 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     \b
     weft hub token import hub.yaml --file tokens.yaml
     """
-
     identities, known = read_file(path), TokenCache()
     with declaring():
         decisions = [import_token(each, known) for each in identities]
@@ -568,7 +561,6 @@ def rotate(
     \b
     weft hub token rotate hub.yaml press-7 --overlap 14d --expires 365d
     """
-
     token, now = new_token(), time.time_ns()
     given = None if expires == NEVER else end_of(expires, now, "--expires")
     old_until = end_of(overlap, now, "--overlap")
@@ -598,7 +590,6 @@ def rotate(
 @json_option
 def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json: bool) -> None:
     """Withdraw token NAME from the cluster log of CONFIG. Its links end two seconds later."""
-
     state = declare(config_file, remove_token(name), by, reason)
     left = len(state.facts(TOKEN))
     if as_json:
@@ -618,7 +609,6 @@ def list_tokens(config_file: str, *, as_json: bool) -> None:
 
     A use is shown within an hour; the first one of a token within two minutes. A link that is open is a use.
     """
-
     facts = read_facts(config_file).facts(TOKEN)
     uses, now = on_store(config_file, last_uses), time.time_ns()
     found = [token_view(fact, now, uses.get(fact.name)) for _, fact in sorted(facts.items())]
@@ -642,7 +632,6 @@ def list_tokens(config_file: str, *, as_json: bool) -> None:
 
 
 def _print_secret(name: str, token: str, until: int | None, to: str | None, *, as_json: bool, **more: Any) -> None:
-
     secret = {"token": token} if to is None else {"token_file": to}
     if as_json:
         print_json({"name": name, **more, "until": moment(until), **secret})

@@ -80,7 +80,6 @@ def acknowledge(target: str, *, as_json: bool) -> None:
     \b
     weft link acknowledge /var/lib/weft
     """
-
     directory = NodeLog.of(target).directory
     try:
         with ordering(directory, "alarms of links"):
@@ -97,7 +96,6 @@ def acknowledge(target: str, *, as_json: bool) -> None:
 
 
 def _ask(target: str, action: Literal["status", "pause", "resume"], link: str) -> dict[str, dict[str, Any]]:
-
     directory = NodeLog.of(target).directory
     guard = contextlib.nullcontext() if action == "status" else ordering(directory, f"link {link or '*'}")
     try:

@@ -48,12 +48,10 @@ class NodeLog:
 
     def log(self) -> LogDirectory:
         """Return the files."""
-
         return LogDirectory(self.directory)
 
     def durability(self) -> Durability:
         """Return how much of the log's end is durable and may be shown."""
-
         return Durability(self.directory, self._durable_ends if self.config and self.config.http else None)
 
     def patterns(self, *, thorough: bool = False) -> dict[str, tuple[str, ...]]:
@@ -62,7 +60,6 @@ class NodeLog:
         Args:
             thorough: look for such streams in all of the log's newest segment.
         """
-
         known: dict[str, tuple[str, ...]] = {}
         if self.config is not None:
             flow = Flow(self.config)
@@ -74,7 +71,6 @@ class NodeLog:
     def wanted(self, names: Sequence[str]) -> Callable[[str], bool]:
         """Return a predicate for the named streams, or for all streams of devices. ``Refused`` when one does not
         exist."""
-
         if not names:
             return lambda name: name not in STATE_STREAMS
         known: Mapping[str, object] = self.config.streams if self.config is not None else {}
@@ -99,14 +95,12 @@ class NodeLog:
 
     def clock_trouble(self) -> str | None:
         """Return the difference between the running node's clock and a hub's; None while it is small or unknown."""
-
         try:
             return clock_trouble(self.status()) if self.config and self.config.http else None
         except (Failed, KeyError, TypeError):
             return None
 
     def _durable_ends(self) -> Mapping[str, int] | None:
-
         log_id = self.log().log_id()
         try:
             facts = self.status()
@@ -122,7 +116,6 @@ class NodeLog:
 @contextmanager
 def readable(target: NodeLog) -> Iterator[None]:
     """Turn an error of reading a log into a sentence."""
-
     try:
         yield
     except NoLog as error:

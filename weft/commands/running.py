@@ -73,7 +73,6 @@ class RunningHub(Operations):
 
     def client(self) -> Client:
         """Return a client of the hub."""
-
         return Client(
             self.url, token=self._token, token_file=self._token_file, tls=self._tls, timeout_s=TIMEOUT_S,
             bytes_max=STATUS_BYTES_MAX,
@@ -154,7 +153,6 @@ def running_hub(hub: str | None, token_file: str | None) -> RunningHub:
         Refused: nothing names a hub, or what names it is wrong.
         Failed: the token's file has none.
     """
-
     hub = named(hub)
     if token_file is not None:
         _check_token_file(token_file)
@@ -198,14 +196,12 @@ def trusting(ca_file: str | None, certificate: str | None = None, key: str | Non
 
 
 def named(hub: str | None) -> str:
-
     if not (named := hub or os.environ.get(HUB_VARIABLE)):
         raise Refused(UNNAMED)
     return named
 
 
 def _logins() -> dict[str, Any]:
-
     try:
         return dict(read())
     except LoginsUnusable as error:
@@ -213,7 +209,6 @@ def _logins() -> dict[str, Any]:
 
 
 def _check_token_file(path: str) -> None:
-
     try:
         with using(path):
             read_token(path)

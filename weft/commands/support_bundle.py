@@ -276,7 +276,6 @@ def edge_support_bundle(config_file: str, *, to: str, log_file: str | None, as_j
 
 def add_metrics(bundle: Bundle, bind: str, token_file: str | None, certificate: str | None) -> None:
     """Add the metrics of a running node of this machine."""
-
     url = f"{'http' if certificate is None else 'https'}://{parse_bind(bind).from_here}"
     try:
         client = Client(url, token_file=token_file, tls=tls_of(certificate), timeout_s=10.0, bytes_max=16 << 20)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud_hub.facts.test_hub import declare
 from examples.demo.fabric import free_port
+from tests.cloud_hub.facts.test_hub import declare
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.regions.fabric import LANE, NODE, has, held, log_of, stored, to
 from tests.cloud_hub.tables.logs import START, TOPICS, LogWriter, Run

@@ -21,7 +21,6 @@ from tests.spark_sinks.conftest import EDGES, Hub
 from tests.spark_sinks.sinks.stream.conftest import StreamHub
 from tests.support.processes import Node
 from tests.support.tokens import create_token, declare_in
-from examples.demo.fabric import get_json
 from weft.hub_api.rights import Scope
 
 
