@@ -107,7 +107,6 @@ RULES = {
     "README.md": Rule(
         says=(
             r"\|\s*press\|\s*m1\|\s*21\.5\|",
-            r"(?s)Batch: 0.*plant/press/m2",
             r"cloud\s+connected",
             "m2 +19.0",
             r'"complete_up_to": ?"20',

@@ -49,16 +49,16 @@ def binaries(distributions: Path, tmp_path_factory: pytest.TempPathFactory, requ
     """The `bin` folder of a fresh environment into which only Weft and what it requires was installed."""
     home = tmp_path_factory.mktemp(request.param)
     if request.param == "checkout":
-        return installed_as_in_the_readme(home)
+        return installed_as_on_the_page(home)
     (distribution,) = distributions.glob(PATTERNS[request.param])
     subprocess.run([sys.executable, "-m", "venv", home / "weft-env"], check=True)
     pip(home / "weft-env/bin", "install", "--constraint", str(ROOT / "constraints.txt"), str(distribution))
     return home / "weft-env/bin"
 
 
-def installed_as_in_the_readme(home: Path) -> Path:
-    """Run the commands of the README's section in a copy of the checkout."""
-    section = (ROOT / "README.md").read_text().split("## Installing only what a machine needs")[1]
+def installed_as_on_the_page(home: Path) -> Path:
+    """Run the commands of the page on installation in a copy of the checkout."""
+    section = (ROOT / "docs/how-to/install.md").read_text().split("## From the repository")[1]
     commands = section.split("```sh\n")[1].split("```")[0]
     shutil.copytree(ROOT, home / "checkout", ignore=COPIED_NOT)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
