@@ -41,6 +41,8 @@ StreamKey = tuple[str, str]
 """(tenant, stream)."""
 HEADER_BYTES = 56
 """Bytes of the chunk's fixed header, behind which the first section starts."""
+# Every chunk explains the origins that its batches name. Looked up in the lane's state, a number would mean one
+# function in the tail and another in the table.
 ORIGINS_MAX = 1024
 """Maximum number of origins that a lane resolves; the state keeps those with the highest numbers."""
 CONTROL_BYTES_MAX = 1 << 20

@@ -21,6 +21,9 @@ class HealthAnswer(TypedDict):
     headers: Mapping[str, str]
 
 
+# ``/healthz`` says no only where a restart helps, because a restart that mends nothing drops every client; ``/readyz``
+# where a client is better served elsewhere. A link that is down is neither: taking messages then is what an edge is
+# for.
 def health_answer(word: str, reasons: Sequence[str], headers: Mapping[str, str]) -> HealthAnswer:
     """Return the answer to a probe: 200 without reasons, else 503 with them.
 

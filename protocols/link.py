@@ -412,6 +412,8 @@ class FrameType(IntEnum):
     PULL = 11
     CONFIG = 12
     PUBLISH = 13
+    # Lanes open one by one, each with an identity and an epoch: a stream that is added, or a shard in trouble, ends no
+    # other lane. A lane's number is given once, so a frame on the way when its lane closed can be dropped.
     LANE_OPEN = 14
     LANE_OPENED = 15
     LANE_CLOSED = 16

@@ -225,6 +225,7 @@ class SenderSettings:
     """Time between two marks of an idle lane. The marks of lanes with data are sent with the data."""
     ping_interval: int = 45 * SECOND
     """Time between two PINGs. A load balancer that closes connections after 60 s without data keeps the link open."""
+    # Only a PING says that the other program lives: keepalives of TCP and WebSocket do not.
     silence: int = 120 * SECOND
     """Silence after which a peer counts as lost. With data in flight, ``ack_timeout`` detects it earlier."""
     ack_timeout: int = 30 * SECOND

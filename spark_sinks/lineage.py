@@ -14,6 +14,8 @@ from spark_sinks.read import read
 
 # The lineage column ``_from``: per lane the records that went into a row.
 
+# Ranges, not all numbers: the records of one machine of ten are a range each, and the list would be larger than the
+# records. Not offsets, which say where a record stood in a shard's log: two hubs give one record two.
 FROM_COLUMN = "_from"
 FROM_TYPE = "array<struct<edge:string,log:string,first:bigint,last:bigint,count:bigint>>"
 """Type of the lineage column. ``first`` and ``last`` are the lowest and highest sequence number, both used; ``count``

@@ -13,6 +13,8 @@ import click
 
 from weft.config.errors import Problem, format_path
 
+# A file or a port that cannot be used ends ``run`` with 1, not 2: systemd does not start a unit again that ended with
+# 2, and the file or port may be there a second later.
 FAILURE_EXIT_CODE = 1
 USAGE_EXIT_CODE = 2
 STOPPED_EXIT_CODE = 130

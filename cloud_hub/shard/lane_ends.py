@@ -2,8 +2,9 @@
 time of a shard, from which ages count, after a wrong clock (TIME).
 
 These are control records of the log. Any process may write them, whether hub nodes run or not: like all chunks they are
-created at the next number, or not at all. Before a DROP the lane's state is stored as an object of its own. So an edge
-that comes back years later sends only records that the hub never had, and nothing is stored twice.
+created at the next number, or not at all. Before a DROP the lane's state is stored as an object of its own; a tombstone
+with the ranges in the shard's state would be bounded no better than the lane. So an edge that comes back years later
+sends only records that the hub never had, and nothing is stored twice.
 """
 
 from __future__ import annotations

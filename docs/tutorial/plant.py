@@ -24,6 +24,7 @@ from weft.storage.table_writer.settings import TableSettings
 from weft.storage.table_writer.shards import load_shards
 from weft.storage.table_writer.tiering import Tierer
 
+# Not real nodes under a library that fakes the clock: monotonic clocks and TLS suffer.
 STREAM = "telemetry"
 EDGES = {"press-shop": "iot-device-01", "greenhouse": "iot-device-02", "warehouse": "iot-device-03"}
 """Edge node -> its device, one of the three Raspberry Pis of examples/demo/data."""

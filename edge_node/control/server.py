@@ -46,6 +46,8 @@ from weft.storage.segment_log import LogError, LogFull, SegmentLog
 
 logger = logging.getLogger(__name__)
 
+# Not the node's HTTP pages: these have no users, may be open to the plant's network, and may be off. A request to drop
+# carries a number, never "all": what was taken in after the operator's question stays, and a repetition is harmless.
 REQUEST_BYTES_MAX = 4096
 SHUTDOWN_TIMEOUT_S = 1.0
 _BACKLOG = 4

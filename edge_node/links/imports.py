@@ -35,6 +35,9 @@ from weft.storage.segment_log.encryption import disk_of
 #
 # ``<data_dir>/imported/<log id>`` is a log that the node's links still have to bring to the hubs, and ``<log
 # id>.done`` one that the hubs have completely.
+#
+# Appended to the new log, the records would get new names, and those that a hub has would be there twice. The rename
+# of the folder is the only state: a node that is killed asks the hubs again.
 
 FOLDER = "imported"
 DONE = ".done"

@@ -32,6 +32,8 @@ from weft.protocols.mqtt.packets import PACKET_IDS_MAX, ProtocolViolation, Reaso
 #
 # Each state with a connection has a twin for a full socket (``PAUSED``, ``RESUMED``). ``LOST`` leads from every one
 # of them to AWAY.
+#
+# One table, not one for the connection and one for the source of messages: their combinations are what goes wrong.
 
 
 class WindowState(IntEnum):

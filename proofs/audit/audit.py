@@ -7,7 +7,8 @@ Chunks below a shard's watermark may be gone. The table's rows then count as the
 lists those.
 
 The work is a map over tasks and a sum: runs of chunks first, which show the collected ones, then files of the table. A
-runner runs the tasks in this process or on Spark's executors; the report is the same.
+runner runs the tasks in this process or on Spark's executors; the report is the same. A join of log and table would
+shuffle every record, and say nothing of gaps, renames and skipped ranges.
 """
 
 from __future__ import annotations

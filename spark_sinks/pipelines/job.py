@@ -438,6 +438,8 @@ def ship(spark: SparkSession, pipeline: Pipeline) -> None:
         raise MissingLibraries(missing)
 
 
+# The code goes along with the job: an installation of one version on all executors would stop all pipelines at each
+# upgrade until every machine has it.
 def _archive(folder: str, pipeline: Pipeline) -> str:
     path = os.path.join(folder, "weft_code.zip")
     write_archive(path, code_of(pipeline))

@@ -45,6 +45,9 @@ from weft.storage.segment_log.settings import BATCH_RECORDS_MAX, DAMAGED, LogVer
 from weft.storage.segment_log.state import LogState
 
 # Reading a segment file entry by entry through a bounded window.
+#
+# At bad bytes the walk looks ahead for a mark or a footer. Entries are not held back until a mark proves them: readers
+# of bodies would hold up to a segment in memory.
 
 _BLOCK_BYTES = 4096
 """Unit of bytes that a device can or cannot read as a whole: a page."""

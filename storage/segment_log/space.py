@@ -38,6 +38,10 @@ from weft.storage.segment_log.state import LogState, Plan, StreamState
 
 # Needed part of a segment: records that are safe nowhere else, and notices that no receiver has yet.
 #
+# What must stay of a sealed segment moves into the opening of a new one, so one unacknowledged record of a small
+# stream pins nothing. A segment for each stream would need an fsync for each; moved records among new ones would end
+# the ascent of numbers within a segment. Openings list what the log answers for (``KEPT``), since deletion is not in
+# order.
 # Everything here is called with the log's lock.
 
 _GAP_BYTES = ENTRY_HEADER_BYTES + 36

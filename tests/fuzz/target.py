@@ -16,6 +16,8 @@ from pathlib import Path
 
 from tests.support.speed import slowness
 
+# Inputs are bytes under atheris. hypofuzz and ``fuzz_one_input`` of Hypothesis mutate structured draws, and the faults
+# of decoders are in bytes.
 CORPUS = Path(__file__).with_name("corpus")
 INPUT_BYTES_MAX = 64 << 10
 SECONDS_MAX = 0.25
