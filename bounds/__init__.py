@@ -9,6 +9,8 @@
 - A *refusal* answers a request beyond a share. Metrics name the refused owners.
 - An *event* is a structured log line about a refusal or a failed login.
 
+No library of limiters: those for asyncio count calls in time, for a process and not for an owner.
+
 `browsers` distinguishes requests of foreign pages in a browser from others, `cbor` bounds the cost of decoding a
 payload, and `background` ends a task with its owner.
 """

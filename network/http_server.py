@@ -26,6 +26,8 @@ from weft.config.units import Address
 from weft.network.accepting import Acceptor, listening_sockets
 from weft.network.admission import Admission, NetworkConnection
 
+# Connections of an address are counted whether they are busy or not, and the one idle longest is closed. A refusal at
+# ``accept`` would keep out a good client while most of them are idle.
 IDLE_S_MAX = 30.0
 """Longest wait of a connection for its (next) request, longer than Prometheus' usual interval."""
 LOOK_INTERVAL_S = 1.0

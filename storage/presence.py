@@ -652,6 +652,7 @@ class TableOwners(Participant):
         """Return the number of keepers that count as alive, this one included."""
         return len(self._alive) + 1
 
+    # A hint about who works, and no lease: of two that believe it, the table's version chooses one.
     def keeps(self, stream: StreamKey) -> bool:
         """Return whether this keeper makes a stream's table: of all that are alive and may, one does (rendezvous
         hashing). Hub processes may if no claim covers the stream, and others only with such a claim."""

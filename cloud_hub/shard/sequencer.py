@@ -432,6 +432,8 @@ TROUBLE = (StoreError, CodecError)
 """Errors after which the outcome of a store call is unknown. Stores bound their calls in time."""
 
 
+# The store's own words are for the operator: what a library writes into its errors is not known, and may be names of
+# other tenants.
 def public_reason(error: Exception) -> str:
     """Return why something of the store cannot be read, for edges and readers: without folders, and without keys, which
     may name other tenants. The operator's log and status have the store's own words."""

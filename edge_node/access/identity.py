@@ -361,8 +361,8 @@ def session_name(username: str | None, client_id: str) -> str:
     """Return the name of a client's session: each user has client identifiers of its own.
 
     Client identifiers are not secret. If users shared them, a client with another user's identifier would get its
-    messages, or destroy them (decision 0066). Different pairs have different
-    names.
+    messages, or destroy them. To refuse the second user would let an attacker that comes first lock a device out.
+    Different pairs have different names.
     """
     if username is not None:
         # An empty user name would look like a missing one.

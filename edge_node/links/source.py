@@ -36,6 +36,8 @@ from weft.storage.segment_log import LogError, SegmentLog
 
 logger = logging.getLogger(__name__)
 
+# The finding goes into the log and not into a file beside it, which would not go where the log goes. The machine's
+# clock is not set: that is no business of a service, and records that are stamped would not change.
 AGREE_NS = 1_000_000_000
 """Difference up to which two answers agree, besides the bounds on their errors."""
 DIFFERS_NS = 120_000_000_000

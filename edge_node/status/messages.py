@@ -25,6 +25,9 @@ from weft.protocols.mqtt.packets import Subscription
 from weft.protocols.topics import InvalidTopic, check_filter, matches
 
 # Readers of messages on the node's page: its users, by the access rules that count for MQTT.
+#
+# No cookies: a request of a foreign page would carry them. Not from the log: it has nothing of topics that no stream
+# keeps.
 
 # A browser would answer the challenge Basic by a window of its own, over the page's form.
 _CHALLENGE = {"WWW-Authenticate": 'FormBased realm="weft"', "Cache-Control": "no-store"}

@@ -21,6 +21,8 @@ from weft.storage.segment_log import LogFailed, SegmentLog
 # Turns of readers of the log for subscribers that fell behind: one message may leave thousands of them behind, and
 # one commit may have records for all of them.
 
+# One sum for all readers, not a task for each turn: what the loop does between two looks at its sockets is the sum of
+# all tasks that are ready.
 READERS_MAX = 8
 """Number of readers that run before the event loop polls its sockets again: each assembles a page, or sends some of it,
 which takes at most a millisecond or two."""

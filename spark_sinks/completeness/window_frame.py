@@ -266,6 +266,8 @@ class WindowFrame:
     """
     event: EventTime | None = None
     """Time by which rows belong to windows; None for ``_time``."""
+    # Sessions end at the border of their window, so they follow from its rows alone. Over all time, each late row
+    # could move all later cuts.
     gap_us: int | None = None
     """Silence that ends a session, where rows of the result are sessions; None for windows."""
 

@@ -39,7 +39,7 @@ def collector_conf(conf: Mapping[str, str], environment: Mapping[str, str]) -> d
     """Return the conf that gives a local session Java's parallel collector, or nothing if the user chose one.
 
     Reading rows stores many references in objects that outlive them. Java's default, G1, does some work at each store.
-    Without it, reads took a tenth to a quarter less of Java's time (decision 0112).
+    Without it, reads took a tenth to a quarter less of Java's time.
 
     Args:
         conf: further confs of the session.
@@ -223,7 +223,7 @@ ARROW_ENVIRONMENT = {
     "ARROW_ENABLE_UNSAFE_MEMORY_ACCESS": "true",
     "ARROW_ENABLE_NULL_CHECK_FOR_GET": "false",
 }
-"""Environment of the Java machines that get rows from Python (decision 0109)."""
+"""Environment of the Java machines that get rows from Python."""
 
 DEFAULTS = {
     # Times in the log are UTC; a session zone would shift every timestamp that is shown or cast.

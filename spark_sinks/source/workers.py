@@ -61,7 +61,7 @@ def _patch_planner() -> None:
 # readers of its class `SimpleDataSourceStreamReader` this: the planner sends the rows with the plan, and Java keeps
 # them as a block beside the task's partition. A task that finds no block, as after the loss of an executor, reads its
 # partition in a worker as always. That class has neither limits nor a latest offset, so its way is taken here for a
-# plan alone (decision 0431).
+# plan alone.
 
 
 def send_rows_with_plans() -> None:

@@ -18,6 +18,8 @@ from typing import TypeVar
 ROOT = Path(__file__).parents[2]
 VARIABLE = "WEFT_SLICE"
 NIGHT = "night-"
+# The number of commits, not random seeds: two runs of one commit would differ. Not the commit's id: seeds would
+# overlap, and no one could say what was searched.
 CI_SEEDS = 1_000_000_000
 """Seeds below this one are those of nights, and of tests that choose theirs."""
 T = TypeVar("T")

@@ -32,6 +32,8 @@ import msgspec
 from tests.support.speed import slowness, uncollected
 
 T = TypeVar("T")
+# Not a hook in each turn's budget: most of the steps that were too long had no budget. Not the waits of a good client:
+# on a busy machine they say little.
 STEP_S_MAX = 0.02
 """Longest processor time of a step, on the machine of the budgets."""
 CALL_S_MAX = 0.05

@@ -17,6 +17,8 @@ _VALUE = re.compile(r"{{ \$value[^}]*}}")
 _LABEL = re.compile(r"{{ \$labels\.(\w+) }}")
 
 
+# Definitions of a line or two, because nobody reads Grafana's JSON in a review; not Jsonnet, a language and tool chain
+# for 150 lines.
 class Alert(NamedTuple):
     """One alerting rule."""
 

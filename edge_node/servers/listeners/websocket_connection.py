@@ -113,6 +113,8 @@ CLOSE_TIMEOUT_S = 2.0
 
 PIECE_BYTES = 2048
 """Bytes that the library interprets at once: 341 frames at most, a millisecond."""
+# A turn and no rate: devices that acknowledge quickly send thousands of small messages a second, each in a frame of
+# its own.
 FRAMES_AT_ONCE = 64
 """Frames of one client after which others have their turn. One read has room for 43,690 pings, 0.15 s of the loop."""
 WAITING_BYTES_MAX, WAITING_BYTES_OF_ONE_MAX = 64 << 20, 16 << 20
