@@ -69,6 +69,7 @@ USER_SHARE = "limits.user_share"
 name. One user alone cannot take a total."""
 
 
+# One share for all totals (``limits.user_share``): a share for each total was 22 settings that no one set apart.
 class Quota(NamedTuple):
     """Bound on one thing that owners share: what all of them may have together, and what one of them may have."""
 

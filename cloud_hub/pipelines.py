@@ -27,6 +27,7 @@ from weft.storage import hub_keys
 from weft.storage.hub_keys import PIPELINES
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreError
 
+# The last report is an object: the cluster log keeps each entry, and in memory a report and a question meet by chance.
 PIPELINES_MAX = 200
 """Maximum number of pipelines of a tenant that have a report."""
 WRITE_NS = 30 * 1_000_000_000

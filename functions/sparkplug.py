@@ -33,6 +33,9 @@ from weft.functions.sparkplug_payloads import (
 from weft.protocols.batch import HeaderPairs
 
 # State of Sparkplug B edge nodes from their messages: births, numbers, and births to request.
+#
+# Behind the log, as any function: nothing of it is on the path of an acknowledgement, and a restart or a replay finds
+# the same.
 
 NUMBERS = 256
 """Numbers of an edge node's messages are 0 to 255, and begin again."""

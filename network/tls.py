@@ -70,6 +70,7 @@ class ClientTlsFiles:
 # OpenSSL takes any number of them within one read (KeyUpdates of TLS 1.3, at 17 us and 27 bytes each), and asyncio
 # and uvloop give it up to 256 KiB at once: a step of 0.1 s, which no budget of decrypted bytes sees.
 
+# Not ``ssl=`` of the loop's server: it bounds neither the number of handshakes nor their rate, and drops the alert.
 HANDSHAKE_RECORDS_MAX = 256
 """Maximum number of records of a client's handshake. 100 KiB of certificates, the most that OpenSSL takes, fit in
 records of 512 bytes, the smallest that clients ask for."""

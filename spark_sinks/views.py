@@ -15,6 +15,8 @@ from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
 from spark_sinks.source.stream_log import open_hub
 from weft.storage.chunk_log import first_logs
 
+# Global temporary views are the only temporary ones in a database. A catalog is a class of Java: a jar to build, and
+# to pin to Spark's version.
 DATABASE = "spark.sql.globalTempDatabase"
 """Conf with the database of views that all sessions of an application share. ``session`` sets it to ``weft``."""
 VIEWS_MAX = 1_000

@@ -245,6 +245,7 @@ def plain_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
 
 # Rows of a table's files as records, as one request reads them: bounded in files, row groups and bytes.
 
+# Files are chosen by the table's log. A Delta table object would read the whole log: seconds for a million files.
 FILES_READ_MAX = 64
 """Maximum number of files that one request opens of one shard."""
 GROUP_BYTES_MAX = 512 << 20

@@ -60,6 +60,7 @@ from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, Prec
 # reads no log. The release of an edge is not in that state. This process knows it for edges that were linked to it
 # since it started.
 
+# Not counted with each chunk: the fold is what limits a hub, and a chunk of a busy shard changes all lanes.
 LOGS_SHOWN_MAX = 8
 """Maximum number of an edge's logs in a view, the most recently active first."""
 

@@ -29,6 +29,7 @@ from weft.storage.object_store import NotFound, ObjectStore, StoreError, replace
 
 _logger = logging.getLogger(__name__)
 
+# A part is taken before its use. Bytes that are written after their use are lost by a kill, or cost many writes.
 PARTS = 1000
 """Parts of a budget of which a process takes one at a time."""
 FIRST_PARTS = 16

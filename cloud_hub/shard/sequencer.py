@@ -75,6 +75,7 @@ LOOK_FACTOR_MAX = 16
 """Bound of the doubling interval of looks that find nothing: each look of an idle shard costs a request."""
 
 
+# No fixed interval: 16 shards with a thousand lanes each would commit during half of the time.
 PACED_SHARE = 0.2
 """Largest share of a process's time that its shards' commits take because records do not wait for the longest
 interval."""

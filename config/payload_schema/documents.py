@@ -333,6 +333,9 @@ def _time_of(text: str) -> datetime | None:
 
 
 # Compatibility of a version of a schema with the one before: whose payloads which version still reads.
+#
+# The rule belongs to the stream and not to the text of the schema: a version could relax the rule by which it is
+# judged.
 
 Compatibility = Literal["none", "backward", "forward", "full"]
 RULES: tuple[Compatibility, ...] = ("none", "backward", "forward", "full")

@@ -54,7 +54,8 @@ _ERRORS = """With `--json` an error is one line of JSON, the last on standard er
 _DECISIONS = """\
 One page each: the context, what was decided, what else was considered, and what follows. Written when the alternatives
 are worth remembering; the reason itself is in a comment where the code decides. The status is `accepted`, or
-`replaced by` another page. A small decision is a section of the page on its subject. Lines end at 120 columns."""
+`replaced by` another page. A small decision is a section of the page on its subject. A number that is missing here
+stands in a comment alone, where the code decides; its page is in the history. Lines end at 120 columns."""
 DOCS = Path(__file__).parents[1]
 REFERENCE = DOCS / "reference"
 DECISIONS = DOCS / "decisions"

@@ -118,8 +118,8 @@ class BackPressure:
 TICK_BYTES_MAX = 1 << 20
 """Bytes read after which a tick's batch is stored before its end. It bounds the memory that is not yet counted against
 ``limits.pending``."""
-# The bound is on what a turn gathers. Deliveries that went on in later steps lost messages at QoS 1 in a crash between
-# two steps, and doubled some at QoS 2.
+# The bound is on what a turn gathers. Deliveries in later steps lost messages at QoS 1 in a crash between two steps,
+# and doubled some at QoS 2.
 COST_MAX = 16_384
 """The same bound in deliveries to clients, or in entries in queues of that cost: they take five to ten milliseconds,
 regardless of their bytes."""

@@ -116,6 +116,8 @@ def queue_samples(facts: dict[str, Any]) -> Iterator[Sample]:
 logger = logging.getLogger(__name__)
 
 
+# The parts are made here alone, in the order in which they know each other. One context with all parts would let any
+# part call any other.
 class Queues:
     """All exchanges and queues, by their parts. Event loop's thread only.
 

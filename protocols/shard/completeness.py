@@ -76,6 +76,8 @@ class HeldBack(NamedTuple):
 _LOSSES = frozenset({Reason.CONFLICT, Reason.ABSENT, Reason.LOST})
 
 
+# One rule beside the reasons, no setting: the bound follows from the intervals of marks. A bound from the stream's
+# usual lag would make the lag of a stream that is left behind usual.
 def severity(each: HeldBack, now: int) -> Severity:
     """Return what a reason asks of people: one rule for all who show reasons.
 

@@ -116,6 +116,8 @@ def _returned(lane: Lane, body: bytes) -> LaneState:
 # it.
 
 
+# By an operator's word alone: two nodes that disagree would set the time back and forth, and each time lanes would
+# count as just seen.
 class TimeBody(msgspec.Struct, frozen=True, array_like=True):
     """Body of a TIME record."""
 

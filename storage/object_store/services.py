@@ -259,6 +259,8 @@ class BucketPlace:
         options = dict(self.options)
         if self.endpoint.allows_http:
             # deltalake knows the client's own name of the option for all services.
+            # ``http://`` is leave enough: no one writes it by accident where the store has TLS, because the store
+            # would not answer.
             options[self.service.names.allow_http if self.service is S3 else "ALLOW_HTTP"] = "true"
         return options
 

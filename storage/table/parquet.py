@@ -358,6 +358,8 @@ def _upper_text(text: str) -> str:
 # A number is for good: files of all releases have the same for a column. Delta tables without column mapping, as the
 # hub's are, go by the names; formats such as Iceberg go by the numbers.
 
+# Numbers in the files alone: Delta's column mapping would raise the reader's version of every table, and a number by
+# position could mean two columns in two files.
 FIELD_IDS = {
     "_offset": 1, "_shard": 2, "_edge": 3, "_log": 4, "_seq": 5, "_time": 6, "_clock": 7, "_received": 8, "_key": 9,
     "_resent": 10, "_headers": 11, "_edge_time": 14, "_origin": 15, "payload": 16, "_payload_bytes": 17,

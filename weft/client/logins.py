@@ -13,6 +13,7 @@ from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage.filesystem import read_private_file, replace_private_file
 
 FILE_BYTES_MAX = 1 << 20
+# No current login, as other tools have: a command that deletes would go where the last one went.
 HUBS_MAX = 1000
 FILE = os.path.join("weft", "hubs.json")
 HUB_VARIABLE, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "WEFT_HUB", "WEFT_TOKEN", "WEFT_TOKEN_FILE"

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 # list of those that are revoked. Needs the library cryptography, which no running node imports for it.
 
 CERTIFICATE_FILE, KEY_FILE, LIST_FILE, REGISTER_FILE = "authority.crt", "authority.key", "authority.crl", "issued.json"
+# A folder with a key, and no authority in the hub: its key would be on the machine that most can reach. No passphrase:
+# a person types it into the machine that has the file.
 DAYS_MAX = 3650
 AUTHORITY_DAYS = 3650
 DAYS = 397

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Secrets of a node, to be kept out of what leaves its machine: those that are known, and what looks like one.
 
+# Secrets are taken out by value and by shape. A list of harmless settings would lack each new one.
 MASK = "[removed]"
 FILE_BYTES_MAX = 256 << 10
 """Bytes of a file of secrets that are looked at."""

@@ -363,6 +363,8 @@ async def _lanes(settings: ProducerSettings, edges: frozenset[str]) -> dict[Lane
     """Return the query's lanes of the stream, under every spread."""
     if edges:
         # A task makes the lane of its shard at this spread; the others were there before, or their driver marks them.
+        # Powers of two keep the lanes of a source shard at seven under all spreads; any number would have as many
+        # lanes as there were numbers.
         own = {settings.edge_at(place) for place in range(settings.spread)}
         at = [settings.lane(0)._replace(edge=edge) for edge in sorted(edges | own)]
         states = [state for _, state in await asyncio.gather(*(lane_state(settings, "", lane) for lane in at))]
