@@ -8,6 +8,8 @@ from typing import Protocol, runtime_checkable
 from pyspark.sql import DataFrame
 
 
+# Rows go in the commit that brings the new ones: after a delete and then an insert, a reader between the two versions
+# would see hours that are missing. Partitions by window would be a file for each hour, and PostgreSQL has none.
 @dataclass(frozen=True, slots=True)
 class Replaced:
     """The part of a table for which a batch brings all rows.

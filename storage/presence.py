@@ -526,6 +526,7 @@ class Presence:
 #
 # Each has an object in the store that it writes again while others are there. Who is alive is a hint: the version of
 # a table decides which write counts. No wall clock matters: an object counts as long as its content changes.
+# A claim in the table itself would need a clock to declare its maker dead.
 
 KEEPER_BEAT_S, ALONE_S = 5.0, 20.0
 """Longest intervals of looks: beside others, with a write each, and alone, with a listing only: they cost money."""

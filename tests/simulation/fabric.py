@@ -1,7 +1,8 @@
 """Histories of a whole fabric, each from one seed, in virtual time and one thread.
 
 Devices, edge nodes with functions and links, a network and hub nodes over one store are the real code from the first
-append to the chunk; disks, sockets and the store are made up, and fail. ``FAULTS`` says how.
+append to the chunk, because a model would not have the mistakes; disks, sockets and the store are made up, and fail.
+``FAULTS`` says how.
 """
 
 from __future__ import annotations
