@@ -76,5 +76,5 @@ def measure_opening(size: int, directory: Path | None) -> dict[str, Any]:
         process.start()
         process.join()
         if process.exitcode:
-            raise SystemExit("the log could not be filled: is there room for it? --open-gib 0 leaves this out")
+            raise SystemExit("the log could not be filled, perhaps for lack of room. --open-gib 0 leaves this out")
         return {"after_kill": opened(name, size), "after_stop": opened(name, size)}

@@ -291,7 +291,7 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
         Duration,
         Meta(
             ge=1,
-            description="How often the edge asks whether the hub is there. Shorter costs more on a metered network; "
+            description="How often the edge pings the hub. Shorter costs more on a metered network; "
             "proxies may close connections that are silent for longer.",
         ),
     ] = field(default=45.0, name="ping_interval")

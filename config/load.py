@@ -254,7 +254,7 @@ def addresses_with_credentials(local: EdgeConfig, wanted: EdgeConfig, trusted: s
         path: KeyPath = ("links", name, "to")
         if wants is None:
             if name == trusted:
-                found.append(Finding(("links", name), "cannot be taken away by a hub: it configures the edge by it"))
+                found.append(Finding(("links", name), "cannot be removed by a hub: it configures the edge by it"))
             continue
         if link.token_file is None and link.certificate is None:
             continue

@@ -257,8 +257,8 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=3600,
-            description="Silence of an edge after which the hub asks whether it is there. Edges ask more often by "
-            "themselves (`links.<name>.ping_interval`), so that this matters only for one that does not.",
+            description="Silence of an edge after which the hub pings it. Edges ping more often by themselves "
+            "(`links.<name>.ping_interval`), so that this matters only for one that does not.",
         ),
     ] = field(default=75.0, name="ping_interval")
     silence_s: Annotated[
@@ -303,7 +303,7 @@ class HubConfig(Section, frozen=True, kw_only=True):
     retired_after_s: Annotated[
         Annotated[Duration, Meta(ge=3600)] | None,
         Meta(
-            description="Time without a word from an edge's stream after which it no longer holds completeness back, "
+            description="Silence of an edge's stream after which it no longer holds completeness back, "
             "once all of its records are in the table. Without a last word it leaves an open gap. It counts again "
             "when the edge comes back. `null` for never; `weft hub retire` does the same at once."
         ),

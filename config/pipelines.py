@@ -532,7 +532,7 @@ def _source(pipeline: Pipeline) -> Iterator[Finding]:
         except ValueError:
             yield Finding(("source", name), f"expected a time such as 2024-05-01T06:00:00Z, got {quoted(text or '')}")
     if source.until is not None and pipeline.window_step is not None:
-        yield Finding(("source", "until"), "cuts the last window, which would then be called complete. Take it out")
+        yield Finding(("source", "until"), "cuts the last window, which would then be reported as complete. Remove it")
 
 
 def _several(pipeline: Pipeline, streams: Sequence[str]) -> Iterator[Finding]:
@@ -540,7 +540,7 @@ def _several(pipeline: Pipeline, streams: Sequence[str]) -> Iterator[Finding]:
     path: KeyPath = ("source", "streams")
     kind, settings = pipeline.sink.chosen
     if pipeline.source.stream is not None:
-        yield Finding(path, "excludes `stream`, which names one. Take one of the two out")
+        yield Finding(path, "excludes `stream`. Remove one of the two")
     if twice := [name for at, name in enumerate(streams) if name in streams[:at]]:
         yield Finding(path, f"names {', '.join(twice)} twice. Name each stream once")
     if patterns := [name for name in streams if "*" in name]:
@@ -555,14 +555,14 @@ def _several(pipeline: Pipeline, streams: Sequence[str]) -> Iterator[Finding]:
     if kind in ("stream", "tables") or (kind == "jdbc" and not keys):
         yield Finding(
             ("sink", kind),
-            "takes the rows of one stream, whose offsets it keeps. Use delta"
+            "writes the rows of one stream, whose offsets it keeps. Use delta"
             + (", or name `keys` and `order_by`" if kind == "jdbc" else ", or a pipeline for each stream"),
         )
     elif keys and settings.order_by is None and _STREAM not in keys:
         yield Finding(
             ("sink", kind, "order_by"),
-            "is missing. Offsets of several streams do not say which of two rows is the newer. Name a column that "
-            "does, such as _received, or have `_stream` among the keys",
+            "is missing. Offsets of several streams do not order two rows. Name a column that does, such "
+            "as _received, or have `_stream` among the keys",
         )
 
 
@@ -579,7 +579,7 @@ def _dimensions(pipeline: Pipeline) -> Iterator[Finding]:
         if table.delta is not None:
             for setting, given in (("columns", table.columns is not None), ("delimiter", table.delimiter != ",")):
                 if given:
-                    yield Finding((*path, setting), "is for `csv` only: a Delta table has types. Take it out")
+                    yield Finding((*path, setting), "is for `csv` only: a Delta table has types. Remove it")
         for column, type_ in (table.columns or {}).items():
             if (kind := field_type(type_)).item is not None or kind.name == "binary" or kind.unit is not None:
                 yield Finding(
@@ -587,7 +587,7 @@ def _dimensions(pipeline: Pipeline) -> Iterator[Finding]:
                     f"expected bool, int, float, string, timestamp or decimal for a column of CSV, got {kind}",
                 )
     if pipeline.tables and pipeline.sink.kind == "tables":
-        yield Finding(("tables",), "has no meaning with the sink `tables`, which takes no steps. Take it out")
+        yield Finding(("tables",), "has no meaning with the sink `tables`, which has no steps. Remove it")
 
 
 def _steps(pipeline: Pipeline) -> Iterator[Finding]:
@@ -598,7 +598,7 @@ def _steps(pipeline: Pipeline) -> Iterator[Finding]:
         if len(step.kinds) != 1:
             yield Finding(path, f"expected one of sql, python and window, got {' and '.join(step.kinds) or 'none'}")
         if step.options and step.python is None:
-            yield Finding((*path, "options"), "is only for a `python` step. Take it out")
+            yield Finding((*path, "options"), "is only for a `python` step. Remove it")
         if step.window is not None and at + 1 < len(pipeline.steps):
             yield Finding((*path, "window"), "is not the last step. Put later steps before it, or into its `emit`")
         name = (step.name or "").lower()
@@ -616,7 +616,7 @@ def _steps(pipeline: Pipeline) -> Iterator[Finding]:
     if pipeline.complete is not None and "all" in pipeline.complete.edges and pipeline.complete.only is not None:
         yield Finding(("complete", "edges"), "expected `all`, or names of edges; got both. `all` waits for these, too")
     if pipeline.complete is not None and pipeline.window_step is None:
-        yield Finding(("complete",), "needs a `window` step, and there is none. Add one, or take `complete` out")
+        yield Finding(("complete",), "needs a `window` step, and has none. Add one, or remove `complete`")
 
 
 def _window(window: WindowStep, path: KeyPath) -> Iterator[Finding]:
@@ -625,7 +625,7 @@ def _window(window: WindowStep, path: KeyPath) -> Iterator[Finding]:
     taken |= {} if window.gap_s is None else dict.fromkeys(SESSION_COLUMNS, "a column that every session has")
     for name in window.by or ():
         if name.lower() in taken:
-            yield Finding((*path, "by"), f"{name} is {taken[name.lower()]}. Take it out")
+            yield Finding((*path, "by"), f"{name} is {taken[name.lower()]}. Remove it")
         taken.setdefault(name.lower(), "in `by` already")
     for name in window.emit:
         if name.lower() in taken:
@@ -638,10 +638,12 @@ def _times(window: WindowStep, schema: PayloadSchema | None, path: KeyPath) -> I
     if (problem := grid_problem(every, offset, window.zone)) is not None:
         yield Finding((*path, problem[0]), problem[1])
     if window.gap_s is not None and window.gap_s >= window.every_s:
-        yield Finding((*path, "gap"), "is not shorter than `every`, in which sessions are cut. Take a longer `every`")
+        yield Finding((*path, "gap"), "is not shorter than `every`, in which sessions are cut. Set a longer `every`")
     if window.time is None:
         if window.late_s is not None:
-            yield Finding((*path, "late"), "needs `time`, the field with the time of the event. Set it, or take it out")
+            yield Finding(
+                (*path, "late"), "needs `time`, the field with the time of the event. Set it, or remove this setting"
+            )
         return
     field_ = None if schema is None else schema.fields.get(window.time)
     if field_ is None:
@@ -671,7 +673,7 @@ def _sink(pipeline: Pipeline) -> Iterator[Finding]:
     has_windows = pipeline.window_step is not None
     if has_windows and not settings.takes_windows:
         yield Finding(
-            ("sink", kind), "cannot take windows: a window that is written again replaces a row. Use delta or jdbc"
+            ("sink", kind), "does not support windows: a window that is written again replaces a row. Use delta or jdbc"
         )
     if kind == "tables":
         yield from _tables(pipeline)
@@ -697,7 +699,7 @@ def _sink(pipeline: Pipeline) -> Iterator[Finding]:
         if settings.mode != "upsert" and settings.keys is not None:
             yield Finding((*path, "keys"), f"has a meaning with `mode: upsert` only, and the mode is {settings.mode}")
         if settings.order_by is not None and settings.mode != "upsert":
-            yield Finding((*path, "order_by"), "is only for `mode: upsert`. Take it out")
+            yield Finding((*path, "order_by"), "is only for `mode: upsert`. Remove it")
         if settings.mode == "replace" and settings.partition_by is None:
             yield Finding((*path, "partition_by"), "is missing. `replace` needs the columns of the partitions")
 
@@ -713,13 +715,11 @@ def _tables(pipeline: Pipeline) -> Iterator[Finding]:
         ("until", source.until),
     ):
         if given is not None:
-            yield Finding(
-                ("source", name), "has no meaning with the sink `tables`: a table has all records. Take it out"
-            )
+            yield Finding(("source", name), "has no meaning with the sink `tables`: a table has all records. Remove it")
     for name, present in (("steps", pipeline.steps), ("checkpoint", pipeline.checkpoint)):
         if present:
             yield Finding(
-                (name,), "has no meaning with the sink `tables`: its rows and positions are the log's. Take it out"
+                (name,), "has no meaning with the sink `tables`: its rows and positions are the log's. Remove it"
             )
 
 

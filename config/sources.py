@@ -92,8 +92,8 @@ class SourceSettings(Section, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=3600,
-            description="Time without a word from the broker after which the node asks whether it is there. After "
-            "twice that time the node reconnects.",
+            description="Silence of the broker after which the node pings it. After twice that time the node "
+            "reconnects.",
         ),
     ] = field(default=30.0, name="keep_alive")
     retry_min_s: Annotated[
@@ -178,7 +178,7 @@ class AmqpSource(SourceSettings, frozen=True, kw_only=True):
         Meta(
             max_length=64,
             description="Bindings that the node makes for the queue: exchange -> routing keys. The exchanges must "
-            "exist. Bindings that are there stay.",
+            "exist. Existing bindings stay.",
         ),
     ] = field(default_factory=dict)
     prefetch: Annotated[

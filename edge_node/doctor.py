@@ -177,7 +177,7 @@ class HubCalls:
     def _of_token(self, url: str, answer: HubAnswer) -> Iterator[Verdict]:
         link, facts = self._link, answer.of_token()
         if answer.rights_status == 401 and link.token_file is not None:
-            why = f"{url} does not take the token of {link.token_file}: it was removed, has ended, or is another hub's"
+            why = f"{url} rejects the token of {link.token_file}: it was removed, has ended, or is another hub's"
             yield act(self._check, f"{why}. `weft hub token pair` at the hub shows a code for another one")
         elif answer.rights_status == 401 and link.certificate is None:
             advice = "`weft hub token pair` at the hub shows a code for one, which `weft edge pair` takes"
@@ -192,7 +192,7 @@ class HubCalls:
     def _of_versions(self, url: str, answer: HubAnswer) -> Verdict:
         facts = answer.of_token()
         if facts is None or not facts.link_protocol:
-            return unknown("versions", f"this is {self._software}; {url} does not say what it runs")
+            return unknown("versions", f"this is {self._software}; {url} does not report its release")
         theirs = f"{url} runs {facts.software}"
         if facts.link_protocol == PROTOCOL_VERSION:
             return good("versions", f"this is {self._software}, {theirs}, and they fit")
@@ -223,18 +223,18 @@ def _ahead(date: str | None, now: float) -> float | None:
 def _of_answer(check: str, url: str, answer: HubAnswer) -> Verdict:
     match answer.status:
         case 200:
-            return good(check, f"{url} answers in {answer.seconds * 1000:.0f} ms, and takes work")
+            return good(check, f"{url} answers in {answer.seconds * 1000:.0f} ms, and is ready")
         case 503:
-            why = answer.body.splitlines()[0][:_WHY_MAX] if answer.body else "it does not say why"
-            return act(check, f"{url} answers, and takes no work: {why}. Look at the hub: `weft hub status`")
+            why = answer.body.splitlines()[0][:_WHY_MAX] if answer.body else "no reason given"
+            return act(check, f"{url} answers, and is not ready: {why}. Look at the hub: `weft hub status`")
         case status if 300 <= status < 400:
             return act(check, f"{url} redirects ({status}), and links follow no redirects. Write the hub's URL in `to`")
-    return act(check, f"{url} answers {answer.status}: no hub is there. Check host, port and path in `to`")
+    return act(check, f"{url} answers {answer.status}: not a hub. Check host, port and path in `to`")
 
 
 def _of_clock(url: str, ahead_s: float | None) -> Verdict:
     if ahead_s is None:
-        return unknown("clock", f"{url} says no time")
+        return unknown("clock", f"{url} sends no time")
     if abs(ahead_s) <= CLOCK_S_MAX:
         return good("clock", f"it is within {CLOCK_S_MAX:.0f} s of that of {url}")
     which = "ahead of" if ahead_s > 0 else "behind"

@@ -49,9 +49,9 @@ def number(value: Any, text: str) -> float | None:
     if type(value) is int:
         return value if INTEGER_MIN <= value <= INTEGER_MAX else _as_float(value, text)
     if type(value) is not float:
-        raise Refusal(f"{text} is {_kind(value)}; aggregates such as sum and max take numbers")
+        raise Refusal(f"{text} is {_kind(value)}; aggregates such as sum and max need numbers")
     if not math.isfinite(value):
-        raise Refusal(f"{text} is {value}; aggregates take finite numbers")
+        raise Refusal(f"{text} is {value}; aggregates need finite numbers")
     return value
 
 
@@ -59,7 +59,7 @@ def _as_float(value: int, text: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise Refusal(f"{text} is an integer of {value.bit_length()} bits; aggregates take up to 1024") from None
+        raise Refusal(f"{text} is an integer of {value.bit_length()} bits; aggregates accept up to 1024") from None
 
 
 def scalar(value: Any, text: str) -> Any:
@@ -75,8 +75,8 @@ def scalar(value: Any, text: str) -> Any:
     if type(value) is str:
         if len(value.encode(errors="replace")) <= TEXT_BYTES_MAX:
             return value
-        raise Refusal(f"{text} is a text of more than {TEXT_BYTES_MAX} bytes; first and last take shorter ones")
-    raise Refusal(f"{text} is {_kind(value)}; first, last and count take numbers, text, true and false")
+        raise Refusal(f"{text} is a text of more than {TEXT_BYTES_MAX} bytes; first and last need shorter ones")
+    raise Refusal(f"{text} is {_kind(value)}; first, last and count need numbers, text, true or false")
 
 
 def finite(value: float | None) -> float | None:

@@ -106,7 +106,7 @@ def read_table(wanted: TableRequest, stopped: Callable[[], bool] = bool) -> Look
     except OSError as error:
         raise TableError(f"{wanted.file}: {why_unreadable(error)}") from error
     except sqlite3.Error as error:
-        raise TableError(f"{name}: SQLite says: {error}") from error
+        raise TableError(f"{name}: SQLite: {error}") from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise TableError(f"{name}: is neither a CSV file in UTF-8 nor an SQLite database: {error}") from error
 
@@ -226,7 +226,7 @@ def _table(
         if key is None:
             continue  # NULL, which equals no record's value
         if key in found:
-            raise TableError(f'{place}: {wanted.column} "{key:.80}" is there twice. Keep one')
+            raise TableError(f'{place}: {wanted.column} "{key:.80}" is listed twice. Keep one')
         found[key] = values
         try:
             digest.update(encode((key, values)))

@@ -84,7 +84,7 @@ def _hint(error: SyntaxError, text: str) -> str:
         return "write `not` instead of !"
     if error.offset == 0:
         return "it ends too early; something is missing here"
-    return f'{error.msg or "this is not an expression"}; a field whose name is not a word is field("its name")'
+    return f'{error.msg or "this is not an expression"}; a field whose name is not an identifier is field("its name")'
 
 
 # Conversion of an expression's text to checked parts. Syntax that is not listed here is refused.
@@ -455,7 +455,7 @@ class _Parser:
     def _default(self, tree: ast.Call, depth: int) -> Node:
         example = "default(rms, 0)"
         if len(tree.args) < 2:
-            self._refuse(tree, f"default takes fields, and a value for when none is there; write {example}")
+            self._refuse(tree, f"default takes fields, and a value if all are missing; write {example}")
         if len(tree.args) > ARGUMENTS_MAX:
             self._refuse(tree, f"default takes at most {ARGUMENTS_MAX} values")
         *fields, other = tree.args

@@ -384,7 +384,7 @@ class Child:
     def _said(self) -> str:
         lines = self._printed.decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"; its last words: {last[:PRINTED_SHOWN]}" if last else ""
+        return f"; its last output: {last[:PRINTED_SHOWN]}" if last else ""
 
     def kill(self) -> None:
         """End the process and those that it started, at once. Idempotent."""

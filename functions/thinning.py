@@ -297,7 +297,7 @@ class ChangesFunction(Function):
             # A missing field counts as unchanged.
             seen = [old if new is None else new for new, old in zip(seen, last, strict=True)]
             if seen == last and row.time < entry[_REPEATS_UNTIL]:
-                out.drop(row, "says what the last kept row said")
+                out.drop(row, "repeats the last kept row")
                 return False
         until = NEVER if self._max_silence == NEVER else row.time + self._max_silence
         self._series.put(series, until, *seen)

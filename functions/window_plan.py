@@ -181,7 +181,7 @@ class Plan:
         if every and size % every:
             raise WindowError("size is not a multiple of every; windows are put together from parts of that length")
         if every and size // every > PARTS_MAX:
-            raise WindowError(f"size is more than {PARTS_MAX:,} times every; take a longer every")
+            raise WindowError(f"size is more than {PARTS_MAX:,} times every; set a longer every")
         return cls(
             every=every,
             size=size,
@@ -228,7 +228,7 @@ def _check(settings: Windowing) -> None:
             "lateness and idle need time, the field with the time of the event: by the node's own time no row is late"
         )
     if len(settings.by) > 1 and "none" in settings.by:
-        raise WindowError("by: none stands alone")
+        raise WindowError("by: none must be alone")
     if len(set(settings.by)) < len(settings.by):
         raise WindowError("by names something twice")
 
@@ -495,7 +495,7 @@ class Naming:
         """
         if self.is_key:
             if len(row.key) > TEXT_BYTES_MAX:
-                raise Refusal(f"its topic has more than {TEXT_BYTES_MAX} bytes; groups take shorter ones")
+                raise Refusal(f"its topic has more than {TEXT_BYTES_MAX} bytes; groups need shorter ones")
             return row.key
         if not self.by:
             return b""
@@ -528,7 +528,7 @@ def _plain(name: str, value: Any) -> Any:
     """Return the canonical value of a group. 2 and 2.0 are one number, as in SQL."""
     if type(value) is str:
         if len(value.encode(errors="replace")) > TEXT_BYTES_MAX:
-            raise Refusal(f"{name} is a text of more than {TEXT_BYTES_MAX} bytes; groups take shorter ones")
+            raise Refusal(f"{name} is a text of more than {TEXT_BYTES_MAX} bytes; groups need shorter ones")
         return value
     if type(value) is float and value.is_integer() and abs(value) < 1 << 53:
         return int(value)
@@ -536,7 +536,7 @@ def _plain(name: str, value: Any) -> Any:
         return value
     if type(value) is bool or (type(value) is int and -(1 << 63) <= value < 1 << 63):
         return value
-    raise Refusal(f"{name} is {_shown(value)}, which names no group; groups take text, numbers, true and false")
+    raise Refusal(f"{name} is {_shown(value)}, which names no group; groups are text, numbers, true or false")
 
 
 def _shown(value: Any) -> str:

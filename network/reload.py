@@ -104,7 +104,7 @@ def token_in(data: bytes, path: str) -> str:
     if len(data) > TOKEN_BYTES_MAX:
         raise ValueError(f"{path} has more than {TOKEN_BYTES_MAX} bytes: expected one token on one line")
     if len(words) > 1:
-        raise ValueError(f"{path}: expected one token on one line, got several words. Leave the token alone there")
+        raise ValueError(f"{path}: expected one token on one line, got several words. Keep the token alone")
     if not words[0].isprintable() or "\ufffd" in words[0]:
         raise ValueError(f"{path}: expected one token on one line, got characters that no token has. Write it again")
     return words[0]

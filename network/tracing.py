@@ -366,7 +366,7 @@ def _report(state: UpAndDown, now: float, url: str, *, is_well: bool) -> None:
         return
     down = state.down(url, now)
     if down is not None:
-        logger.warning("the collector of traces %s takes no spans. They are dropped until it does", url)
+        logger.warning("the collector of traces %s refuses spans. They are dropped until it accepts them", url)
 
 
 # Checks of the settings of traces against this machine. Nothing is sent to the collector.

@@ -428,7 +428,7 @@ async def check_table(
     async for item in listed(store, key):
         size = missing.pop(name := item.key.removeprefix(f"{key}/"), None)
         if size is not None and size != item.size:
-            report.note(item.key, "damaged", f"{key}/{name} has {item.size} bytes, the table says {size}")
+            report.note(item.key, "damaged", f"{key}/{name} has {item.size} bytes, the table records {size}")
     for name in sorted(missing):
         report.note(f"{key}/{name}", "missing", f"{key}/{name}, a file of version {live.version}, is missing")
     return found

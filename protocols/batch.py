@@ -191,14 +191,14 @@ def check_expanded(columns: Columns, count: int) -> None:
         raise Corrupt(f"a record's key has {longest} bytes; at most {KEY_BYTES_MAX} are possible")
     most = longest * count + _expanded_without_keys(columns, count)
     if most > EXPANDED_BYTES_MAX and (size := expanded_bytes(columns)) > EXPANDED_BYTES_MAX:
-        raise Corrupt(f"a batch of {count} records stands for {size} bytes of rows; at most {EXPANDED_BYTES_MAX} are")
+        raise Corrupt(f"a batch of {count} records expands to {size} bytes of rows; the limit is {EXPANDED_BYTES_MAX}")
 
 
 class RecordTooLong(CodecError):
     """A record that is longer than its receiver takes, in a batch that is sound."""
 
     def __init__(self, seq: int, size: int, bytes_max: int) -> None:
-        super().__init__(f"the record at seq {seq} has {size} bytes, the hub takes {bytes_max}")
+        super().__init__(f"the record at seq {seq} has {size} bytes, the hub's limit is {bytes_max}")
         self.seq = seq
 
 
@@ -443,7 +443,7 @@ def _decode_headers(data: memoryview, count: int) -> dict[int, HeaderPairs]:
         found[index] = pairs = known.get(blob) or known.setdefault(blob, _decode_pairs(blob))
         cost += HEADER_PAIR_BYTES * len(pairs)
         if cost > EXPANDED_BYTES_MAX:
-            raise Corrupt(f"the headers of a batch stand for more than {EXPANDED_BYTES_MAX} bytes of rows")
+            raise Corrupt(f"the headers of a batch expand to more than {EXPANDED_BYTES_MAX} bytes of rows")
     return found
 
 
@@ -575,7 +575,7 @@ def decode_header(data: Buffer, offset: int = 0) -> BatchHeader:
     if not 0 < count <= COUNT_MAX or not RAW_BYTES_MIN_PER_RECORD * count < raw_length <= RAW_BYTES_MAX:
         raise Corrupt(f"a batch header is out of bounds: {count} records in {raw_length} bytes")
     if body_length > raw_length or (codec is _PLAIN and body_length != raw_length):
-        raise Corrupt(f"a batch body of {body_length} bytes cannot stand for {raw_length}")
+        raise Corrupt(f"a batch body of {body_length} bytes cannot expand to {raw_length}")
     if base_seq + count > SEQ_END:
         raise Corrupt(f"a batch runs past the last sequence number: {base_seq} + {count}")
     # Not with the class's own constructor, which takes twice as long.
@@ -604,7 +604,7 @@ def check_crc(data: Buffer, offset: int, end: int, crc: int) -> None:
     """Compare the checksum of a whole batch with its header's. Raises Corrupt."""
     found = crc32c(memoryview(data)[offset + CRC_END : end])
     if found != crc:
-        raise Corrupt(f"batch checksum {found:#010x}, header says {crc:#010x}")
+        raise Corrupt(f"batch checksum {found:#010x}, header has {crc:#010x}")
 
 
 __all__ = [
@@ -762,13 +762,13 @@ def body_of(
         # The library allocates the size that the frame claims, and uses max_output_size only for a frame without one.
         claimed = zstandard.frame_content_size(body)
         if claimed not in (header.raw_length, _CONTENT_SIZE_UNKNOWN):
-            raise Corrupt(f"a batch body claims {claimed} bytes, its header says {header.raw_length}")
+            raise Corrupt(f"a batch body declares {claimed} bytes, its header {header.raw_length}")
         decompressor = decompressor or zstandard.ZstdDecompressor()
         raw = decompressor.decompress(body, max_output_size=header.raw_length, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise Corrupt(f"a batch body does not decompress: {error}") from error
     if len(raw) != header.raw_length:
-        raise Corrupt(f"a batch body has {len(raw)} bytes, its header says {header.raw_length}")
+        raise Corrupt(f"a batch body has {len(raw)} bytes, its header declares {header.raw_length}")
     return raw
 
 

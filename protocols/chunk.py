@@ -128,7 +128,7 @@ def decode_header(data: Buffer) -> ChunkHeader:
         Corrupt: not a chunk, or the checksum does not match.
     """
     if len(data) < HEADER_BYTES:
-        raise Truncated(f"a chunk header has {HEADER_BYTES} bytes, {len(data)} are there")
+        raise Truncated(f"chunk header truncated: {len(data)} of {HEADER_BYTES} bytes")
     magic, crc, cluster_id, n, created, shard, previous, nonce = _HEADER.unpack_from(data)
     if magic[:3] != MAGIC:
         raise Corrupt(f"expected a chunk ({MAGIC!r}), found {magic!r}")
@@ -180,7 +180,7 @@ def section_entries(section: StreamSection, data: Buffer, lanes: Sequence[LaneUp
     if count != section.count:
         raise Corrupt(
             f"the section of {section.tenant}/{section.stream} at offset {section.base_offset} holds {count} records, "
-            f"its index says {section.count}"
+            f"its index lists {section.count}"
         )
 
 

@@ -654,7 +654,7 @@ def decode_footer(tail: Buffer, only: frozenset[StreamKey] | None = None) -> tup
     """
     head, crc, length = decoded = decode_tail(tail)
     if decoded.span(only) > len(tail):
-        raise Truncated(f"the index has {decoded.span(only)} bytes, {len(tail)} are there")
+        raise Truncated(f"index truncated: {len(tail)} of {decoded.span(only)} bytes")
     start = blocks_end(head) + length - len(tail)  # byte of the chunk where the tail starts
     return with_blocks(head, tail, start, only), crc
 
@@ -694,7 +694,7 @@ def decode_tail(tail: Buffer) -> IndexTail:
     """
     length = footer_bytes(tail)
     if length > len(tail):
-        raise Truncated(f"the footer and trailer have {length} bytes, {len(tail)} are there")
+        raise Truncated(f"footer and trailer truncated: {len(tail)} of {length} bytes")
     body = memoryview(tail)[len(tail) - length : len(tail) - TRAILER_BYTES]
     crc = _TRAILER.unpack_from(tail, len(tail) - TRAILER_BYTES)[1]
     if crc32c(body) != crc:

@@ -763,7 +763,7 @@ def split_batches(batches: Buffer) -> list[tuple[BatchHeader, memoryview]]:
             raise Corrupt(f"a DATA frame ends inside a batch: {error}") from error
         end = at + HEADER_BYTES + header.body_length
         if end > whole:
-            raise Corrupt(f"a DATA frame ends inside a batch: {whole - at} of its {header.length} bytes are there")
+            raise Corrupt(f"a DATA frame ends inside a batch: {whole - at} of {header.length} bytes")
         found.append((header, view[at:end]))
         at = end
         if may_be_many and len(found) > BATCHES_MAX:

@@ -135,7 +135,7 @@ def decode_header(data: Buffer) -> SegmentHeader:
         Corrupt: not a segment, or the checksum does not match.
     """
     if len(data) < HEADER_BYTES:
-        raise Truncated(f"a segment header has {HEADER_BYTES} bytes, {len(data)} are there")
+        raise Truncated(f"segment header truncated: {len(data)} of {HEADER_BYTES} bytes")
     magic, crc, log_id, first_position, created = HEADER.unpack_from(data)
     if magic[:3] != MAGIC:
         raise Corrupt(f"expected a segment ({MAGIC!r}), found {magic!r}")

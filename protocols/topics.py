@@ -70,9 +70,9 @@ def check_filter(topic_filter: str) -> None:
     # By counting, without a list of levels: a packet of 1 MiB may have filters with half a million of them.
     levels = f"/{topic_filter}/"
     if "#" in topic_filter and not (levels.endswith("/#/") and topic_filter.count("#") == 1):
-        raise InvalidTopic(f"topic filter {topic_filter!r}: '#' must stand alone on the last level [MQTT-4.7.1-2]")
+        raise InvalidTopic(f"topic filter {topic_filter!r}: '#' must be the whole last level [MQTT-4.7.1-2]")
     if "+" in topic_filter and not levels.count("+") == levels.count("/+") == levels.count("+/"):
-        raise InvalidTopic(f"topic filter {topic_filter!r}: '+' must stand alone on its level [MQTT-4.7.1-3]")
+        raise InvalidTopic(f"topic filter {topic_filter!r}: '+' must be a whole level [MQTT-4.7.1-3]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,11 +100,11 @@ def refused_by_server(
         case 404:
             why = f"no hub answers at {LINK_PATH} (404). Check {argument}"
         case 400:
-            why = "the server does not take the request (400). Write https:// if the port speaks TLS"
+            why = "the server rejects the request (400). Write https:// if the port speaks TLS"
             return ConnectionEnd(LinkState.WAITING, f"{url}: {why}")
         case 503:
-            more = said or ". Its log says why"
-            why = f"the hub takes no links at the moment (503){more}; the edge tries its other nodes as well"
+            more = said or ". Its log has the reason"
+            why = f"the hub accepts no links at the moment (503){more}; the edge tries its other nodes as well"
             return ConnectionEnd(LinkState.WAITING, f"{url}: {why}")
         case _:
             return ConnectionEnd(

@@ -108,7 +108,7 @@ class Liveness:
         if not self._paused and now >= self._heard + self._silence:
             seconds = self._silence / SECOND
             return ConnectionLost(
-                Fault.NETWORK, f"the peer said nothing for {seconds:g} s; the network between may be cut"
+                Fault.NETWORK, f"the peer was silent for {seconds:g} s; the network between may be cut"
             )
         if now >= self._next_ping:
             self._next_ping = now + self._ping_interval

@@ -219,7 +219,7 @@ class Outbox:
     def _too_long(self, header: BatchHeader, batch: bytes) -> TooLong | None:
         if len(batch) > self.batch_bytes_max:
             return TooLong(
-                f"the batch at seq {header.base_seq} has {len(batch)} bytes, the hub takes {self.batch_bytes_max}",
+                f"the batch at seq {header.base_seq} has {len(batch)} bytes, the hub's limit is {self.batch_bytes_max}",
                 "raise the hub's limits.batch",
             )
         if header.raw_length > self.record_bytes_max > 0:

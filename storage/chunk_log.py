@@ -189,7 +189,7 @@ async def _head(store: ObjectStore, key: str) -> Buffer:
     """Return the first bytes of a snapshot, with all of its head."""
     data: Buffer = await store.get_range(key, 0, HEAD_READ_BYTES)
     if len(data) < HEADER_BYTES:
-        raise Truncated(f"a snapshot header has {HEADER_BYTES} bytes, {len(data)} are there")
+        raise Truncated(f"snapshot header truncated: {len(data)} of {HEADER_BYTES} bytes")
     snapshot.check_header(data)
     needed = HEADER_BYTES + snapshot.head_bytes(data)
     return data if needed <= len(data) else await store.get_range(key, 0, needed)

@@ -107,7 +107,7 @@ async def open_cluster(
         raise ClusterUnusable("the store holds no hub: check the store's address, or start a hub on it first")
     if shards is not None and found.shards != shards:
         raise ClusterUnusable(
-            f"the store was made with {found.shards} shards, the configuration says {shards}; the number cannot "
+            f"the store was made with {found.shards} shards, the configuration has {shards}; the number cannot "
             f"change: set shards to {found.shards}, or leave it out"
         )
     if found.level > release_level:

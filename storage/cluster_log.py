@@ -136,7 +136,7 @@ def decode_entry(data: Buffer) -> Declaration:
     if why := wrong_facts(facts):
         raise Corrupt(why)
     if len(facts) > 1 and not entry.must_understand & SEVERAL:
-        raise Corrupt("an entry of the cluster log: it has several facts, and does not say so")
+        raise Corrupt("an entry of the cluster log: it has several facts without the flag")
     return entry
 
 
@@ -154,7 +154,7 @@ def wrong_facts(facts: Sequence[NamedFact]) -> str | None:
     if why := next(filter(None, (wrong_name(each.kind, each.name) for each in facts)), None):
         return why
     if len({(each.kind, each.name) for each in facts}) < len(facts):
-        return "a fact is there twice in one entry"
+        return "one entry has a fact twice"
     room = Room()
     return None if all(map(room.take, facts)) else "an entry has more facts, or longer ones, than one may have"
 
@@ -191,13 +191,13 @@ def body_of(magic: bytes, data: Buffer, what: str) -> memoryview:
         Truncated, UnsupportedVersion, Corrupt: as ``decode``.
     """
     if len(data) < HEADER_BYTES:
-        raise Truncated(f"{what} has a header of {HEADER_BYTES} bytes, {len(data)} are there")
+        raise Truncated(f"header of {what} truncated: {len(data)} of {HEADER_BYTES} bytes")
     begin, crc, length = _HEADER.unpack_from(data)
     if begin[:3] != magic:
         raise Corrupt(f"{what} begins with {magic!r}, this object with {begin[:3]!r}")
     body = memoryview(data)[HEADER_BYTES:]
     if len(body) < length:
-        raise Truncated(f"{what} has {length} bytes, {len(body)} are there")
+        raise Truncated(f"{what} truncated: {len(body)} of {length} bytes")
     # The checksum covers the version: a damaged version byte must not read as a later release's.
     if len(body) > length or crc32c(body, crc32c(begin)) != crc:
         raise Corrupt(f"{what}: its length or checksum does not match")

@@ -119,8 +119,8 @@ class DataDirectory:
             return Stated("", {})
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise LogVersionError(
-                f"{path} is damaged ({error}), so nothing says which release may open the folder. If no release after "
-                "this one has, remove the file and start again"
+                f"{path} is damaged ({error}), so it is not known which release may open the folder. If no release "
+                "after this one has, remove the file and start again"
             ) from None
 
     def _check_segments(self) -> None:

@@ -192,7 +192,7 @@ def disk_wear(directory: str, sysfs: str = SYSFS) -> Verdict:
     step = max(_numbers(f"{disk}/device/life_time"), default=0)
     reserve = _number(f"{disk}/device/pre_eol_info")
     if not step and not reserve:
-        return unknown(_WEAR_CHECK, "the disk does not say how worn it is, as memory cards and virtual disks do not")
+        return unknown(_WEAR_CHECK, "the disk does not report its wear, as memory cards and virtual disks do not")
     used = (
         "more than its life"
         if step >= USED_UP

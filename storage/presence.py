@@ -507,7 +507,7 @@ class Presence:
             await self._try()
 
     async def _try(self) -> None:
-        what = f"who else is there cannot be seen ({self._prefix})"
+        what = f"the other processes cannot be listed ({self._prefix})"
         try:
             await self.look()
         except Exception as error:  # without looks, the work of one that is gone would stand still

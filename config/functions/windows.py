@@ -301,12 +301,12 @@ class Grid:
 def grid_problem(every_us: int, offset_us: int, zone: str | None) -> tuple[str, str] | None:
     """Return the setting of a grid that does not go with the others, and the remedy; None when all is well."""
     if not 0 <= offset_us < every_us:
-        return "offset", "is not shorter than every. Windows repeat with every, so take the rest"
+        return "offset", "is not shorter than every. Windows repeat with every, so use the remainder"
     if zone is None or every_us % DAY_US == 0 or (DAY_US % every_us == 0 and every_us >= 2 * HOUR_US):
         return None
     if every_us < 2 * HOUR_US:
         return "zone", (
-            "has a meaning for windows of 2h and more. Shorter ones are the same in all zones: take it out. Set offset "
+            "has a meaning for windows of 2h and more. Shorter ones are the same in all zones: remove it. Set offset "
             "for a zone whose hours do not begin with those of UTC"
         )
     return "every", "neither divides a day into equal parts nor is a whole number of days; a zone needs one of these"

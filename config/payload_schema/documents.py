@@ -320,7 +320,7 @@ def _text(texts: Counter[str]) -> tuple[str, str]:
         if total and found.total() >= TIMES_SHARE * total:
             others = f"{total - found.total()} of {total} texts are none" if found.total() < total else ""
             is_local = type_ == "timestamp" and not any(time.tzinfo for each in found if (time := _time_of(each)))
-            zone = "without an offset, so in UTC; local_timestamp takes no zone for granted" if is_local else ""
+            zone = "without an offset, so in UTC; local_timestamp assumes no zone" if is_local else ""
             return type_, "; ".join(filter(None, (zone, others)))
     return "string", ""
 

@@ -107,7 +107,7 @@ signal: what was raw is grey, what is left is red, and the band is the bound.
 The envelope of a [window](functions/window.md) is its least, greatest, first and last value: one row for each window.
 Its bound is half of the widest range, which the rows themselves say, around the middle.
 
-[sample](functions/sample.md) is there for comparison. It keeps about as many rows as the swinging door, and what it
+[sample](functions/sample.md) is for comparison. It keeps about as many rows as the swinging door, and what it
 loses is known only here, where the raw signal is.
 """
 _FOOT = """

@@ -79,7 +79,7 @@ def parse(text: str, path: str) -> dict[str, str]:
         if not colon or not _is_good_hash(hashed):
             problem = "expected name:hash with an argon2id hash that `weft user add` makes"
         elif name in users:
-            problem = f"user {name!r} is there already"
+            problem = f"user {name!r} already exists"
         if problem:
             raise UsersUnusable(f"{path}:{number}: {problem}")  # without the line: it may hold a password
         users[name] = hashed

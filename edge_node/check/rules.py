@@ -302,7 +302,7 @@ def _source(name: str, stream: Stream, *, is_written: bool, errors_of_stream: st
     elif not stream.from_ and not stream.from_stream and not is_written:
         yield Finding(
             path,
-            "takes no records: set `from` (MQTT filters) or `from_stream` (streams of this node), or name it in a "
+            "has no records: set `from` (MQTT filters) or `from_stream` (streams of this node), or name it in a "
             "`route` of another stream",
         )
 
@@ -348,7 +348,7 @@ def _inputs(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
         if source not in known:
             yield Finding(path, _unknown(source, known))
         elif stream.from_stream.index(source) != position:
-            yield Finding(path, f"{quoted(source)} is there twice: keep one")
+            yield Finding(path, f"{quoted(source)} is listed twice: keep one")
 
 
 def _targets(name: str, stream: Stream, config: EdgeConfig, errors: dict[str, str], flow: Flow) -> Iterator[Finding]:
@@ -390,7 +390,7 @@ def _circle(cycle: list[str], config: EdgeConfig) -> Finding:
     named = next((name for name in cycle[1:] if config.streams.get(name, Stream()).from_stream), cycle[0])
     way = " -> ".join(cycle)
     path = ("streams", named, "from_stream") if config.streams.get(named, Stream()).from_stream else ("streams", named)
-    return Finding(path, f"records would go round in a cycle: {way}. Take one of these steps out")
+    return Finding(path, f"the streams form a cycle: {way}. Remove one of these steps")
 
 
 _SCHEMA_FORMATS = ("json", "cbor", "msgpack")

@@ -268,7 +268,9 @@ def _check_peer(request: web.Request) -> None:
     with socket.socket(fileno=os.dup(connected.fileno())) as own:
         _, user, _ = _UCRED.unpack(own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     if user not in (0, os.geteuid()):
-        raise OrderRefused(403, f"the node takes orders from its own user alone, not from the user with the id {user}")
+        raise OrderRefused(
+            403, f"the node accepts requests from its own user alone, not from the user with the id {user}"
+        )
 
 
 def _decode(body: bytes) -> DropRequest:

@@ -557,4 +557,4 @@ class HostState(Part):
             self._publish(Alert(self._topic, payload, 1, now, retain=True))
         except LogError as error:
             # The message is retained in any case; streams with `STATE` lack it.
-            logger.warning("%s: the log does not take it: %s", self._topic.decode(), error)
+            logger.warning("%s: the log refuses it: %s", self._topic.decode(), error)

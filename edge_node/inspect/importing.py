@@ -144,7 +144,7 @@ def _fork(log: SegmentLog, filesystem: FileSystem, directory: str) -> Fork:
         ) from None
     if fork is None or not fork.begins:
         sent = f" Hubs were sent records of {', '.join(fork.sent)} since." if fork is not None else ""
-        raise NotImportable(f"the log in {directory} has taken no messages since it was put back.{sent}")
+        raise NotImportable(f"the log in {directory} has received no messages since it was restored.{sent}")
     return fork
 
 
@@ -169,7 +169,7 @@ def _refuse_special_files(directory: str) -> None:
             kind = os.lstat(os.path.join(folder, name)).st_mode
             if not (stat.S_ISREG(kind) or stat.S_ISSOCK(kind)):
                 raise NotImportable(
-                    f"{os.path.join(folder, name)} is not a regular file, and a data_dir has no others. Take it out of "
+                    f"{os.path.join(folder, name)} is not a regular file, and a data_dir has no others. Move it out of "
                     f"{directory}, then run this again"
                 )
 

@@ -96,7 +96,7 @@ def check_signatures(
             raise NotTaken(f"{layer.name} comes twice")
         statements[layer.name] = _checked(layer, newest, rules, known)
     if len({*newest, *statements}) > TARGETS_MAX:
-        raise NotTaken(f"the edge has taken settings for {TARGETS_MAX} targets, the most that it remembers")
+        raise NotTaken(f"the edge has settings for {TARGETS_MAX} targets, the most that it remembers")
     _check_order(list(statements.values()))
     for name in (layer.name for layer, _ in _verified(in_force, rules, known)):
         if name not in statements and not _may_go(name, in_force, newest, statements):
@@ -413,7 +413,7 @@ def at_start(stored: StoredConfig, save: Callable[[StoredConfig], None]) -> Stor
 def taken_back(stored: StoredConfig, reason: str) -> StoredConfig:
     """Return the state without its configuration on trial."""
     tried = stored.active
-    logger.error("configuration %d of the hub is taken back: %s", tried.version, reason)
+    logger.error("configuration %d of the hub was reverted: %s", tried.version, reason)
     said = _statement(tried, ConfigOutcome.ROLLED_BACK, reason, stored.confirmed)
     return StoredConfig(stored.confirmed, cluster_id=stored.cluster_id, said=said)
 

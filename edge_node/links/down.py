@@ -301,13 +301,11 @@ class LinkTaker:
         except InvalidTopic as error:
             return str(error)
         if topic.startswith("$") or topic.count("/") >= self._ingest.routing.topic_levels_max:
-            return "the edge takes no messages for such topics"
+            return "the edge accepts no messages for such topics"
         if not any(matches(each, topic) for each in self.down.topics):
             return f"the edge's configuration allows no messages to {topic[:80]!r}: see links.<name>.down.topics"
         if len(message.payload) > self._payload_bytes_max:
-            return (
-                f"a message of {len(message.payload)} bytes; the edge takes {self._payload_bytes_max} (limits.message)"
-            )
+            return f"a message of {len(message.payload)} bytes; the limit is {self._payload_bytes_max} (limits.message)"
         return None
 
     def _append(self, messages: Sequence[DownMessage], outcomes: Sequence[MessageOutcome]) -> None:

@@ -154,7 +154,7 @@ class BootClocks:
             # No other node says now what was learned: of two that differ, the first one learned would stay.
             seconds = (answer.offset - known.offset) / 1e9
             logger.warning(
-                "hubs now tell a time that is %+.0f s away from the one that this boot learned. Records that no hub "
+                "hubs now report a time that is %+.0f s away from the one that this boot learned. Records that no hub "
                 "has yet get the new one", seconds,
             )  # fmt: skip
             self._learn(now, time, error)

@@ -511,5 +511,5 @@ def refusal(use: Use, name: str, what: str, *, is_denied: bool) -> QueueError:
         return QueueError(Reason.ACCESS_REFUSED, f"access rules deny the user every use of {what} {pattern}")
     return QueueError(
         Reason.ACCESS_REFUSED,
-        f"access rules do not let the user {use.verb} this {what}: that takes the line `queue {use.word} {pattern}`",
+        f"access rules do not let the user {use.verb} this {what}: add the line `queue {use.word} {pattern}`",
     )

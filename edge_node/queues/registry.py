@@ -481,7 +481,7 @@ class Registry:
         try:
             self._writer.came(**came)
         except LogError as error:
-            raise QueueError(Reason.NO_ROOM, f"the log takes nothing more: {error}") from error
+            raise QueueError(Reason.NO_ROOM, f"the log refuses appends: {error}") from error
 
 
 def _what(binding: BindingDefinition) -> str:

@@ -386,7 +386,7 @@ class Database:
                 )  # fmt: skip
         elif code in _FATAL:
             self.failed = DatabaseFailed(
-                f"{self._path} failed and takes nothing more until the node is started again: {error}"
+                f"{self._path} failed and refuses changes until the node is restarted: {error}"
             )
             logger.error("%s", self.failed)
             return self.failed

@@ -152,7 +152,7 @@ class SourceConnection:
             if self._routes.permits(key):
                 ingest.routing.unrouted.count([key])
                 return self._refused("unrouted", f"no stream matches topic {shown!r} (`unrouted: refuse`)")
-            return self._refused("topic", f"topic {shown!r} is not taken: it begins with $SYS/ or has too many levels")
+            return self._refused("topic", f"topic {shown!r} is refused: it begins with $SYS/ or has too many levels")
         if len(key) + len(payload) > _LONG_BYTES or headers:
             size = len(key) + len(payload) + sum(len(name) + header_bytes(value) for name, value in headers)
             if size > _RECORD_ROOM_BYTES:

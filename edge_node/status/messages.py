@@ -101,7 +101,7 @@ def _credentials(request: web.Request) -> Credentials:
         name, _, password = base64.b64decode(rest.strip(), validate=True).partition(b":")
         return Credentials("", name.decode(), password)
     except (binascii.Error, ValueError):
-        raise NotShown(401, "the credentials cannot be read", "send them as RFC 7617 says") from None
+        raise NotShown(401, "the credentials cannot be read", "send them in the form of RFC 7617") from None
 
 
 def shown(payload: bytes, bytes_max: int) -> dict[str, Any]:

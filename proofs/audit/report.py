@@ -151,7 +151,7 @@ def lane_problems(lanes: Sequence[LaneAudit]) -> list[str]:
         if (count := getattr(lane, name))
     ]
     return found + [
-        f"{lane.edge}/{lane.log_id}: {count} records of this log are there under the name {name} too"
+        f"{lane.edge}/{lane.log_id}: {count} records of this log are also stored under the name {name}"
         for lane in lanes
         for name, count in lane.named_twice.items()
     ]
@@ -162,7 +162,7 @@ def shard_problems(shards: Sequence[ShardAudit]) -> list[str]:
     sentences = {
         "missing": "offsets below the table's position have no row",
         "doubled": "offsets have a second row",
-        "ahead": "rows stand above the table's position",
+        "ahead": "rows lie above the table's position",
     }
     found = [
         f"shard {shard.shard}: {count} {sentence}"

@@ -124,7 +124,7 @@ class _Window:
             key = chunk_key(self._log.shard, n)
             self._part.note(
                 self._log.shard, n,
-                f"shard {self._log.shard}: {key} is missing, though later chunks are there; restore it from a backup "
+                f"shard {self._log.shard}: {key} is missing, though later chunks exist; restore it from a backup "
                 "of the store",
             )  # fmt: skip
         return chunk
@@ -264,7 +264,7 @@ async def log_tasks(log: ShardLog, first: int, part: Part) -> list[LogTask]:
     end = await _end(log, first)
     if end - first > CHUNKS_MAX:
         part.note(
-            log.shard, end, f"shard {log.shard}: {chunk_key(log.shard, end - 1)} stands far above the others; the "
+            log.shard, end, f"shard {log.shard}: {chunk_key(log.shard, end - 1)} lies far above the others; the "
             f"{CHUNKS_MAX} chunks from {first} on were compared"
         )  # fmt: skip
         end = first + CHUNKS_MAX

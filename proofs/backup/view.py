@@ -395,7 +395,7 @@ async def read_others(store: ObjectStore, record: BackupRecord) -> list[tuple[st
         for key, content, size in found:
             check_key(key)
             if _CONTENT.fullmatch(content) is None or size < 0:
-                raise ValueError(f"{key[:80]} is said to be {size} bytes at {content[:80]!r}")
+                raise ValueError(f"{key[:80]} is listed with {size} bytes at {content[:80]!r}")
         return found
     except (NotFound, ValueError, RecursionError) as error:  # errors of msgspec are ValueErrors
         raise BackupUnusable(f"{record.others}, a list of objects, is missing or damaged: {error}") from error
@@ -546,7 +546,7 @@ async def pieces(source: ObjectStore, key: str, size: int) -> AsyncIterator[byte
         # One byte more than there should be: what is longer is not read on.
         piece = await source.get_range(key, at, length + is_last)
         if len(piece) != length:
-            raise Unlike(f"{key} has another length than the {size} bytes that it is said to have")
+            raise Unlike(f"{key} differs in length from the recorded {size} bytes")
         yield piece
 
 

@@ -362,7 +362,7 @@ class Connection:
         if topic:
             self._aliases[alias] = topic
         elif not (topic := self._aliases.get(alias, b"")):
-            raise ProtocolViolation(f"topic alias {alias} stands for no topic on this connection", "3.3.2-7")
+            raise ProtocolViolation(f"topic alias {alias} is not assigned on this connection", "3.3.2-7")
         return topic
 
     def _check_disconnect(self, packet: Disconnect) -> None:

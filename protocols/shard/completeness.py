@@ -264,9 +264,9 @@ def never_came(pattern: str) -> HeldBack:
     """
     return HeldBack(
         pattern, None, Reason.EXPECTED, None, None,
-        "no edge of this name has linked and said anything of the stream" if "*" not in pattern
-        else "no edge whose name matches has linked and said anything of the stream",
-        "connect it, or take it out of expected_edges",
+        "no edge of this name has linked and reported the stream" if "*" not in pattern
+        else "no edge whose name matches has linked and reported the stream",
+        "connect it, or remove it from expected_edges",
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def controlled(control: Control, lane: Lane, held: LaneState | None, created: in
             return new
         case ControlKind.ADOPT:
             if control.body:
-                raise Corrupt(f"chunk {n} brings back {lane}, which is there")
+                raise Corrupt(f"chunk {n} adopts {lane}, which was not dropped")
             return _adopted(held)
         case ControlKind.CONFLICT:
             return _in_conflict(control, held, created)

@@ -321,7 +321,7 @@ def _checked_head(data: Buffer) -> memoryview:
 def check_header(data: Buffer) -> None:
     """Check that the bytes begin a snapshot of a version that this release reads. Raises as ``decode``."""
     if len(data) < HEADER_BYTES:
-        raise Truncated(f"a snapshot header has {HEADER_BYTES} bytes, {len(data)} are there")
+        raise Truncated(f"snapshot header truncated: {len(data)} of {HEADER_BYTES} bytes")
     magic = bytes(_HEADER.unpack_from(data)[0])
     if magic[:3] != MAGIC:
         raise Corrupt(f"expected a shard snapshot ({MAGIC!r}), found {magic!r}")

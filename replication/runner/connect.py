@@ -90,7 +90,7 @@ def redirected(url: str, error: Redirected) -> ConnectionEnd:
     """Return the outcome when the server answered with an HTTP redirect."""
     there = error.location[:LOCATION_CHARACTERS_MAX].removesuffix(LINK_PATH)
     why = f"the server redirects to {there!r} ({error.status}), and links follow no redirects of HTTP"
-    return ConnectionEnd(LinkState.REFUSED, f"{url}: {why}. If the hub is there, write that URL in `to`")
+    return ConnectionEnd(LinkState.REFUSED, f"{url}: {why}. If the hub moved there, write that URL in `to`")
 
 
 def _why(error: Exception) -> str:

@@ -294,7 +294,7 @@ def _common(ranges: RangeSet, run: Range) -> Iterable[Range]:
 
 
 OVERDUE = (
-    "the hub answers, and its store has taken nothing of what was sent {}. The records are kept here; look at the "
+    "the hub answers, and its store has accepted nothing that was sent {}. The records are kept here; look at the "
     "hub's store: its log, its disk or bucket, its credentials"
 )
 LANES_READ_MAX = 64

@@ -359,7 +359,7 @@ class LinkSession:
                 self.refuse(refusal.code, refusal.message, refusal.advice, refusal.url)
             except Exception:
                 log.exception("a link's handler failed")
-                self.refuse(RefuseCode.OVERLOADED, "the hub failed to take the data", "nothing: the edge tries again")
+                self.refuse(RefuseCode.OVERLOADED, "the hub failed to store the data", "nothing: the edge tries again")
             self._receiver.resume(self._clock())
 
     async def _resume(self) -> None:

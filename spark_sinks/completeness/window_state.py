@@ -281,7 +281,7 @@ def changed_parts(held: Definition, given: Definition) -> list[str]:
 def changed_sentence(parts: list[str]) -> str:
     """Return the message for changed parts, with advice."""
     return (
-        f"{' and '.join(parts)} changed since the sink's windows were written, and windows of both kinds would stand "
+        f"{' and '.join(parts)} changed since the sink's windows were written, and windows of both kinds would be "
         "side by side. Start once with if_changed='recompute' (--if-changed recompute) to compute all windows again. "
         "With 'keep', windows stay as they are until their records change"
     )

@@ -270,7 +270,7 @@ class Reporter:
             with opener.open(request, timeout=TIMEOUT_S) as answer:
                 answer.read(ANSWER_BYTES_MAX)
         except Exception as error:  # whatever it is, the query continues
-            return f"{url} does not take reports of this pipeline: {_words(error)}"
+            return f"{url} rejects reports of this pipeline: {_words(error)}"
         return None
 
 

@@ -56,14 +56,14 @@ def read_rows(path: str) -> list[dict[str, Any]]:
         raise BadRows(f"{path}: expected a file .jsonl, .csv or .parquet")
     try:
         if (size := os.path.getsize(path)) > FILE_BYTES_MAX:
-            raise BadRows(f"{path}: has {size >> 20} MiB, and a sample at most {FILE_BYTES_MAX >> 20}. Take fewer rows")
+            raise BadRows(f"{path}: has {size >> 20} MiB, and a sample at most {FILE_BYTES_MAX >> 20}. Use fewer rows")
         rows = _READERS[ending](path)
     except OSError as error:
         raise BadRows(f"{path}: {error.strerror or error}") from None
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise BadRows(f"{path}: {' '.join(str(error).split())[:200]}") from None
     if len(rows) > ROWS_MAX:
-        raise BadRows(f"{path}: has {len(rows)} rows, and a sample at most {ROWS_MAX}. Take fewer rows")
+        raise BadRows(f"{path}: has {len(rows)} rows, and a sample at most {ROWS_MAX}. Use fewer rows")
     return rows
 
 
@@ -242,7 +242,7 @@ def made_rows(pipeline: Pipeline, spark: SparkSession, table: pa.Table) -> pa.Ta
         made = windows.windows(frame, windows.grid.number(_LAST_US), table.num_rows)
     found = made.limit(ROWS_MAX + 1).toArrow()
     if found.num_rows > ROWS_MAX:
-        raise BadRows(f"the steps make more than {ROWS_MAX} rows. Take a smaller sample")
+        raise BadRows(f"the steps make more than {ROWS_MAX} rows. Use a smaller sample")
     return found
 
 

@@ -575,7 +575,7 @@ def sentence_of(error: BaseException) -> str:
     name, text = raised[-1]
     if name in _STORE:
         happened = _STORE[name].format(text)
-        return f"{happened}. See that it is there and has room, and start the pipeline again. It continues where it was"
+        return f"{happened}. Check that it exists and has room, and start the pipeline again. It continues where it was"
     return text if name.startswith(_OURS) else f"{name.rpartition('.')[2]}: {text}"
 
 

@@ -63,7 +63,7 @@ def check_url(url: str) -> str:
             "For other databases use Spark's own JDBC writer (docs/how-to/from-spark-to-postgresql.md)"
         )
     if secret:
-        raise SinkError(f"url: it has a password in it; take it away, and put the password in {_PASSWORDS}")
+        raise SinkError(f"url: contains a password; remove it, and set the password in {_PASSWORDS}")
     return address
 
 
@@ -169,7 +169,7 @@ def columns_of(schema: T.StructType) -> list[StagedColumn]:
 
 def _checked(name: str) -> str:
     if len(name.encode()) > NAME_BYTES_MAX or "\0" in name or not name:
-        raise SinkError(f"column {name!r}: PostgreSQL takes names of 1 to {NAME_BYTES_MAX} bytes; rename it with alias")
+        raise SinkError(f"column {name!r}: PostgreSQL names have 1 to {NAME_BYTES_MAX} bytes; rename it with alias")
     return name
 
 
@@ -434,7 +434,7 @@ class Batch:
         table = sql.Identifier(*self.target.table).as_string(connection)
         name, count = next(iter(nulls.items()))
         advice = (
-            "PostgreSQL 15 and later can take nulls for equal; with this one filter the rows out, or fill the column"
+            "PostgreSQL 15 and later can treat nulls as equal; with this one filter the rows out, or fill the column"
         )
         if connection.info.server_version >= NULLS_NOT_DISTINCT:
             found = connection.execute(TAKES_NULLS, (table, sorted(self.target.keys))).fetchone()
@@ -442,7 +442,7 @@ class Batch:
                 return
             columns = sql.SQL(", ").join(map(sql.Identifier, self.target.keys)).as_string(connection)
             index = f"CREATE UNIQUE INDEX ON {table} ({columns}) NULLS NOT DISTINCT"
-            advice = f"make an index that takes them for equal: {index}"
+            advice = f"make an index that treats them as equal: {index}"
         raise SinkError(
             f"column {name}, one of the keys, is null in {count} rows, and table {table} takes nulls for different "
             f"values; {advice}"
@@ -508,9 +508,7 @@ class Batch:
         found = connection.execute(self._statement(SHARED_BY_SHARDS if is_ordered else SHARED)).fetchone()
         if found is not None:
             named = ", ".join(f"{key}={value!r}" for key, value in zip(self.target.keys, found, strict=True))
-            raise SinkError(
-                f"rows of one batch share the keys {named}, and nothing says which is the newest: give order_by"
-            )
+            raise SinkError(f"rows of one batch share the keys {named}, and nothing orders them: set order_by")
 
 
 def shard_ends(rows: pa.Table) -> dict[int, int]:
@@ -611,7 +609,7 @@ class JdbcSink:
             raise SinkError(f"table: expected NAME or SCHEMA.NAME; got {self.table!r}")
         for name in (*self.table.split("."), self.positions_table):
             if len(name.encode()) > NAME_BYTES_MAX or "\0" in name or not name:
-                raise SinkError(f"table: PostgreSQL takes names of 1 to {NAME_BYTES_MAX} bytes; got {name!r}")
+                raise SinkError(f"table: PostgreSQL names have 1 to {NAME_BYTES_MAX} bytes; got {name!r}")
         if not self.keys and not self.name:
             raise SinkError(
                 "name: rows that are appended need a name under which their positions are kept; or give keys"

@@ -237,9 +237,7 @@ class KafkaSink:
         if "_time" in columns:
             yield _header("weft.time", F.unix_micros("_time"))
         if not found:
-            raise SinkError(
-                "the rows do not say where they come from: keep _edge, _log and _seq, or _shard and _offset, or _from"
-            )
+            raise SinkError("the rows lack their origin: keep _edge, _log and _seq, or _shard and _offset, or _from")
         for name, expression in (self.headers or {}).items():
             yield _header(name, F.expr(expression))
 
@@ -285,4 +283,4 @@ def _header(name: str, value: Column) -> Column:
 def _check_option(where: str, name: str, value: str) -> None:
     sure = _SURE.get(name.lower())  # Spark ignores the case of option names.
     if sure is not None and value.lower() not in _SAME[sure]:
-        raise SinkError(f"{where}: {name} is {sure}: without it messages may be lost; take it away")
+        raise SinkError(f"{where}: {name} is {sure}: without it messages may be lost; remove the setting")

@@ -312,7 +312,7 @@ TASK_ROWS = 200_000
 TASKS_MAX = 1024
 """Maximum number of tasks of one read; a longer read gets larger tasks."""
 _OTHER_COLUMNS = (
-    "the stream's declared schema is later than this read, or a topic level took the name of a field. "
+    "the stream's declared schema is later than this read, or a topic level has the name of a field. "
     "Start the read again for its columns of today"
 )
 _OF_DECLARED = frozenset(field.name for field in OWN_COLUMNS)

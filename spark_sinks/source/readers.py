@@ -420,7 +420,9 @@ def check_endless(given: Mapping[str, str]) -> None:
         ReadError: they name an end.
     """
     if "ending" in map(str.lower, given):
-        raise ReadError("ending: a streaming read has no end; use .trigger(availableNow=True) to read what is there")
+        raise ReadError(
+            "ending: a streaming read has no end; use .trigger(availableNow=True) to read the present records"
+        )
 
 
 def _other_type(asked: pa.Field, has: pa.DataType) -> ReadError:

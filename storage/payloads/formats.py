@@ -164,7 +164,7 @@ class AvroDecoder:
     def _take(self, count: int) -> None:
         self._left -= count
         if self._left < 0:
-            raise Unreadable("it has too many values that take no bytes")
+            raise Unreadable("it has too many values without bytes")
 
     def _record(self, kind: AvroType) -> Reader:
         fields = [(each.name, self._reader(each.type)) for each in kind.fields]
@@ -779,14 +779,14 @@ def found(value: dict[Any, Any], names: Iterable[str]) -> dict[str, Any]:
 def without_id(payload: bytes) -> bytes:
     """Return a payload without 0 and the four bytes of a schema's id."""
     if len(payload) < 5 or payload[0] != 0:
-        raise Unreadable("it does not begin with 0 and the id of a schema, as `framing: confluent` says")
+        raise Unreadable("it does not begin with 0 and the id of a schema, as `framing: confluent` demands")
     return payload[5:]
 
 
 def without_fingerprint(payload: bytes) -> bytes:
     """Return a payload without the ten bytes of Avro's single-object encoding."""
     if len(payload) < 10 or not payload.startswith(b"\xc3\x01"):
-        raise Unreadable("it does not begin with C3 01 and a fingerprint, as `framing: single_object` says")
+        raise Unreadable("it does not begin with C3 01 and a fingerprint, as `framing: single_object` demands")
     return payload[10:]
 
 

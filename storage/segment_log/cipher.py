@@ -84,7 +84,7 @@ class Cipher:
             KeyUnavailable: the ring lacks the key.
         """
         if len(sealed) < SEALED_BYTES:
-            raise Corrupt(f"sealed bytes have at least {SEALED_BYTES}, {len(sealed)} are there")
+            raise Corrupt(f"sealed entry truncated: {len(sealed)} bytes, at least {SEALED_BYTES} expected")
         key_id, salt, number = HEAD.unpack_from(sealed)
         cipher = self._openers.get((key_id, salt))
         if cipher is None:

@@ -322,7 +322,7 @@ class Committer:
             # The segment may have been begun nevertheless, without space for more.
             if self._writer.segment.index.owner == state.owner:
                 return True
-            logger.warning("%s has no room to say whose log it is: its next file will", state.directory)
+            logger.warning("%s has no room to name the log's owner: its next file will", state.directory)
             return False
         except Exception as error:
             self.poison(error)
@@ -397,7 +397,7 @@ class Committer:
             if self._state.failed is not None:
                 return self._state.failed
             directory = self._state.directory
-            failed = LogFailed(f"the log in {directory} failed and takes nothing more until reopened: {error}")
+            failed = LogFailed(f"the log in {directory} failed and refuses appends until reopened: {error}")
             failed.__cause__ = error
             self._state.failed = failed
             callbacks = self._state.queue.take_callbacks()

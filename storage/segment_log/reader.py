@@ -176,7 +176,7 @@ def _batches(source: SegmentBytes, place: _Place, stream: int) -> Iterator[bytes
                 yield bytes(frame.body)
         offset += ENTRY_HEADER_BYTES + head.length
     if not found:
-        raise Corrupt(f"seq {seq} of stream {stream} is not where the index says")
+        raise Corrupt(f"seq {seq} of stream {stream} is not where the index has it")
 
 
 # The batches of a stream whose records were received within a window of time, found by their headers.

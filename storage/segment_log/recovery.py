@@ -218,7 +218,7 @@ def _own_segments(
         if own_id is not None and log_id in (None, own_id):
             own.append((position, path))
         else:
-            reason = "belongs to another log, or its header is damaged and nothing says which"
+            reason = "belongs to another log, or its header is damaged; which of the two is not known"
             strange.append(_Strange(path, DAMAGED, reason))
     return own, strange
 

@@ -754,7 +754,7 @@ def _inspect_header(file: File, name: str) -> Inspected:
     named = _named_position(name)
     problem = None
     if named not in (None, header.first_position):
-        problem = f"the header is that of the segment at position {header.first_position}, the name says {named}"
+        problem = f"the header is that of the segment at position {header.first_position}, the name has {named}"
     return Inspected(name, 0, header.first_position, None, header, b"", problem)
 
 

@@ -242,20 +242,18 @@ def check_records(keys: list[bytes], payloads: list[bytes], headers: dict[int, H
     """
     size = max(record_sizes(keys, payloads, headers))
     if size > RECORD_BYTES_MAX:
-        raise RecordTooLarge(f"a record of {size} bytes; the log takes records of up to {RECORD_BYTES_MAX}")
+        raise RecordTooLarge(f"a record of {size} bytes; the log's limit is {RECORD_BYTES_MAX}")
 
 
 def check_keys(keys: list[bytes]) -> None:
     """Refuse a key that no batch can hold. Raises RecordTooLarge."""
     longest = max(map(len, keys), default=0)
     if longest > batch.KEY_BYTES_MAX:
-        raise RecordTooLarge(
-            f"a record with a key of {longest} bytes; the log takes keys of up to {batch.KEY_BYTES_MAX}"
-        )
+        raise RecordTooLarge(f"a record with a key of {longest} bytes; the log's limit is {batch.KEY_BYTES_MAX}")
 
 
 def check_headers(headers: dict[int, HeaderPairs]) -> None:
     """Refuse headers that no batch can hold. Raises RecordTooLarge."""
     most = max(map(len, headers.values()))
     if most > batch.HEADER_PAIRS_MAX:
-        raise RecordTooLarge(f"a record with {most} headers; the log takes up to {batch.HEADER_PAIRS_MAX} of each")
+        raise RecordTooLarge(f"a record with {most} headers; the log's limit is {batch.HEADER_PAIRS_MAX}")

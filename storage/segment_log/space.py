@@ -724,7 +724,7 @@ def _find(source: SegmentBytes, segment: Segment, needed: Needed, number: int) -
     while left > 0:
         head = source.peek(offset) if offset < source.end else None
         if head is None:
-            raise Corrupt(f"{left} records are not where the index says")
+            raise Corrupt(f"{left} records are not where the index has them")
         if head.kind in (EntryKind.BATCH, EntryKind.MOVED):
             header = source.readable_batch_header(offset)
             is_moved = head.kind == EntryKind.MOVED

@@ -180,7 +180,7 @@ async def checked_source(table: str, view: ShardView, position: int, source: Las
         TableError: the chunk cannot be read.
     """
     if source is None:
-        raise diverged(table, view.shard, position, "and does not say of which chunk")
+        raise diverged(table, view.shard, position, "and does not name the chunk")
     try:
         chunk = await view.log.index(source.n)
     except CodecError as error:

@@ -43,7 +43,7 @@ def test_windows_go_only_into_sinks_that_replace_rows(kind: str) -> None:
     if kind in TAKE_WINDOWS:
         parse(text, "hours.yaml", Pipeline, check_pipeline)
         return
-    with pytest.raises(ConfigError, match=r"cannot take windows: .* Use delta or jdbc"):
+    with pytest.raises(ConfigError, match=r"does not support windows: .* Use delta or jdbc"):
         parse(text, "hours.yaml", Pipeline, check_pipeline)
 
 

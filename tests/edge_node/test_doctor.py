@@ -156,14 +156,14 @@ def called(url: str, patience_s: float = 10.0) -> list[Verdict]:
 @pytest.mark.parametrize(
     ("status", "headers", "body", "states", "words"),
     [
-        (200, {"Date": formatdate(NOW)}, b"ready", [Standing.GOOD, Standing.GOOD], "takes work"),
+        (200, {"Date": formatdate(NOW)}, b"ready", [Standing.GOOD, Standing.GOOD], "is ready"),
         (200, {"Date": formatdate(NOW + 3600)}, b"", [Standing.GOOD, Standing.ACT], "60.0 minutes behind"),
         (200, {"Date": formatdate(NOW - 30)}, b"", [Standing.GOOD, Standing.ACT], "30 seconds ahead of"),
-        (200, {"Date": "yesterday"}, b"", [Standing.GOOD, Standing.UNKNOWN], "says no time"),
-        (200, {}, b"", [Standing.GOOD, Standing.UNKNOWN], "says no time"),
-        (503, {}, b"a store is silent\nx", [Standing.ACT, Standing.UNKNOWN], "no work: a store is silent."),
+        (200, {"Date": "yesterday"}, b"", [Standing.GOOD, Standing.UNKNOWN], "sends no time"),
+        (200, {}, b"", [Standing.GOOD, Standing.UNKNOWN], "sends no time"),
+        (503, {}, b"a store is silent\nx", [Standing.ACT, Standing.UNKNOWN], "not ready: a store is silent."),
         (302, {"Location": "http://x/"}, b"", [Standing.ACT, Standing.UNKNOWN], "redirects (302)"),
-        (404, {}, b"", [Standing.ACT, Standing.UNKNOWN], "answers 404: no hub is there"),
+        (404, {}, b"", [Standing.ACT, Standing.UNKNOWN], "answers 404: not a hub"),
     ],
 )  # fmt: skip
 def test_the_answer_of_a_hub_and_its_clock_are_two_lines(

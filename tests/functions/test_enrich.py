@@ -126,7 +126,7 @@ async def test_a_changed_file_is_read_again_and_a_bad_one_is_not_used(
         ("", {}, "machines.csv: is empty. Its first line has to name the columns"),
         ("a,b\n", {}, "machines.csv: has no column machine. There are: a, b"),
         ("machine,machine\n", {}, "machines.csv, line 1: two columns are named machine. Rename one"),
-        ("machine,a\nx,1\n\nx,2\n", {}, 'machines.csv, line 4: machine "x" is there twice. Keep one'),
+        ("machine,a\nx,1\n\nx,2\n", {}, 'machines.csv, line 4: machine "x" is listed twice. Keep one'),
         ("machine,a\nx\n", {}, "machines.csv, line 2: has 1 values, and line 1 names 2 columns"),
         ("machine,a\nx,1\ny,2\n", {"rows": 1}, "machines.csv: has more than 1 rows. Raise `rows`, or shorten it"),
         ("machine,a\nx," + "1" * 2000, {"memory_bytes": 1024}, "takes more than 1,024 bytes. Raise `memory`"),
@@ -197,7 +197,7 @@ async def test_a_database_of_several_tables(
 
 async def test_a_damaged_database_says_so(tmp_path: Path) -> None:
     (tmp_path / "plant.db").write_bytes(b"SQLite format 3\0" + os.urandom(5000))
-    with pytest.raises(NotReady, match=r"plant\.db: SQLite says: "):
+    with pytest.raises(NotReady, match=r"plant\.db: SQLite: "):
         await Subject(tmp_path / "plant.db", on="id").feed({})
 
 

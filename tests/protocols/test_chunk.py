@@ -286,7 +286,7 @@ def test_an_entry_of_another_streams_lane_is_corrupt(change: dict[str, str]) -> 
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_section_holds_as_many_records_as_its_index_says(count: int) -> None:
     section = chunk.encode_entry_header(0, 0, 3, len(BATCH), 0) + BATCH
-    with pytest.raises(Corrupt, match=f"holds 3 records, its index says {count}"):
+    with pytest.raises(Corrupt, match=f"holds 3 records, its index lists {count}"):
         list(chunk.section_entries(section_of(count), section, [LANE]))
 
 

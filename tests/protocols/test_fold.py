@@ -189,7 +189,7 @@ def test_control_records_that_do_not_fit_are_refused_and_unknown_ones_pass() -> 
     held = add(state(), update(ranges=[(0, 9)]))
     kept = snapshots.encode_lane(snapshots.lane_snapshot(LANE, held.lanes[LANE]))
     other = snapshots.encode_lane(snapshots.lane_snapshot(LANE._replace(edge="x"), held.lanes[LANE]))
-    with pytest.raises(Corrupt, match="which is there"):
+    with pytest.raises(Corrupt, match="which was not dropped"):
         add(held, controls=[control(ControlKind.ADOPT, kept)])
     with pytest.raises(Corrupt, match="drops"):
         add(held, update(ranges=[(9, 10)]), controls=[control(ControlKind.DROP)])

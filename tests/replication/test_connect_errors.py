@@ -59,7 +59,7 @@ def test_a_refused_certificate_has_the_cure_of_its_cause(tmp_path: Path) -> None
         (403, LinkState.REFUSED, "--scope edge"),
         (404, LinkState.REFUSED, "Check the link's `to`"),
         (400, LinkState.WAITING, "Write https:// if the port speaks TLS"),
-        (503, LinkState.WAITING, "takes no links at the moment"),
+        (503, LinkState.WAITING, "accepts no links at the moment"),
         (500, LinkState.WAITING, "HTTP status 500"),
     ],
 )
@@ -89,9 +89,9 @@ def test_the_hubs_reason_for_a_refused_token_is_told(challenge: str, words: str)
     ("text", "words"),
     [
         ("the hub has no keys of the issuer", "at the moment (503): the hub has no keys of the issuer; the edge tries"),
-        (None, "(503). Its log says why"),
-        ("\x1b[2J", "(503). Its log says why"),
-        ("x" * 1000, "(503). Its log says why"),
+        (None, "(503). Its log has the reason"),
+        ("\x1b[2J", "(503). Its log has the reason"),
+        ("x" * 1000, "(503). Its log has the reason"),
     ],
 )
 def test_the_reason_of_a_hub_that_takes_no_links_is_told(text: str | None, words: str) -> None:

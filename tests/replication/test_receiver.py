@@ -423,7 +423,7 @@ def test_a_record_that_is_too_long_closes_its_lane_and_nothing_else(checks_itsel
              for header, _ in event.batches]  # fmt: skip
     assert taken == [(1, 4), (2, 0)]
     [refused] = [event for event in events if isinstance(event, RecordRefused)]
-    assert refused == RecordRefused(1, f"the record at seq 5 has {(2 << 20) + 1} bytes, the hub takes {2 << 20}")
+    assert refused == RecordRefused(1, f"the record at seq 5 has {(2 << 20) + 1} bytes, the hub's limit is {2 << 20}")
     [closed] = peer.heard()
     assert isinstance(closed, LaneClosed)
     assert (closed.lane, closed.advice) == (1, "raise the hub's limits.record")

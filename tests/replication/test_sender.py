@@ -185,7 +185,7 @@ def test_a_record_that_the_hub_does_not_take_is_not_sent_and_those_before_it_are
     peer.sender.feed(1, log.read_now(1, long, 4 << 20))
     ended = peer.sender.events()[-1]
     assert isinstance(ended, LaneEnded)
-    assert f"the record at seq {long} has {(2 << 20) + 9} bytes, the hub takes {1 << 20}" in ended.message
+    assert f"the record at seq {long} has {(2 << 20) + 9} bytes, the hub's limit is {1 << 20}" in ended.message
     assert "limits.record" in ended.advice
     assert peer.sender.connected
 

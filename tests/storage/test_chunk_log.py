@@ -73,7 +73,7 @@ async def test_an_existing_store_keeps_its_number_of_shards_where_none_is_asked_
     await open_cluster(earlier, 4)
     assert (await open_cluster(earlier, None, new_shards=NEW_SHARDS)).shards == 4
     assert (await open_cluster(fresh, None, new_shards=NEW_SHARDS)).shards == NEW_SHARDS == 16
-    with pytest.raises(ClusterUnusable, match="made with 16 shards, the configuration says 4"):
+    with pytest.raises(ClusterUnusable, match="made with 16 shards, the configuration has 4"):
         await open_cluster(fresh, 4, new_shards=NEW_SHARDS)
 
 

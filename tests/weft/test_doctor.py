@@ -59,7 +59,7 @@ def test_the_doctor_beside_running_nodes_and_after_the_hub_is_gone(start: Start,
     node: Node = start("edge", edge_yaml)
     wait_until(lambda: ("link cloud", "act") not in doctor(edge_yaml)[0], what=lambda: doctor(edge_yaml))
     found, _ = doctor(edge_yaml)
-    assert "takes work" in found["link cloud", "good"]
+    assert "is ready" in found["link cloud", "good"]
     assert f"127.0.0.1:{port}" in found["clock", "good"]
     assert "were not tried" in found["ports", "unknown"]
     assert ("disk space", "good") in found

@@ -171,7 +171,7 @@ def test_a_file_that_is_wrong_is_refused_and_the_node_goes_on(pair: Pair) -> Non
     wait_until(lambda: pair.payloads("telemetry") == ["flows"])
     facts = pair.edge.json("status")["configuration"]
     assert facts["number"] == 1
-    assert "'#' must stand alone" in facts["refused"]
+    assert "'#' must be the whole last level" in facts["refused"]
     pair.change("/#/x", "/#")
     pair.change("links:", "  hot:\n    from_stream: telemetry\n    functions:\n      - where: rms >\nlinks:")
     place = r"edge.yaml:\d+: streams.hot.functions\[0\].where: column 6"

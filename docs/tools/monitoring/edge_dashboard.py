@@ -39,7 +39,7 @@ FLEET = (
             figure("Logs low or full", f"count(weft_edge_log_low{_FLEET} == 1) or vector(0)", red_from=1),
             figure(
                 "Nothing becomes durable", f"count(weft_edge_link_canary_overdue{_FLEET} == 1) or vector(0)",
-                red_from=1, about="Links whose hub answers while its store takes nothing.",
+                red_from=1, about="Links whose hub answers while its store accepts nothing.",
             ),
             figure(
                 "Functions in trouble", f"count(weft_edge_function_in_trouble{_FLEET} == 1) or vector(0)", red_from=1

@@ -197,7 +197,7 @@ READING = (
     Alert(
         "WeftHubTableStopped", "weft_hub_stopped_tables > 0", "5m", CRITICAL,
         "{{ $value }} tables wait behind records that cannot become rows",
-        "`weft hub status` names table and record; `weft hub skip` takes it out, with a reason.", "open-the-table.md",
+        "`weft hub status` names table and record; `weft hub skip` skips it, with a reason.", "open-the-table.md",
     ),
     Alert(
         "WeftHubPipelineTrouble", "max by (job, tenant, pipeline) (weft_hub_pipeline_trouble) == 1", "5m", WARNING,

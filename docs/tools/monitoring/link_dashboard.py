@@ -32,7 +32,7 @@ ROWS = (
             figure("Held by their policy", f"count(weft_edge_link_held{_EDGES} == 1) or vector(0)"),
             figure(
                 "Nothing becomes durable", f"count(weft_edge_link_canary_overdue{_EDGES} == 1) or vector(0)",
-                red_from=1, about="Links whose hub answers while its store takes nothing.",
+                red_from=1, about="Links whose hub answers while its store accepts nothing.",
             ),
             figure("Hub lost records", f"count(weft_edge_link_alarm{_EDGES} == 1) or vector(0)", red_from=1),
         ),
@@ -81,7 +81,7 @@ ROWS = (
                  about="One for each shard."),
             plot("Behind by", (f"max by (region) (weft_hub_region_lag_seconds{_HUBS})", "{{region}}"), unit="s",
                  about="Age of the oldest chunk with records that the region does not have."),
-            plot("Deleted before they were there", (f"sum by (region) (weft_hub_region_lost_chunks{_HUBS})",
+            plot("Deleted before the region had them", (f"sum by (region) (weft_hub_region_lost_chunks{_HUBS})",
                  "{{region}}"), about="Runs of chunks."),
         ),
     ),

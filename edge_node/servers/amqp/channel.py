@@ -433,7 +433,7 @@ class Content:
         """
         self.held += len(piece)
         if len(piece) > self.left:
-            raise AmqpError(ReplyCode.FRAME_ERROR, "more octets of a body than its content header says", _PUBLISH)
+            raise AmqpError(ReplyCode.FRAME_ERROR, "more octets of a body than its content header announced", _PUBLISH)
         self.left -= len(piece)
         self.parts.append(piece)
 

@@ -347,7 +347,7 @@ class AmqpConnection(WritingConnection):
             # A fault in the node's code. Where the client waited for its turn, the caller serves other clients, too:
             # without this handler the connection would stay open and never be read again.
             log.exception("what AMQP client %s sent could not be handled", described(self))
-            self._broken(AmqpError(ReplyCode.INTERNAL_ERROR, "the node made a mistake; its log says more"))
+            self._broken(AmqpError(ReplyCode.INTERNAL_ERROR, "internal error of the node; its log has the details"))
         self._batch.gathered()
         self._context.fan_out.flush()
         self._output.uncork()

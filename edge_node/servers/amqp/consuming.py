@@ -303,7 +303,7 @@ class Consuming:
     def _reply_queue(self, method: commands.Basic.Consume) -> str:
         """Create the queue of direct reply-to: it ends with its consumer."""
         if not method.no_ack:
-            reason = f"{DIRECT_REPLY_TO!r} takes no acknowledgements: consume it with no-ack"
+            reason = f"{DIRECT_REPLY_TO!r} has no acknowledgements: consume it with no-ack"
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, reason, method.index)
         if self.reply_queue:
             reason = f"{DIRECT_REPLY_TO!r} has a consumer on this channel: use that one"
@@ -323,7 +323,7 @@ class Consuming:
 
     def _on_get(self, method: commands.Basic.Get) -> None:
         if len(self._getting) >= GETS_MAX:
-            reason = f"{GETS_MAX} basic.get of the channel wait for their answers: send more when those are there"
+            reason = f"{GETS_MAX} basic.get of the channel wait for their answers: send more after these answers"
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, reason, method.index)
         waiting = self._shared.queues.consumptions.get(
             self._client.queue_client, self._queue(method.queue), partial(self._got, method),

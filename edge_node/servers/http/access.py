@@ -62,7 +62,7 @@ def credentials_of(claim: bytes) -> Credentials:
         except (binascii.Error, ValueError):
             raise Problem(401, f"the credentials are not in base64; {_HOW}", fields=CHALLENGE) from None
     elif scheme.lower() not in (b"bearer", b"token"):
-        raise Problem(401, f"this way to authenticate is not known; {_HOW}", fields=CHALLENGE)
+        raise Problem(401, f"this scheme of authentication is not known; {_HOW}", fields=CHALLENGE)
     name, colon, password = rest.partition(b":")
     if not colon:
         raise Problem(401, f"a token is a user name, a colon and the password here; {_HOW}", fields=CHALLENGE)

@@ -462,7 +462,7 @@ class HttpConnection(WritingConnection):
             exchange.fail(error)
             return
         log.error("a request of %s could not be handled", self.accepted.name, exc_info=error)
-        exchange.fail(Problem(500, "the node made a mistake; its log says more"))
+        exchange.fail(Problem(500, "internal error of the node; its log has the details"))
 
     def _refuse(self, request: Request, problem: Problem) -> None:
         request.keeps_alive = False

@@ -165,14 +165,14 @@ class PostMisfits:
         """
         rule = self._rules.get(stream)
         if rule is None:  # a reload has removed the stream's topics since the request began
-            raise Problem(409, "the stream takes no topics any more; nothing was stored")
+            raise Problem(409, "the stream accepts no topics any more; nothing was stored")
         if rule.takes:
             return
         more = len(rule.patterns) - PATTERNS_SHOWN
         shown = ", ".join(rule.patterns[:PATTERNS_SHOWN]) + (f" and {more} more" if more > 0 else "")
         if is_named:
             problem = Problem(
-                422, f"the stream {rule.name} takes topics that match {shown}, and {quoted(topic)} does not; correct "
+                422, f"the stream {rule.name} accepts topics that match {shown}, and {quoted(topic)} does not; correct "
                 "the topic, or add it to the stream's `from`",
             )  # fmt: skip
         else:
@@ -220,7 +220,7 @@ class PostMisfits:
             self._reported.add(rule.name)
             log.warning(
                 "refused a request that posts to the stream %s: %s. Further ones are counted in `weft edge status`; "
-                "`misfits: take` takes them", rule.name, problem,
+                "`misfits: take` accepts them", rule.name, problem,
             )  # fmt: skip
         raise problem
 

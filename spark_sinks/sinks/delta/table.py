@@ -100,7 +100,7 @@ def arrow_columns(schema: StructType) -> pa.Schema:
             raise SinkError(f"column {field.name}: it is null without a type; cast it, for example to string")
         other = seen.setdefault(field.name.casefold(), field.name)
         if other is not field.name:
-            raise SinkError(f"columns {other} and {field.name}: Delta takes them for one name; rename one")
+            raise SinkError(f"columns {other} and {field.name}: Delta does not distinguish them; rename one")
     try:
         return pa.schema([_nullable(field) for field in to_arrow_schema(schema, timezone="UTC")])
     except (PySparkException, pa.ArrowException) as error:

@@ -444,8 +444,8 @@ class BatchEncoder:
             raise SinkError(f"{_named(rows[0])} cannot be sent: {error}") from error
         if len(data) > self._bytes_max:
             raise SinkError(
-                f"{_named(rows[0])} begins a batch of {len(data)} bytes, and the hub takes {self._bytes_max}. Make the "
-                "rows shorter, or raise the hub's limits.batch"
+                f"{_named(rows[0])} begins a batch of {len(data)} bytes, and the hub's limit is {self._bytes_max}. "
+                "Make the rows shorter, or raise the hub's limits.batch"
             )
         return Batch(first, first + len(rows), data)
 

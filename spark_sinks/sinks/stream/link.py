@@ -455,7 +455,9 @@ class Link:
             if self._clock() - max(since, self._moved) > self._settings.patience_s:
                 self.abandon()
                 why = f": {self._why}" if self._why else "; look at the hub's store"
-                raise SinkError(f"the hub has taken nothing of {self.edge} for {self._settings.patience_s:g} s{why}")
+                raise SinkError(
+                    f"the hub has accepted nothing from {self.edge} for {self._settings.patience_s:g} s{why}"
+                )
 
     def _now(self) -> int:
         return int(self._clock() * SECOND)

@@ -143,7 +143,7 @@ async def find_last(settings: ProducerSettings, cluster_id: str, lane: Lane, sha
     found = parse_position(text)
     if found is None or found[0] != shard:
         raise SinkError(
-            f"record {seq} of lane {lane}, the last one, says as its position {text!r}: it is not in the store, or no "
+            f"record {seq} of lane {lane}, the last one, has the position {text!r}: it is not in the store, or no "
             "sink wrote it. Give the query another name, and start it behind the rows that the stream has"
         )
     of_record = headers or {}

@@ -81,7 +81,7 @@ async def test_a_store_that_takes_nothing_alarms_although_the_hub_answers_pings(
             last, pinged = link.canary_time, link.ping_seconds
             await until(lambda: link.ping_seconds != pinged)
             assert (link.state, link.canary_time) == (LinkState.CONNECTED, last)
-            assert "the hub answers, and its store has taken nothing of what was sent" in link.canary_alarm
+            assert "the hub answers, and its store has accepted nothing that was sent" in link.canary_alarm
             assert "look at the hub's store" in link.canary_alarm
         finally:
             store.faults = CALM

@@ -75,5 +75,5 @@ def test_what_is_no_argon2id_hash_is_refused_without_showing_it(line: str) -> No
 
 def test_a_name_comes_once() -> None:
     line = f"a:{users.hasher().hash(b'x')}\n"
-    with pytest.raises(UsersUnusable, match="users:2: user 'a' is there already"):
+    with pytest.raises(UsersUnusable, match="users:2: user 'a' already exists"):
         users.parse(line * 2, "users")

@@ -151,19 +151,19 @@ def test_raw_messages_go_with_the_functions_or_after_a_time() -> None:
     ("streams", "error"),
     [
         ("  a: {from_stream: b}\n  b: {from_stream: c}\n  c: {from_stream: a}\n",
-         "edge.yaml:6: streams.c.from_stream: records would go round in a cycle: a -> c -> b -> a. Take one of"),
-        ("  a: {from_stream: a}\n", "edge.yaml:4: streams.a.from_stream: records would go round in a cycle: a -> a."),
-        (TELEMETRY + HOT + "  more: {from_stream: [hot-errors, more]}\n", "in a cycle: more -> more"),
+         "edge.yaml:6: streams.c.from_stream: the streams form a cycle: a -> c -> b -> a. Remove one of"),
+        ("  a: {from_stream: a}\n", "edge.yaml:4: streams.a.from_stream: the streams form a cycle: a -> a."),
+        (TELEMETRY + HOT + "  more: {from_stream: [hot-errors, more]}\n", "form a cycle: more -> more"),
         (TELEMETRY + "  hot: {from_stream: telemetri}\n",
          'edge.yaml:5: streams.hot.from_stream: "telemetri" is not a stream of this node. Did you mean telemetry?'),
         (TELEMETRY + "  hot: {from_stream: [telemetry, cold]}\n",
          'edge.yaml:5: streams.hot.from_stream[1]: "cold" is not a stream of this node. Streams: telemetry, hot'),
-        (TELEMETRY + "  hot: {from_stream: [telemetry, telemetry]}\n", 'from_stream[1]: "telemetry" is there twice'),
+        (TELEMETRY + "  hot: {from_stream: [telemetry, telemetry]}\n", 'from_stream[1]: "telemetry" is listed twice'),
         (TELEMETRY + "  hot: {from: x, from_stream: telemetry}\n",
          "edge.yaml:5: streams.hot.from_stream: a stream has either `from` or `from_stream`. Remove one of them"),
         ("  hot: {functions: [{where: rms}]}\n",
          "edge.yaml:4: streams.hot: its functions need records: set `from` (MQTT filters) or `from_stream`"),
-        ("  hot: {when_full: refuse}\n", "edge.yaml:4: streams.hot: takes no records: set `from` (MQTT filters) or"),
+        ("  hot: {when_full: refuse}\n", "edge.yaml:4: streams.hot: has no records: set `from` (MQTT filters) or"),
         (TELEMETRY + HOT + "  hot-errors: {from: x}\n",
          "edge.yaml:6: streams.hot-errors: is the stream of the errors of hot: it may have `retain`"),
         ("  t: {from: t, raw: discard}\n", "streams.t.raw: is for a stream with `from` and `functions`"),
@@ -194,7 +194,7 @@ def test_what_cannot_work_is_refused(streams: str, error: str) -> None:
 )  # fmt: skip
 def test_a_cycle_through_a_route_or_an_alert_is_refused(streams: dict[str, Stream], cycle: str) -> None:
     errors = [finding.message for finding in check(config(**streams))]
-    assert errors == [f"records would go round in a cycle: {cycle}. Take one of these steps out"]
+    assert errors == [f"the streams form a cycle: {cycle}. Remove one of these steps"]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_an_alert_beside_the_topics_of_its_stream_is_no_cycle() -> None:
     text = "  telemetry: {from: 'plant/{line}/x'}\n  hot: {from_stream: telemetry, functions: [{alert: %s}]}\n"
     edge(text % "{when: 'rms > 2', topic: '{key}/alarm'}")
     assert "cycle: telemetry -> hot -> telemetry" in refusal(text % "{when: 'rms > 2', topic: 'plant/{tool}/x'}")
-    assert "in a cycle: a -> a" in refusal(
+    assert "form a cycle: a -> a" in refusal(
         "  a: {from: 'a/#', functions: [{alert: {when: x, topic: '{key}/alarm'}}]}\n"
     )
 

@@ -40,7 +40,7 @@ URL = "url: 'mqtt://broker.example.com'"
         (mqtt("url: 'mqtt://user:word@broker', topics: a"), "without a user name or password"),
         (mqtt("url: 'mqtt://broker/path', topics: a"), "no paths"),
         (mqtt(f"{URL}, topics: 'a/{{b}}'"), "have no names in a subscription"),
-        (mqtt(f"{URL}, topics: 'a/#/b'"), "must stand alone on the last level"),
+        (mqtt(f"{URL}, topics: 'a/#/b'"), "must be the whole last level"),
         (mqtt(f"{URL}, topics: '$share/a/b'"), "set `share`"),
         (mqtt(f"{URL}, topics: a, share: x, version: v3.1.1"), "no shared subscriptions"),
         (mqtt(f"{URL}, topics: a, share: 'x/y'"), "gateways"),

@@ -164,7 +164,7 @@ def test_reasons_name_the_field_and_its_value(text: str, reason: str) -> None:
         ("a > 1 # and b", "column 7: comments are not allowed"),
         ("a and (b", "column 7: '(' was never closed"),
         ("temp-c x", "column 8: "),
-        ("class > 1", 'a field whose name is not a word is field("its name")'),
+        ("class > 1", 'a field whose name is not an identifier is field("its name")'),
         ("exists(a + 1)", "column 8: a + 1 is not a field; write exists(rms)"),
         ("default(" + "a, " * 30 + "1)", "default takes at most 20 values"),
         ("default(a)", "write default(rms, 0)"),

@@ -1,4 +1,4 @@
-"""What ``changes`` drops says what the last kept row said."""
+"""What ``changes`` drops repeats the last kept row."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_a_topic_of_many_bytes_makes_no_group() -> None:
     make = maker(Times(every=10, size=10), {"n": "count()"})
     found = run(make, [row(1, {"x": 1}, b"t" * 1_025), row(1, {"x": 1}, b"t" * 1_024)], until=HOUR)
     assert [each.key for each in found.emitted] == [b"t" * 1_024]
-    assert found.out.rejected() == ["its topic has more than 1024 bytes; groups take shorter ones"]
+    assert found.out.rejected() == ["its topic has more than 1024 bytes; groups need shorter ones"]
 
 
 @pytest.mark.parametrize("value", [(1 << 64) - 1, -(1 << 63), (1 << 63) + 1])

@@ -158,8 +158,8 @@ def test_groups_by_levels_fields_and_their_types() -> None:
         (b"l1/1", 1, 2), (b"l1/1", "1", 1), (b"l1/true", True, 1), (b"l2/2.5", 2.5, 1)
     ]  # fmt: skip
     assert found.out.rejected() == [
-        "shift is null, which names no group; groups take text, numbers, true and false",
-        "shift is a list, which names no group; groups take text, numbers, true and false",
+        "shift is null, which names no group; groups are text, numbers, true or false",
+        "shift is a list, which names no group; groups are text, numbers, true or false",
     ]
 
 
@@ -344,7 +344,7 @@ def test_the_state_of_a_window_is_small() -> None:
         ({"every_s": None, "gap_s": 60.0, "longest_s": 30.0}, "longest is not longer than gap"),
         ({"offset_s": 60.0}, "offset is not shorter than every"),
         ({"lateness_s": 5.0}, "lateness and idle need time"),
-        ({"by": ("none", "line")}, "by: none stands alone"),
+        ({"by": ("none", "line")}, "by: none must be alone"),
         ({"by": ("a..b",)}, "expected a field such as rms or motor.rpm"),
         ({"time": ".t"}, "expected a field such as rms or motor.rpm"),
         ({"emit": {"n": "count"}}, "n: 'count' is not an aggregate; write one such as max(rms)"),

@@ -70,8 +70,8 @@ def test_a_collector_that_refuses_or_is_away_costs_spans_and_one_line(caplog: py
             export.offer(span(number))
             wait_until(lambda number=number: export.failed == number)  # type: ignore[misc]
         assert export.exported == export.dropped == 0
-        assert [line for line in caplog.messages if "takes no spans" in line] == [
-            f"the collector of traces {collector.url}/v1/traces takes no spans. They are dropped until it does"
+        assert [line for line in caplog.messages if "refuses spans" in line] == [
+            f"the collector of traces {collector.url}/v1/traces refuses spans. They are dropped until it accepts them"
         ]
         collector.status = 200
         export.offer(span(4))

@@ -123,7 +123,7 @@ async def test_a_row_that_no_log_holds_is_caught(store: ObjectStore, log: LogWri
     write_deltalake(table(store), strange, mode="append")
     found = await report(store)
     assert "press-1/0000000000000007: 1 records are in the table and not in the log" in found.problems
-    assert "shard 0: 1 rows stand above the table's position" in found.problems
+    assert "shard 0: 1 rows lie above the table's position" in found.problems
 
 
 async def test_a_record_that_is_in_the_log_twice_is_caught(store: ObjectStore) -> None:
@@ -147,7 +147,7 @@ async def test_records_of_one_log_under_two_names_are_caught(store: ObjectStore,
         ("press-2", {}),
         ("press-9", {"default/press-1": 5}),
     ]
-    assert "press-1/0000000000000007: 5 records of this log are there under the name default/press-9 too" in (
+    assert "press-1/0000000000000007: 5 records of this log are also stored under the name default/press-9" in (
         found.problems
     )
 

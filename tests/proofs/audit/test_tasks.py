@@ -70,14 +70,14 @@ async def test_every_planted_damage_is_named(tmp_path: Path) -> None:
         await plant(log)
     found = await audit(store, "default", "telemetry", payloads=True)
     expected = (
-        "shard-0/chunk/00000000000000000005 is missing, though later chunks are there",
+        "shard-0/chunk/00000000000000000005 is missing, though later chunks exist",
         "chunk 6 of shard 0: shard-0/chunk/00000000000000000006 is damaged",
         "shard 0: shard-0/chunk/00000000000000000007 is damaged",
         "are in the table twice",
         "are missing from the table",
         "are in the table and not in the log",
-        "under the name default/press-8 too",
-        "rows stand above the table's position",
+        "stored under the name default/press-8",
+        "rows lie above the table's position",
         "payloads of offsets 0 to 1023 differ",
         "shard 1: _time or _seq of rows with offsets 0 to 65535 differ",
     )

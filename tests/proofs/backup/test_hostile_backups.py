@@ -83,7 +83,7 @@ async def test_a_link_to_a_folder_is_refused(place: Path, tmp_path: Path) -> Non
 async def test_an_object_is_not_read_beyond_its_length(place: Path) -> None:
     with open(content_of(place), "r+b") as file:
         file.truncate(1 << 40)  # reading it whole would end this process
-    with pytest.raises(BackupUnusable, match="another length than the 6 bytes"):
+    with pytest.raises(BackupUnusable, match="differs in length from the recorded 6 bytes"):
         await restored(place)
     [fault] = (await verify(open_store(str(place)))).findings
     assert (fault.place, fault.what) == (NOTE, "damaged")

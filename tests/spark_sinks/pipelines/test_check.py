@@ -453,7 +453,7 @@ def test_a_column_of_windows_that_hides_another(wrong: str, setting: str, messag
 
 @pytest.mark.parametrize("by", ["[machine, machine]", "[machine, window_start]"])
 def test_a_group_that_is_named_twice(by: str, place: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"Take it out"):
+    with pytest.raises(ConfigError, match=r"Remove it"):
         loaded((WINDOWS + HOURS).replace("[machine]", by), place)
 
 

@@ -22,7 +22,7 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last):
         ("spark_sinks.errors.SinkError: the table is gone. Make it", "the table is gone. Make it"),
         (
             f"{NotFound.__module__}.{NotFound.__qualname__}: shard-0/chunk/7",
-            "the store lacks shard-0/chunk/7. See that it is there and has room, and start the pipeline again",
+            "the store lacks shard-0/chunk/7. Check that it exists and has room, and start the pipeline again",
         ),
         (
             f"{StoreError.__module__}.{StoreError.__qualname__}: timed out",

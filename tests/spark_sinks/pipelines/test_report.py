@@ -93,7 +93,7 @@ def test_a_hub_that_is_away_or_refuses_costs_a_warning_and_nothing_else() -> Non
     query.isActive = False
     reporter(query)  # waits for the last one
     assert len(reports) == 1
-    assert "http://127.0.0.1:1 does not take reports of this pipeline" in reports[0]
+    assert "http://127.0.0.1:1 rejects reports of this pipeline" in reports[0]
 
 
 @pytest.mark.spark

@@ -148,9 +148,7 @@ def test_rows_replace_those_with_their_keys(spark: SparkSession, database: Datab
     newest(batch(("m1", 1, 9.9), ("m2", 3, 2.3), ("m2", 2, 2.2)), 2)
     expected[1] = ("m2", 3, 2.3)
     assert database.run("SELECT * FROM $readings ORDER BY machine") == expected
-    with pytest.raises(
-        SinkError, match="share the keys machine='m2', and nothing says which is the newest: give order_by"
-    ):
+    with pytest.raises(SinkError, match="share the keys machine='m2', and nothing orders them: set order_by"):
         sink(batch(("m2", 3, 2.3), ("m2", 2, 2.2)), 3)
     assert database.run("SELECT * FROM $readings ORDER BY machine") == expected
 

@@ -99,7 +99,8 @@ def test_payloads_become_typed_columns_and_others_misfits() -> None:
     assert columns["local"].to_pylist() == [datetime(2023, 11, 14, 22, 13, 20, 123_000), None, None]  # noqa: DTZ001
     reasons = [dict(row or ()).get("payload") for row in columns["_misfit"].to_pylist()]
     assert reasons == [
-        None, "it does not begin with 0 and the id of a schema, as `framing: confluent` says", "it ends within a value",
+        None, "it does not begin with 0 and the id of a schema, as `framing: confluent` demands",
+        "it ends within a value",
     ]  # fmt: skip
 
 
@@ -125,11 +126,11 @@ def test_values_that_take_no_bytes_have_a_bound() -> None:
     for n in range(1, 25):
         fields = [{"name": "a", "type": kind}, {"name": "b", "type": f"r{n - 1}"}]
         kind = {"type": "record", "name": f"r{n}", "fields": fields}
-    with pytest.raises(Unreadable, match="too many values that take no bytes"):
+    with pytest.raises(Unreadable, match="too many values without bytes"):
         AvroDecoder(parse_avro(json.dumps(kind))).decode(b"")
     nulls = {"type": "array", "items": {"type": "array", "items": "null"}}
     inner = number(4000) + number(0)
-    with pytest.raises(Unreadable, match="too many values that take no bytes"):
+    with pytest.raises(Unreadable, match="too many values without bytes"):
         AvroDecoder(parse_avro(json.dumps(nulls))).decode(number(2000) + 2000 * inner + number(0))
     longs = {"type": "array", "items": "long"}
     value = AvroDecoder(parse_avro(json.dumps(longs))).decode(number(100_000) + 100_000 * b"\x02" + number(0))

@@ -155,7 +155,7 @@ def test_wrong_arguments_are_refused_and_take_no_number(disk: FakeFileSystem) ->
         log.append(99, 5, [b"a"], [b"x"])
     with pytest.raises(ValueError, match="cannot name a stream"):
         log.stream("No Spaces")
-    with pytest.raises(RecordTooLarge, match="takes records of up to"):
+    with pytest.raises(RecordTooLarge, match="the log's limit is"):
         log.append(stream, 5, [b"a"], [bytes(17 << 20)])
     with pytest.raises(RecordTooLarge, match="takes keys of up to 65535"):
         log.append(stream, 5, [b"a", b"k" * 65_536], [b"", b""])
@@ -168,7 +168,7 @@ def test_a_record_with_more_headers_than_a_batch_holds_is_refused_and_the_log_go
     stream = log.stream("one")
     pairs = tuple(("name", str(at)) for at in range(HEADER_PAIRS_MAX + 1))
     assert len(pairs) == 1025
-    with pytest.raises(RecordTooLarge, match="a record with 1025 headers; the log takes up to 1024"):
+    with pytest.raises(RecordTooLarge, match="a record with 1025 headers; the log's limit is 1024"):
         log.append(stream, 5, [b"k"] * 2, [b"a", b"b"], {1: pairs})
     assert log.append(stream, 5, [b"k"] * 2, [b"a", b"b"], {1: pairs[1:]}) == 0
     commit_all(log)

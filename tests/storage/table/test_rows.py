@@ -233,7 +233,7 @@ def test_a_long_key_does_not_multiply_into_unbounded_memory() -> None:
 def test_a_section_shorter_than_its_index_is_refused() -> None:
     section, data = make_section([(0, 0, 5, SECOND, plain_batch(5))], 0)
     longer = StreamSection("default", "telemetry", 0, 6, 0, 0, 0, section.length, section.crc)
-    with pytest.raises(Corrupt, match="holds 5 records, its index says 6"):
+    with pytest.raises(Corrupt, match="holds 5 records, its index lists 6"):
         list(rows_of([RowsOf(longer, data, LANES)], 0, [], topics))
 
 

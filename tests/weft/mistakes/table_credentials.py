@@ -82,8 +82,8 @@ CREDENTIALS = [
     Mistake(
         "access rules with a bad filter",
         "edge run edge.yaml --log-level error",
-        "weft: edge.yaml:7: auth.acl_file: <dir>/acl:1: topic filter 'plant/#/x': '#' must stand alone on "
-        "the last level [MQTT-4.7.1-2]",
+        "weft: edge.yaml:7: auth.acl_file: <dir>/acl:1: topic filter 'plant/#/x': '#' must be the "
+        "whole last level [MQTT-4.7.1-2]",
         exit_status=1,
         files=edge(QUIET + "auth: {acl_file: acl}\n", acl="topic read plant/#/x\n"),
     ),
@@ -128,7 +128,7 @@ CREDENTIALS = [
         "a token file with words around the token",
         "edge check edge.yaml",
         "weft: edge.yaml:7: links.cloud.token_file: <dir>/token: expected one token on one line, got several "
-        "words. Leave the token alone there",
+        "words. Keep the token alone",
         files=edge(QUIET + "links: {cloud: {to: 'http://localhost:8090', token_file: token}}\n", token="token: abc\n"),
         in_process=True,
     ),

@@ -211,7 +211,7 @@ MACHINE = [
     Mistake(
         "another number of shards, checked",
         "hub check hub.yaml",
-        "weft: hub.yaml:1: store: the store was made with 4 shards, the configuration says 8; the number "
+        "weft: hub.yaml:1: store: the store was made with 4 shards, the configuration has 8; the number "
         "cannot change: set shards to 4, or leave it out",
         files=hub(
             "store: store\nlisten: 127.0.0.1:0\nshards: 8\n",
@@ -226,7 +226,7 @@ MACHINE = [
     Mistake(
         "another number of shards, run",
         "hub run hub.yaml --log-level error",
-        "weft: hub.yaml:1: store: the store was made with 4 shards, the configuration says 8; the number "
+        "weft: hub.yaml:1: store: the store was made with 4 shards, the configuration has 8; the number "
         "cannot change: set shards to 4, or leave it out",
         exit_status=1,
         files=hub(

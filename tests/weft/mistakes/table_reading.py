@@ -60,7 +60,7 @@ READING = [
     Mistake(
         "a filter that is none",
         "edge tail <node>/edge.yaml --filter plant/#/x",
-        "weft: --filter: topic filter 'plant/#/x': '#' must stand alone on the last level [MQTT-4.7.1-2]",
+        "weft: --filter: topic filter 'plant/#/x': '#' must be the whole last level [MQTT-4.7.1-2]",
         in_process=True,
     ),
     Mistake(
@@ -196,7 +196,7 @@ READING = [
     Mistake(
         "a file that is no segment",
         "log dump notes.txt",
-        'file=notes.txt offset=0 error="a segment header has 32 bytes, 6 are there"',
+        'file=notes.txt offset=0 error="segment header truncated: 6 of 32 bytes"',
         exit_status=1,
         files={"notes.txt": "hello\n"},
         in_process=True,

@@ -82,7 +82,7 @@ SETTINGS = [
     Mistake(
         "a stream without a filter",
         "edge check edge.yaml",
-        "weft: edge.yaml:3: streams.telemetry: takes no records: set `from` (MQTT filters) or `from_stream` (streams "
+        "weft: edge.yaml:3: streams.telemetry: has no records: set `from` (MQTT filters) or `from_stream` (streams "
         "of this node), or name it in a `route` of another stream",
         files=edge(NODE + "streams: {telemetry: {when_full: refuse}}\n"),
         in_process=True,
@@ -90,7 +90,7 @@ SETTINGS = [
     Mistake(
         "a filter with # in the middle",
         "edge check edge.yaml",
-        "weft: edge.yaml:3: streams.telemetry.from: topic filter 'plant/#/x': '#' must stand alone on the "
+        "weft: edge.yaml:3: streams.telemetry.from: topic filter 'plant/#/x': '#' must be the whole "
         "last level [MQTT-4.7.1-2]",
         files=edge(NODE + 'streams: {telemetry: {from: "plant/#/x"}}\n'),
         in_process=True,
@@ -105,8 +105,7 @@ SETTINGS = [
     Mistake(
         "an MQTT wildcard mixed into a level",
         "edge check edge.yaml",
-        "weft: edge.yaml:3: streams.telemetry.from: topic filter 'plant+/x': '+' must stand alone on its "
-        "level [MQTT-4.7.1-3]",
+        "weft: edge.yaml:3: streams.telemetry.from: topic filter 'plant+/x': '+' must be a whole level [MQTT-4.7.1-3]",
         files=edge(NODE + 'streams: {telemetry: {from: "plant+/x"}}\n'),
         in_process=True,
     ),

@@ -69,7 +69,7 @@ LINKS = [
     ),
     Link(
         "words around the token", "words", HUB, "waiting",
-        "token_file <edge>/words: expected one token on one line, got several words. Leave the token alone there",
+        "token_file <edge>/words: expected one token on one line, got several words. Keep the token alone",
         token="token: among-words",
     ),
     Link(

@@ -74,8 +74,7 @@ async def test_a_queue_that_goes_with_its_last_consumer_is_not_destroyed(alice: 
     publish(alice, "secret.auto", *[b"x"] * 5)
     assert await waiting(alice, "secret.auto") == 5
     assert await refused(mallory, Basic.Consume(queue="secret.auto")) == (
-        "ACCESS_REFUSED - access rules do not let the user read this queue: that takes the line "
-        "`queue read secret.auto`"
+        "ACCESS_REFUSED - access rules do not let the user read this queue: add the line `queue read secret.auto`"
     )
     await mallory.ask(Basic.Cancel(consumer_tag="any"), Basic.CancelOk)
     await mallory.close()

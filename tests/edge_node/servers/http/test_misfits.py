@@ -17,7 +17,7 @@ STRICT = """  strict: {from: ["line/{line}/{machine}", "cell/+"], payload: json}
   loose: {from: "line/#", payload: json, misfits: take}
 """
 NO_TOPIC = "the request names no topic; send one that matches line/{line}/{machine}, cell/+ in the path or as Weft-Key"
-OFF = "the stream strict takes topics that match line/{line}/{machine}, cell/+, and 'line/l4' does not; correct"
+OFF = "the stream strict accepts topics that match line/{line}/{machine}, cell/+, and 'line/l4' does not; correct"
 CASES: tuple[tuple[str, bytes, dict[str, str], int, str | None], ...] = (
     ("streams/strict", b"1", {}, 400, NO_TOPIC),
     ("streams/strict/line/l4", b"1", {}, 422, OFF),

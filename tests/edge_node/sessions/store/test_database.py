@@ -107,7 +107,7 @@ def test_damage_met_while_running_ends_it(
         raise error
 
     assert isinstance(owner.outcome(lambda done: database.submit(broken, done)), DatabaseFailed)
-    assert "until the node is started again" in caplog.text
+    assert "until the node is restarted" in caplog.text
     assert isinstance(owner.outcome(lambda done: database.submit(insert(1), done)), DatabaseFailed)  # type: ignore[arg-type]
     with pytest.raises(DatabaseFailed):
         database.run(insert(1))  # type: ignore[arg-type]
