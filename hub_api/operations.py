@@ -95,7 +95,7 @@ ERRORS = {
     404: "There is no such tenant, or it has no such stream, edge or pull.",
     405: "The path does not take this method; the header `Allow` has those that it takes.",
     408: "The body did not come in time.",
-    409: "It cannot be, beside what is there: the `Idempotency-Key` came with another message, the pull is over, or "
+    409: "It cannot be, beside what exists: the `Idempotency-Key` came with another message, the pull is over, or "
     "the declared facts forbid it.",
     410: "The log no longer has these records.",
     413: "The body, or what it asks for, is too large.",
@@ -379,7 +379,7 @@ OPERATIONS: tuple[Operation, ...] = (
         parameters=(
             Parameter("edge", _Name, "Name of the edge.", required=True),
             TENANT,
-            Parameter("redirect", str, "If it is there, the answer may be the URL of the process that knows the edge."),
+            Parameter("redirect", str, "If given, the answer may be the URL of the process that knows the edge."),
         ),
         errors=_OF_MESSAGES,
     ),

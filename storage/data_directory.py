@@ -18,7 +18,7 @@ from weft.storage.filesystem import FileSystem, write_atomically
 from weft.storage.segment_log.settings import LogVersionError
 
 # A number for each part: one for the whole folder would close the way back for nodes that do not use the part. Not
-# SQLite's ``user_version``: it may be in the write-ahead log, which SQLite does not read without writing.
+# SQLite's `user_version`: it may be in the write-ahead log, which SQLite does not read without writing.
 FILE = "formats.json"
 FIRST = 1
 """Format of every part that the file does not name, and of a folder without the file."""

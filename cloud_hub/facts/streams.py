@@ -104,6 +104,8 @@ class TableDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """Age, by the hub's time of receipt, at which rows are removed from the table of all rows; None for never."""
     retain_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
     """Size of the table of all rows above which the oldest are removed; None for none."""
+    # Longer than ``retain_log``, never shorter: hidden records would still be in the store, and a log with holes has
+    # no collected end.
     log_s: Annotated[int, Meta(ge=3600)] | None = None
     """Age up to which chunks of the log with records of the stream are kept, if that is longer than the hub's
     ``retain_log``; None for the hub's."""

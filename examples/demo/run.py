@@ -466,7 +466,7 @@ def show_hours(console: Console, hours: MachineHours, records: int) -> bool:
     assert whole is not None
     checks: list[Check] = [
         ("windows", len({row["window_start"] for row in rows}), f"'hours' of {HOUR_S} s, by arrival", None),
-        ("  seen incomplete", len(hours.late), "written before all was there", None),
+        ("  seen incomplete", len(hours.late), "written before all had come", None),
         (f"  {early.start:%H:%M:%S} incomplete", early.records, f"records of {early.devices} devices", None),
         (
             f"  {whole.start:%H:%M:%S} complete", whole.records, f"records of {whole.devices} devices",

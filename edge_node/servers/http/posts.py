@@ -197,10 +197,10 @@ def plan_of(request: Request, target: PostTarget | None, key: str, answer: Answe
     content_type = request.header(b"content-type")
     kind = media_type_of(content_type)
     if kind.startswith("multipart/"):
-        raise Problem(415, "a body in several parts is not taken; send one message, a JSON array or NDJSON")
+        raise Problem(415, "a body in several parts is not supported; send one message, a JSON array or NDJSON")
     has_event_in_body = kind in (STRUCTURED, BATCHED)
     if kind.startswith(OF_ANY_FORMAT) and not has_event_in_body:
-        raise Problem(415, f"CloudEvents as {quoted(kind)} are not taken; send them in JSON, or in binary mode")
+        raise Problem(415, f"CloudEvents as {quoted(kind)} are not supported; send them in JSON, or in binary mode")
     if has_event_in_body or b"ce-specversion" in request.headers:
         in_head = partial(binary, request.fields, content_type, key)
         event = _traced(partial(structured, key) if has_event_in_body else in_head, tuple(trace_context(request)))

@@ -21,7 +21,7 @@ from weft.config.units import parse_duration
 # The shipped pipelines with a memory keep no state in Spark: their result for a record depends on earlier records of
 # the same machine in the log, and they read the log for it. So the result is the same after a restart, after the loss
 # of the checkpoint, for late data, and for any division of the stream into micro-batches. State of
-# ``dropDuplicatesWithinWatermark`` would drop late rows: those of an edge that was offline for two days.
+# `dropDuplicatesWithinWatermark` would drop late rows: those of an edge that was offline for two days.
 
 EDGE = "_edge"
 NEW = "_new"
