@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,19 +23,23 @@ from examples.demo.fabric import free_port, get_json
 from spark_sinks.runtime.session import cache_directory, find_java_home
 from tests.end_to_end import page_interpreter
 from tests.end_to_end.page_blocks import Block
+from tests.support import forked
 from tests.support.spark_processes import QUICK
 
 HERE = Path(__file__).parent
 WAIT_S = 240.0
 STOP_S = 40.0
 PORTS = (1883, 5672, 8080, 8081, 8090)
+TABLES = "tables: {interval: 1s}\n"
 STAND_INS = {"mosquitto_pub": "mosquitto_tool.py", "mosquitto_sub": "mosquitto_tool.py", "curl": "curl_tool.py"}
 """Tools that pages use and a machine may lack, and what does the same there."""
 SERVICE = re.compile(r"weft (edge|hub) run\b")
 FOLLOWS = re.compile(r"weft edge tail [^#]*--follow")
 _CHECKPOINT = re.compile(r'"checkpointLocation", "([^"]+)"')
-_STATE = 'set -e; [ ! -e {state}/env ] || . {state}/env; cd "$(cat {state}/cwd)"\n{command}\n'
-_KEEP = "export -p > {state}/env; pwd > {state}/cwd\n"
+_KEEP = "set -e\n{command}\nenv -0 > {state}/env; pwd > {state}/cwd\n"
+_EXPANDS = re.compile(r"\$[\w{(]|`|(?<=\s)~")
+"""What a shell replaces in a command."""
+_OPERATORS = frozenset("();<>|&")
 
 
 class PageReader:
@@ -55,7 +60,7 @@ class PageReader:
         self._state.mkdir()
         (folder / "home").mkdir()
         (self._state / "cwd").write_text(f"{folder / 'home'}\n")
-        self._environment = _environment(folder)
+        (self._state / "env").write_text("\0".join(f"{name}={value}" for name, value in _environment(folder).items()))
         self._services: dict[str, subprocess.Popen[str]] = {}
         self._prompt: subprocess.Popen[str] | None = None
 
@@ -64,6 +69,20 @@ class PageReader:
         """Where the reader's terminal is."""
         return Path((self._state / "cwd").read_text().strip())
 
+    @property
+    def _environment(self) -> dict[str, str]:
+        """Variables that its commands have exported."""
+        lines = (self._state / "env").read_text().rstrip("\0").split("\0")
+        return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+    def _open(self, command: str, **options: Any) -> subprocess.Popen[str]:
+        """Start a command in the terminal's folder; with neither bash nor an interpreter where `weft` is all of it."""
+        words = _words(command)
+        arguments = [sys.executable, "-m", *words] if words[:1] == ["weft"] else ["bash", "-c", command]
+        return forked.Popen(
+            arguments, env=self._environment, cwd=self.folder, stdout=subprocess.PIPE, text=True, **options
+        )
+
     def read(self, block: Block) -> None:
         """Do what a block says: write a file, or run a script. Shell blocks are run command by command."""
         text = self.replaced(block.text)
@@ -71,7 +90,8 @@ class PageReader:
             assert block.file, f"no name for the file that begins with {text[:60]!r}"
             path = self.folder / self.replaced(block.file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            # A person waits ten seconds until records are in a table.
+            path.write_text(text if path.name != "hub.yaml" or "tables:" in text else text + TABLES)
         elif block.language == "python":
             self._python(text)
         elif block.language == "sql":
@@ -89,22 +109,20 @@ class PageReader:
         if SERVICE.match(command) or FOLLOWS.match(command):
             self._start(command)
             return
-        self.settle()
-        state = self._state
-        script = _STATE.format(state=state, command=command) + _KEEP.format(state=state)
-        done = subprocess.run(
-            ["bash", "-c", script],
-            env=self._environment,
-            input=answer,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
-        )
-        text = f"$ {command}\n{done.stdout}{done.stderr}"
+        if not command.startswith("mosquitto_pub"):
+            self.settle()
+        if _words(command)[:1] != ["weft"]:
+            command = _KEEP.format(state=self._state, command=command)
+        with self._open(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            try:
+                out, err = process.communicate(answer, timeout=WAIT_S)
+            except BaseException:
+                process.kill()
+                raise
+        text = f"$ {self.replaced(given)}\n{out}{err}"
         self.said += text
-        assert done.returncode == 0, text
-        assert not (command.startswith("curl") and '"detail":' in done.stdout), text
+        assert process.returncode == 0, text
+        assert not (given.startswith("curl") and '"detail":' in out), text
 
     def replaced(self, text: str) -> str:
         """Return a page's text with free ports, and with what stands for other machines and folders of root."""
@@ -134,15 +152,7 @@ class PageReader:
         return all((rows.get(name) or 0) == end for name, end in kept.items())
 
     def _start(self, command: str) -> None:
-        script = _STATE.format(state=self._state, command=f"exec {command}")
-        process = subprocess.Popen(
-            ["bash", "-c", script],
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        process = self._open(command, stderr=subprocess.STDOUT, start_new_session=True)
         kind = found[1] if (found := SERVICE.match(command)) else "follow"
         assert kind not in self._services, f"{command}: the page has another one running"
         self._services[kind] = process
@@ -158,10 +168,10 @@ class PageReader:
         file = self._state / f"block-{len(list(self._state.glob('block-*')))}.py"
         file.write_text(text)
         if self._prompt is None:
-            command = f"exec {sys.executable} {page_interpreter.__file__}"
             self._prompt = subprocess.Popen(
-                ["bash", "-c", _STATE.format(state=self._state, command=command)],
+                [sys.executable, str(page_interpreter.__file__)],
                 env=self._environment,
+                cwd=self.folder,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=(self._state / "python-stderr").open("w"),
@@ -225,6 +235,14 @@ def _drain(process: subprocess.Popen[str], said: list[str]) -> None:
     said.extend(process.stdout)
 
 
+def _words(command: str) -> list[str]:
+    """Return the words of a command that a shell would pass on as they stand, else nothing."""
+    parts = shlex.shlex(command.replace("\\\n", " "), posix=True, punctuation_chars=True)
+    parts.whitespace_split = True
+    words = list(parts)
+    return [] if _EXPANDS.search(command) or any(_OPERATORS.issuperset(word) for word in words) else words
+
+
 def _environment(folder: Path) -> dict[str, str]:
     """What a new terminal has, with `weft` on the PATH. Stand-ins are there for tools that are not."""
     tools = folder / "bin"
@@ -239,7 +257,7 @@ def _environment(folder: Path) -> dict[str, str]:
     temporary = folder / "tmp"
     temporary.mkdir()
     own = {"HOME": str(folder / "home"), "TMPDIR": str(temporary), "SPARK_LOCAL_DIRS": str(temporary)}
-    return {"PATH": path, "LANG": "C.UTF-8"} | own | java_options() | java
+    return {"PATH": path} | forked.EARLY | own | java_options() | java
 
 
 def java_options() -> dict[str, str]:
