@@ -30,7 +30,8 @@ HERE = Path(__file__).parent
 WAIT_S = 240.0
 STOP_S = 40.0
 PORTS = (1883, 5672, 8080, 8081, 8090)
-TABLES = "tables: {interval: 1s}\n"
+QUICK_HUB = ("tables: {interval: 1s}\n", "processes: 1\n")
+"""What a test's hub has besides: a person waits ten seconds for a table, and for an interpreter for each core."""
 STAND_INS = {"mosquitto_pub": "mosquitto_tool.py", "mosquitto_sub": "mosquitto_tool.py", "curl": "curl_tool.py"}
 """Tools that pages use and a machine may lack, and what does the same there."""
 SERVICE = re.compile(r"weft (edge|hub) run\b")
@@ -62,6 +63,7 @@ class PageReader:
         (self._state / "cwd").write_text(f"{folder / 'home'}\n")
         (self._state / "env").write_text("\0".join(f"{name}={value}" for name, value in _environment(folder).items()))
         self._services: dict[str, subprocess.Popen[str]] = {}
+        self._kept: frozenset[str] = frozenset()
         self._prompt: subprocess.Popen[str] | None = None
 
     @property
@@ -88,15 +90,19 @@ class PageReader:
         text = self.replaced(block.text)
         if block.language == "yaml":
             assert block.file, f"no name for the file that begins with {text[:60]!r}"
-            path = self.folder / self.replaced(block.file)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # A person waits ten seconds until records are in a table.
-            path.write_text(text if path.name != "hub.yaml" or "tables:" in text else text + TABLES)
+            self.write(block.file, block.text)
         elif block.language == "python":
             self._python(text)
         elif block.language == "sql":
             statements = [part.strip() for part in text.split(";") if part.strip()]
             self._python("\n".join(f"spark.sql({statement!r}).show()" for statement in statements))
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file of a page."""
+        path = self.folder / self.replaced(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        added = "".join(line for line in QUICK_HUB if path.name == "hub.yaml" and line.partition(" ")[0] not in text)
+        path.write_text(self.replaced(text) + added)
 
     def run(self, given: str, answer: str = "") -> None:
         """Type a command of a page into a terminal; into one of its own when it does not end by itself.
@@ -177,9 +183,14 @@ class PageReader:
                 stderr=(self._state / "python-stderr").open("w"),
                 text=True,
             )
+        self._type(str(file), text)
+
+    def _type(self, typed: str, text: str = "") -> None:
+        """Have the prompt do what a line of its input says, and take what it prints."""
+        assert self._prompt is not None
         assert self._prompt.stdin is not None
         assert self._prompt.stdout is not None
-        self._prompt.stdin.write(f"{file}\n")
+        self._prompt.stdin.write(f"{typed}\n")
         self._prompt.stdin.flush()
         if "await_termination(" in text and "availableNow" not in text:  # the latter ends by itself
             commit = self.folder / _CHECKPOINT.findall(text)[-1] / "commits" / "0"
@@ -208,6 +219,21 @@ class PageReader:
         while not condition():
             assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.said}{self.python_stderr()}"
             time.sleep(0.1)
+
+    def keep(self) -> None:
+        """Take what is there for every page that follows."""
+        shutil.copy(self._state / "env", self._state / "env-kept")
+        self._kept = frozenset(os.listdir(self.folder))
+
+    def turn_page(self, texts: Mapping[str, str]) -> None:
+        """Begin another page, with what was kept, in the same Python: no name of the page before is left in it."""
+        self.texts, self.said, self.happened = dict(texts), "", set()
+        shutil.copy(self._state / "env-kept", self._state / "env")
+        if self._prompt is not None:
+            self._type(page_interpreter.TURN)
+        for name in set(os.listdir(self.folder)) - self._kept:
+            path = self.folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def close(self) -> None:
         """End what was started, by Ctrl-C."""

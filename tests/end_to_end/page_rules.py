@@ -40,7 +40,8 @@ class Rule:
     ``needs`` are modules and ``programs`` programs without which the page cannot be followed, ``before`` are commands
     or pages that the reader has followed, ``meanwhile`` what happens elsewhere before the command (or the language)
     that begins with its key, ``answers`` what is typed when that command asks, and ``says`` patterns of what must have
-    been printed in the end.
+    been printed in the end. Pages that are ``shared`` change nothing of what the tour has made: one hub, one edge node
+    and one Spark serve all of them.
     """
 
     needs: tuple[str, ...] = ()
@@ -49,6 +50,7 @@ class Rule:
     meanwhile: dict[str, Callable[[PageReader], None]] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
     says: tuple[str, ...] = ()
+    shared: bool = False
 
 
 TOUR = "README.md"
@@ -67,7 +69,7 @@ links: {cloud: {to: "http://127.0.0.1:8090", token_file: token}}
 
 def hub_elsewhere(reader: PageReader) -> None:
     """The hub to which the page's edge node sends, before its first start."""
-    (reader.folder / "hub.yaml").write_text(reader.replaced(HUB))
+    reader.write("hub.yaml", HUB)
 
 
 def started_hub_elsewhere(reader: PageReader) -> None:
@@ -77,13 +79,13 @@ def started_hub_elsewhere(reader: PageReader) -> None:
 
 def open_hub_elsewhere(reader: PageReader) -> None:
     """A hub without tokens, which has made its store."""
-    (reader.folder / "hub.yaml").write_text(reader.replaced("listen: 127.0.0.1:8090\nstore: store\n"))
+    reader.write("hub.yaml", "listen: 127.0.0.1:8090\nstore: store\n")
     reader.run("weft hub run hub.yaml")
 
 
 def edge_elsewhere(reader: PageReader) -> None:
     """An edge node that has the token which the page's first command printed, and a message."""
-    (reader.folder / "edge.yaml").write_text(reader.replaced(EDGE))
+    reader.write("edge.yaml", EDGE)
     printed = re.findall(r"^\$ weft hub token add hub.yaml press-shop-7.*\n(\S+)$", reader.said, re.MULTILINE)
     (reader.folder / "token").write_text(printed[0])
     (reader.folder / "token").chmod(0o600)
@@ -161,7 +163,9 @@ RULES = {
     ),
     "erase-a-person.md": Rule(before=(TOUR,), says=("erased [1-9][0-9]* rows? of the table of default/telemetry",)),
     "remove-old-rows.md": Rule(before=(TOUR,), says=(r"default/telemetry\s+365d and 500GiB",)),
-    "ask-a-hub-from-python.md": Rule(before=(TOUR,), says=("anonymous", "telemetry [0-9]+ records", "plant/press/m1")),
+    "ask-a-hub-from-python.md": Rule(
+        before=(TOUR,), shared=True, says=("anonymous", "telemetry [0-9]+ records", "plant/press/m1")
+    ),
     "look-into-an-edge-node.md": Rule(
         before=(TOUR,), says=("running for", r"m1 +21\.5", r'"seq": ?1\b', r"(?m)^ +\d+ batch .*stream=1")
     ),
@@ -183,17 +187,18 @@ RULES = {
     ),
     "trace-a-row.md": Rule(
         before=(TOUR,),
+        shared=True,
         says=(r"row machine=m1", r"telemetry, lane press-shop-7/\w{16}, seq", r"plant/press/m1/telemetry"),
     ),
     "write-a-table-from-spark.md": Rule(
-        before=(TOUR,), says=(r"^readings \d", r"^newest \d", r"^hours \d", r"^days \d")
+        before=(TOUR,), shared=True, says=(r"^readings \d", r"^newest \d", r"^hours \d", r"^days \d")
     ),
     "read-in-spark.md": Rule(
         before=(TOUR, NO_JSON),
         says=(r"\|\s*m1\|\s*21\.5\|", r"\|\s*m1\|\s*NULL\|", r"\{payload -> it is not JSON: .*\}"),
     ),
     "run-a-pipeline.md": Rule(
-        before=(TOUR,), says=(r"warm\.yaml is good", r"^machine-hours$", r"'machine': 'm1'", r"'mean': 2")
+        before=(TOUR,), shared=True, says=(r"warm\.yaml is good", r"^machine-hours$", r"'machine': 'm1'", r"'mean': 2")
     ),
     "send-rows-back-into-a-stream.md": Rule(
         programs=("curl",),
@@ -231,6 +236,7 @@ RULES = {
     ),
     "shipped-pipelines.md": Rule(
         before=(TOUR,),
+        shared=True,
         says=(r"name: anomalies", r"'state': 'down', 'records': 1", r"'value': 21\.5, 'model_version': '1'"),
     ),
     "open-the-table.md": Rule(
@@ -239,12 +245,14 @@ RULES = {
     "from-spark-to-postgresql.md": Rule(
         needs=("psycopg",),
         before=(TOUR,),
+        shared=True,
         meanwhile={"python": password_elsewhere},
         says=(r"readings \[\('m1', 21.5\), \('m2', 19.0\)\] unchanged: True",),
     ),
     "from-spark-to-kafka.md": Rule(before=(TOUR,), says=(r"plant/press/m1/telemetry\s*\|\d+\s*\|.*21.5",)),
     "complete-windows.md": Rule(
         before=(TOUR,),
+        shared=True,
         says=(
             r"(?m)^complete until 20",
             r"\|press-shop-7\| +2\|",
@@ -253,7 +261,9 @@ RULES = {
             r"'measured_at is missing, null or no time': 2",
         ),
     ),
-    "spark-on-a-cluster.md": Rule(before=(TOUR,), says=(r"^records 2$", r"\{'machine': 'm1', 'time_from': ")),
+    "spark-on-a-cluster.md": Rule(
+        before=(TOUR,), shared=True, says=(r"^records 2$", r"\{'machine': 'm1', 'time_from': ")
+    ),
     "post-by-http.md": Rule(
         programs=("curl",),
         says=(
@@ -267,7 +277,7 @@ RULES = {
         needs=("proton",), says=("on disk: True", "plant/l4/m1/telemetry 21.5 .*x-opt-weft-offset")
     ),
     "watch-a-fleet.md": Rule(
-        before=(TOUR,), says=(r"^ready$", "1 edge: 1 connected", r"tables/default/telemetry \(version")
+        before=(TOUR,), shared=True, says=(r"^ready$", "1 edge: 1 connected", r"tables/default/telemetry \(version")
     ),
     "publish-with-pika.md": Rule(
         needs=("pika", "aio_pika", "celery"),
@@ -280,7 +290,7 @@ RULES = {
             r"^celery\t1\t",
         ),
     ),
-    "api.md": Rule(before=(TOUR,), says=('"next_offset"', '"complete_up_to"')),
-    "spark.md": Rule(before=(TOUR,)),
+    "api.md": Rule(before=(TOUR,), shared=True, says=('"next_offset"', '"complete_up_to"')),
+    "spark.md": Rule(before=(TOUR,), shared=True),
 }
 """By file name; a page without an entry needs nothing."""

@@ -101,27 +101,68 @@ def first_part(page: Path) -> list[Block]:
     return found[: next(i for i, block in enumerate(found) if block.language == "python")]
 
 
+class Tour:
+    """A reader who has followed the tour, for all pages that change nothing of what it makes."""
+
+    def __init__(self) -> None:
+        self._open = contextlib.ExitStack()
+        self._reader: PageReader | None = None
+
+    @contextlib.contextmanager
+    def reader(self, texts: dict[str, str]) -> Iterator[PageReader]:
+        """Yield the reader for a page; after one that failed, another one."""
+        if self._reader is None:
+            self._reader = self._open.enter_context(reader_of_a_page(texts))
+            follow_tour(self._reader)
+            self._reader.keep()
+        self._reader.turn_page(texts)
+        try:
+            yield self._reader
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._reader = None
+        self._open.close()
+
+
+@pytest.fixture(scope="module")
+def tour() -> Iterator[Tour]:
+    with contextlib.closing(Tour()) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def reader_of_a_page(texts: dict[str, str]) -> Iterator[PageReader]:
+    # pytest's own folders have long names, and a node's socket in its data_dir must fit into 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="page-") as place, page_reader(Path(place), texts) as reader:
+        yield reader
+
+
+def follow_tour(reader: PageReader) -> None:
+    for block in first_part(ROOT / TOUR):
+        if block.language in RUN:
+            follow_block(reader, block, Rule())
+
+
 @pytest.mark.search(turns=3)
 @pytest.mark.processes
 @pytest.mark.spark
 @pytest.mark.timeout(590)
 @pytest.mark.parametrize("page", WITH_CODE, ids=ids)
-def test_a_page_does_what_it_says(page: Path) -> None:
+def test_a_page_does_what_it_says(page: Path, tour: Tour) -> None:
     rule = RULES.get(page.name, Rule())
     for module in rule.needs:
         pytest.importorskip(module)
     if missing := [program for program in rule.programs if shutil.which(program) is None]:
         pytest.skip(f"{', '.join(missing)}: not installed")
-    # pytest's own folders have long names, and a node's socket in its data_dir must fit into 107 bytes.
-    folder = tempfile.TemporaryDirectory(prefix="page-")
-    with folder as place, elsewhere(page) as texts, page_reader(Path(place), texts) as reader:
+    with elsewhere(page) as texts, tour.reader(texts) if rule.shared else reader_of_a_page(texts) as reader:
         for step in rule.before:
-            if step == TOUR:
-                for block in first_part(ROOT / TOUR):
-                    if block.language in RUN:
-                        follow_block(reader, block, Rule())
-            else:
+            if step != TOUR:
                 reader.run(step)
+            elif not rule.shared:
+                follow_tour(reader)
         follow(reader, page, rule)
         for pattern in rule.says:
             assert re.search(pattern, reader.said, re.MULTILINE), f"{pattern} is not in:\n{reader.said}"
