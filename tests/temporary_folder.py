@@ -1,9 +1,10 @@
 """A temporary folder for each run of the tests, which has to be empty again at the end and goes with the run.
 
 Every test, worker process and program that the tests start makes its temporary files there: Python and most programs
-follow ``TMPDIR``, and Java gets an option. What is left in it at the end fails the run, with a status of its own:
-`tests.stage` counts it as an unsteady test. After a failed run the folders of its failed tests stay until the next
-run, for a look at the reason.
+follow ``TMPDIR``, and Java gets an option. It is in memory where there is much of it: tests kill processes, never the
+machine, so all that a disk gives them is waiting for it. What is left in it at the end fails the run, with a status of
+its own: `tests.stage` counts it as an unsteady test. After a failed run the folders of its failed tests stay until the
+next run, for a look at the reason.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ import pytest
 from tests.support.spark_processes import LOADING, QUICK
 
 ROOT = Path(__file__).parents[1]
+IN_MEMORY = Path("/dev/shm")
+FREE_BYTES_MIN = 20 << 30
+"""Above what a node's log takes by default, `disk.budget`: nodes say when a disk is smaller."""
 PREFIX = f"weft-tests-{zlib.crc32(bytes(ROOT)):08x}-"
 """Of all runs of this checkout."""
 LEFT_BEHIND = 16
@@ -36,7 +40,7 @@ class TemporaryFolder:
 
     def __init__(self, config: pytest.Config) -> None:
         self._remove_earlier()
-        self._path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_in_memory()))
         self._lock = os.open(self._path, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._temporary = self._path / "tmp"
@@ -58,7 +62,7 @@ class TemporaryFolder:
     @staticmethod
     def _remove_earlier() -> None:
         """Remove what failed and killed runs of this checkout left; a run that continues holds a lock."""
-        for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        for path in (*Path(tempfile.gettempdir()).glob(f"{PREFIX}*"), *IN_MEMORY.glob(f"{PREFIX}*")):
             with contextlib.suppress(OSError):
                 folder = os.open(path, os.O_RDONLY)
                 try:
@@ -88,3 +92,12 @@ class TemporaryFolder:
         if not self._failed:
             shutil.rmtree(self._path, ignore_errors=True)
         os.close(self._lock)
+
+
+def _in_memory() -> Path | None:
+    """Return the folder in memory, unless ``TMPDIR`` names another or it is small or may hold no programs."""
+    if "TMPDIR" in os.environ or not os.access(IN_MEMORY, os.W_OK):
+        return None
+    found = os.statvfs(IN_MEMORY)
+    is_large = found.f_bavail * found.f_frsize >= FREE_BYTES_MIN
+    return IN_MEMORY if is_large and not found.f_flag & os.ST_NOEXEC else None

@@ -410,6 +410,8 @@ def test_a_node_that_is_killed_meanwhile_has_the_records_or_their_notice(
 
     monkeypatch.setattr("weft.edge_node.inspect.maintenance.ask_drop", ask)
     folder = edge_yaml.parent / "data"
+    # With a link, a node that was killed asks its hub for ten seconds what it holds.
+    edge_yaml.write_text(edge_yaml.read_text().partition("links:")[0])
     node = start("edge", edge_yaml)
     for _ in range(10):
         publish(node.mqtt_port, TOPIC, ["21.5"] * 20)
