@@ -53,7 +53,7 @@ settings.load_profile("nightly" if SLICE.is_night else "weft")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--passed-to", metavar="FILE", help="write the names of the tests that passed to FILE")
     parser.addoption("--failures-to", metavar="FILE", help="write the tests that failed to FILE (tests/stage.py)")
-    parser.addoption("--rotate", metavar="FILE", help="of slow tests, make those near the files in FILE, and a third")
+    parser.addoption("--rotate", metavar="FILE", help="of slow tests, make those near the files in FILE, and a quarter")
     parser.addoption("--not-again", metavar="FILE", help="leave out tests of FILE, except those marked java")
 
 

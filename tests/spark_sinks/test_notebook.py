@@ -17,7 +17,7 @@ def colours(image: Image.Image) -> int:
     return len(small.getcolors(90 * 46) or [])
 
 
-@pytest.mark.search(turns=2)
+@pytest.mark.search(turns=3)
 @pytest.mark.spark
 @pytest.mark.processes
 @pytest.mark.timeout(590)

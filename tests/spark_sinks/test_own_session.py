@@ -15,7 +15,7 @@ from spark_sinks.runtime.session import cache_directory, find_java_home
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import STREAM, Hub
 
-pytestmark = [pytest.mark.search(turns=2), pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.search(turns=4), pytest.mark.spark, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
 RUN_SECONDS_MAX = 200
 OWN_SESSION = """

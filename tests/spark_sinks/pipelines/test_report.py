@@ -96,6 +96,7 @@ def test_a_hub_that_is_away_or_refuses_costs_a_warning_and_nothing_else() -> Non
     assert "http://127.0.0.1:1 rejects reports of this pipeline" in reports[0]
 
 
+@pytest.mark.slow  # a Spark of its own, for 23 seconds; what is reported is above
 @pytest.mark.spark
 @pytest.mark.processes
 async def test_a_pipeline_that_a_command_runs_is_seen_with_its_batch_and_its_end(plant: Hub, tmp_path: Path) -> None:

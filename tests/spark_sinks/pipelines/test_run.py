@@ -66,7 +66,7 @@ def rows(path: Path, *columns: str) -> list[tuple[Any, ...]]:
     return sorted(zip(*(table.column(name).to_pylist() for name in columns), strict=True))
 
 
-@pytest.mark.search(turns=2)
+@pytest.mark.search(turns=4)
 @pytest.mark.timeout(890)
 def test_clean_has_each_record_once_after_a_kill(plant: Hub, tmp_path: Path) -> None:
     run = ["run", "clean", "--set", f"source.store={plant.root}", "--set", "trigger=1s", *CONF]
@@ -90,7 +90,7 @@ def test_clean_has_each_record_once_after_a_kill(plant: Hub, tmp_path: Path) -> 
     assert rows(tmp_path / "clean", "_edge", "_seq") == [(edge, seq) for edge, seq, _ in plant.expected()]
 
 
-@pytest.mark.search(turns=2)
+@pytest.mark.search(turns=4)
 @pytest.mark.timeout(890)
 def test_machine_hours_are_those_of_all_records(plant: Hub, tmp_path: Path) -> None:
     hours = ["--set", f"source.store={plant.root}", "--set", "steps[1].window.every=1s", "--set", "trigger=1s"]

@@ -17,7 +17,7 @@ from tests.support.kafka import Kafka, connector_jars, kafka
 from tests.support.postgresql import PASSWORD, needs_postgresql, postgresql
 
 psycopg = pytest.importorskip("psycopg")
-pytestmark = [pytest.mark.search(turns=2), pytest.mark.spark, pytest.mark.timeout(890)]
+pytestmark = [pytest.mark.search(turns=4), pytest.mark.spark, pytest.mark.timeout(890)]
 ROUNDS = 50
 
 

@@ -65,7 +65,12 @@ def test_the_table_is_long_and_its_rows_differ() -> None:
     assert len({(mistake.command, *mistake.files.items(), mistake.given) for mistake in TABLE}) == len(TABLE)
 
 
-@pytest.mark.parametrize("mistake", TABLE, ids=lambda mistake: mistake.did.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "mistake",
+    # A hub tries a bucket for 17 seconds before it says so; an audit, which says the same, for one.
+    [pytest.param(row, marks=pytest.mark.slow) if row.did == "a bucket that does not answer" else row for row in TABLE],
+    ids=lambda mistake: mistake.did.replace(" ", "-"),
+)
 def test_a_mistake(mistake: Mistake, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     if mistake.needs and not place.filled(mistake.needs, Path()):
         pytest.skip(f"this machine has no {mistake.needs}")
