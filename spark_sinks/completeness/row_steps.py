@@ -77,6 +77,22 @@ _UNSTEADY = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Sample", "Tail"})
 """Operators that may give other rows of the same table each time."""
 
 
+_IN_ANY_ORDER: Mapping[str, str] = {
+    "First": "Use `min_by(x, _time)`",
+    "Last": "Use `max_by(x, _time)`",
+    "CollectList": "Sort it, such as `sort_array(collect_list(x))`",
+    "CollectSet": "Sort it, such as `sort_array(collect_set(x))`",
+    "ListAgg": "Write `WITHIN GROUP (ORDER BY x)`",
+    "Mode": "Use `mode(x, true)`, the smallest of the most frequent values",
+    "Deduplicate": "Use `min_by` for the columns beside them",
+}
+"""Aggregates whose result depends on the order of their rows, which is another one in each run -> what does not."""
+_OF_ANY_ORDER = frozenset({"array_contains", "array_max", "array_min", "array_sort", "size", "sort_array"})
+"""Functions of an array whose result does not depend on its order."""
+_IN_ORDER_GIVEN = frozenset({"array_distinct", "cast", "flatten"})
+"""Functions that make of an array in another order the same in another order."""
+
+
 ASKS_FOR_ROWS = "must be executed with writeStream.start()"
 """Part of Spark's error when rows of a streaming DataFrame are asked for, such as by ``count``."""
 _MOMENT = re.compile(
@@ -173,6 +189,9 @@ class _Plan:
         self._clock, self._query, self._python = (
             patterns.CURRENT_LIKE(), patterns.PLAN_EXPRESSION(), patterns.PYTHON_UDF()
         )  # fmt: skip
+        self._aggregate, self._variable, self._stands_for = (
+            patterns.AGGREGATE_EXPRESSION(), patterns.VARIABLE_REFERENCE(), patterns.RUNTIME_REPLACEABLE()
+        )  # fmt: skip
         self._start = start
         self._columns = rows.columns
         self._defined: dict[int, Any] = {}
@@ -188,10 +207,24 @@ class _Plan:
 
     def _shown(self, plan: Any) -> Any:
         """Return a plan with the functions that others stand for."""
+        self._no_random_bytes(plan)
         found = self._replaced(plan)
         if not self._with_moments(found).fastEquals(found):
             raise _of_the_clock("a time such as 'now' or 'today'")
         return found
+
+    def _no_random_bytes(self, plan: Any) -> None:
+        """Check encryption, which Spark calls deterministic, and draws bytes for where none are given."""
+        waiting = [plan]
+        while waiting:
+            node = waiting.pop()
+            self._count()
+            for each in _listed(node.expressions()):
+                if each.containsPattern(self._stands_for):
+                    for made in self._found(each, self._stands_for, "AesEncrypt"):
+                        if made.mode().sql().upper() != "'ECB'" and made.iv().sql() in ("''", "CAST('' AS BINARY)"):
+                            raise _of_chance("aes_encrypt", "Give it an `iv` that is made of the row")
+            waiting += [child for child in _listed(node.children()) if child.containsPattern(self._stands_for)]
 
     def _walk(self, plan: Any) -> None:
         """Check the operators between a result and the rows of the stream."""
@@ -215,6 +248,7 @@ class _Plan:
                 children = self._joined(node)
             elif kind not in _OF_ONE_ROW and kind != "LateralJoin" and not self._is_of_one_window(node, kind):
                 raise self._refused(kind)
+            self._keeps_no_row_of_several(node, kind)
             if not kind.startswith("FlatMapGroups"):
                 self._expressions(node)
             waiting += children
@@ -237,7 +271,7 @@ class _Plan:
 
     def _expressions(self, node: Any) -> None:
         # Spark knows of a plan as a whole whether it has any of these: each expression costs some calls into Java.
-        patterns = (self._clock, self._query, self._python)
+        patterns = (self._clock, self._query, self._python, self._aggregate, self._variable)
         if node.nodeName() != "Generate" and node.deterministic() and not any(map(node.containsPattern, patterns)):
             return
         for each in _listed(node.expressions()):
@@ -265,10 +299,44 @@ class _Plan:
             raise _of_the_clock(f"`{self._culprit(expression, lambda each: each.containsPattern(self._clock))}`")
         if not expression.deterministic():
             name = self._culprit(expression, lambda each: not each.deterministic())
+            raise _of_chance(name, "Use a value of the row, such as `hash(_edge, _seq)`")
+        if expression.containsPattern(self._variable):
+            # Its text is `variablereference(system.session.NAME=VALUE)`.
+            [text, *_] = (each.sql() for each in self._found(expression, self._variable, "VariableReference"))
+            name = text.partition("=")[0].rpartition(".")[2]
             raise OtherRows(
-                f"uses `{name}`, whose value is another one each time. Windows are computed again when records come, "
-                "to the same values. Use a value of the row, such as `hash(_edge, _seq)`"
+                f"uses the variable `{name}` of the session, which may have another value in the next run. "
+                "Write the value itself"
             )
+        if expression.containsPattern(self._aggregate):
+            self._of_any_order(expression)
+
+    def _of_any_order(self, expression: Any) -> None:
+        """Check aggregates within an expression: rows come in another order in each run."""
+        waiting = [(expression, "")]
+        while waiting:
+            each, around = waiting.pop()
+            self._count()
+            kind = each.nodeName()
+            if kind == "WindowExpression" and each.windowSpec().orderSpec().size():
+                continue
+            if kind == "AggregateExpression":
+                made = each.aggregateFunction()
+                kind = made.nodeName()
+                is_ordered = (
+                    (kind.startswith("Collect") and around in _OF_ANY_ORDER)
+                    or (kind == "ListAgg" and made.orderExpressions().size())
+                    or (kind == "Mode" and made.reverseOpt().isDefined())
+                )
+                if kind in _IN_ANY_ORDER and not is_ordered:
+                    raise _of_order(f"uses `{made.prettyName()}`", kind)
+            name = each.prettyName()
+            within = around if name in _IN_ORDER_GIVEN else name
+            waiting += [(child, within) for child in _listed(each.children()) if child.containsPattern(self._aggregate)]
+
+    def _keeps_no_row_of_several(self, node: Any, kind: str) -> None:
+        if kind == "Deduplicate" and node.keys().size() < node.child().outputSet().size():
+            raise _of_order("keeps one of the rows that have the same values in some columns", kind)
 
     def _steady(self, plan: Any) -> None:
         """Check a table beside the stream: it is whole, and the same for all rows that are read at once."""
@@ -283,6 +351,7 @@ class _Plan:
                 )
             if self._reads_a_stream(node, kind):
                 raise OtherRows(OTHER_STREAM)
+            self._keeps_no_row_of_several(node, kind)
             for each in _listed(node.expressions()):
                 self._same_each_time(each)
                 if each.containsPattern(self._query):
@@ -416,6 +485,19 @@ def _of_the_clock(what: str) -> OtherRows:
     return OtherRows(
         f"uses {what}, which is another one in each run. A window would depend on when it is computed. "
         "Compare with it where the windows are read"
+    )
+
+
+def _of_chance(name: str, instead: str) -> OtherRows:
+    return OtherRows(
+        f"uses `{name}`, whose value is another one each time. Windows are computed again when records come, to the "
+        f"same values. {instead}"
+    )
+
+
+def _of_order(what: str, kind: str) -> OtherRows:
+    return OtherRows(
+        f"{what}, which depends on the order of the rows, and that is another one in each run. {_IN_ANY_ORDER[kind]}"
     )
 
 

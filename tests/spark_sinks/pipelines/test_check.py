@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,14 @@ from deltalake import write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_sinks.completeness.row_steps import OtherRows, OtherTime, check_rows, check_text, source_rows
+from spark_sinks.completeness.row_steps import (
+    OtherRows,
+    OtherTime,
+    check_aggregates,
+    check_rows,
+    check_text,
+    source_rows,
+)
 from spark_sinks.pipelines.check import check
 from spark_sinks.pipelines.job import Report, make_sink, rule_of, start
 from spark_sinks.pipelines.steps import Context, select
@@ -267,6 +275,9 @@ APART = [
     "SELECT *, (SELECT max(hall) FROM halls h WHERE h.machine = input.machine) AS hall FROM input",
     "SELECT * FROM input WHERE _time > TIMESTAMP '2026-01-01 00:00:00' AND hash(machine) % 2 = 0",
     "FROM input |> EXTEND upper(machine) AS up |> WHERE up > 'M'",
+    "SELECT *, aes_encrypt(machine, 'abcdefghijklmnop', 'ECB') AS secret FROM input",
+    "SELECT *, aes_encrypt(machine, 'abcdefghijklmnop', 'GCM', 'DEFAULT', left(md5(machine), 12)) AS s FROM input",
+    "SELECT input.*, h FROM input JOIN (SELECT machine m, max_by(hall, at) h FROM halls GROUP BY 1) ON m = machine",
 ]
 OTHER_TIMES = [
     "SELECT ts AS _time FROM input",
@@ -303,7 +314,25 @@ OTHER_ROWS = {
     "SELECT * FROM input WHERE _time > TIMESTAMP /* so */ r'now'": "r'now'",
     "SELECT * FROM input JOIN (SELECT machine FROM halls WHERE at > (SELECT CAST('today' AS TIMESTAMP))) "
     "USING (machine)": "a time such as 'now' or 'today'",
+    "SELECT *, base64(aes_encrypt(machine, 'abcdefghijklmnop')) AS secret FROM input": "uses `aes_encrypt`",
+    "SELECT * FROM input WHERE machine IN (SELECT string(aes_encrypt(hall, repeat('k', 16))) FROM halls)": "`aes_encr",
+    "SELECT * FROM input WHERE v > most": "uses the variable `most` of the session",
+    "SELECT i.*, h FROM input i JOIN (SELECT machine m, first(hall) h FROM halls GROUP BY 1) ON m = machine": "`first`",
 }
+IN_ANY_ORDER = """max(v) - min(v); sum(v); count(DISTINCT machine); percentile(v, 0.9); approx_percentile(v, 0.9)
+max_by(v, _time); min_by(v, struct(_time, machine)); mode(v, true); mode() WITHIN GROUP (ORDER BY v); every(v > 1)
+sort_array(collect_list(v)); array_sort(array_agg(v)); array_join(sort_array(collect_set(machine)), ',')
+size(collect_set(machine)); array_max(collect_list(v)); listagg(machine, ',') WITHIN GROUP (ORDER BY machine)
+array_sort(array_distinct(flatten(collect_list(array(v))))); count_if(v > 1)
+transform(array_sort(collect_list(struct(_time, v))), each -> each.v)""".replace("\n", "; ").split("; ")
+IN_ONE_ORDER = {
+    "first(v)": "uses `first`", "last(v)": "uses `last`", "any_value(v)": "uses `first`", "first(v, true)": "`min_by",
+    "first(v) FILTER (WHERE v > 1)": "uses `first`", "max(v) - first(v)": "uses `first`",
+    "collect_list(v)": "uses `collect_list`", "array_join(collect_set(machine), ',')": "Sort it",
+    "element_at(array_agg(v), 1)": "uses `collect_list`", "listagg(machine, ',')": "WITHIN GROUP",
+    "sort_array(slice(collect_list(v), 1, 2))": "Sort it", "string_agg(machine)": "uses `string_agg`",
+    "mode(v)": "uses `mode`", "max(v) > most": "uses the variable `most`",
+}  # fmt: skip
 
 
 def off_mean(values: pd.Series) -> pd.Series:
@@ -315,6 +344,49 @@ def columns_of_input(spark: SparkSession) -> DataFrame:
     return source_rows(spark.createDataFrame([], rows))
 
 
+@pytest.fixture
+def variable(spark: SparkSession) -> Iterator[None]:
+    """One of the session, whose value other sessions set, or have not."""
+    spark.sql("DECLARE VARIABLE most DOUBLE DEFAULT 5")
+    yield
+    spark.sql("DROP TEMPORARY VARIABLE most")
+
+
+@pytest.mark.usefixtures("variable")
+def test_aggregates_do_not_depend_on_the_order_of_rows(spark: SparkSession) -> None:
+    frame = columns_of_input(spark).withColumn("window_start", F.col("_time"))
+    windows = source_rows(frame).groupBy("window_start")
+
+    def refusal(made: DataFrame) -> str:
+        try:
+            check_aggregates(made, "window_start")
+        except OtherRows as error:
+            return str(error)
+        return ""
+
+    def of(expression: str) -> str:
+        return refusal(windows.agg(F.expr(expression).alias("x")))
+
+    assert {text: of(text) for text in IN_ANY_ORDER} == dict.fromkeys(IN_ANY_ORDER, "")
+    assert not {text: of(text) for text, said in IN_ONE_ORDER.items() if said not in of(text)}
+    spark_sql = "SELECT window_start, {0} OVER (PARTITION BY window_start{1}) AS x FROM {{rows}}"
+    for value, order, said in (
+        ("first_value(v)", " ORDER BY _time", ""),
+        ("collect_list(v)", " ORDER BY _time", ""),
+        ("max(v)", "", ""),
+        ("first_value(v)", "", "uses `first_value`"),
+        ("collect_list(v)", "", "uses `collect_list`"),
+    ):
+        made = spark.sql(spark_sql.format(value, order), rows=source_rows(frame))
+        assert (refusal(made) == said) if not said else (said in refusal(made)), (value, order)
+    rows = source_rows(frame)
+    assert refusal(rows.dropDuplicates().groupBy("window_start").count()) == ""
+    few = rows.dropDuplicates(["window_start", "machine"])
+    assert "keeps one of the rows" in refusal(few.groupBy("window_start").sum("v"))
+    assert refusal(rows.select("window_start", "machine").dropDuplicates().groupBy("window_start").count()) == ""
+
+
+@pytest.mark.usefixtures("variable")
 def test_steps_before_windows_look_at_one_row_with_its_own_time(spark: SparkSession) -> None:
     frame = columns_of_input(spark)
     halls = {"halls": spark.createDataFrame([], "machine string, hall string, at timestamp")}
