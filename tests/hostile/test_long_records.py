@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -83,6 +84,31 @@ def one_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedHub]:
         hub.stop()
 
 
+async def by_events(hub: GuardedHub, path: str, token: str) -> bytes:
+    """The first event with records of a tail."""
+
+    def read() -> bytes:
+        request = urllib.request.Request(
+            f"{hub.url}{path}/tail?position=0:0", headers={"Authorization": f"Bearer {token}"}
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return next(line[6:] for line in answer if line.startswith(b'data: {"records":[{'))
+
+    return await asyncio.to_thread(read)
+
+
+async def by_messages(hub: GuardedHub, path: str, token: str) -> bytes:
+    """The first message with records of a tail by WebSocket."""
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as client,
+        client.ws_connect(f"{hub.url}{path}/tail?position=0:0", max_msg_size=0) as tail,
+    ):
+        while True:
+            told = await tail.receive_str(timeout=PATIENCE_S)
+            if told.startswith('{"records":[{'):
+                return told.encode()
+
+
 @pytest.mark.parametrize("name", CASES)
 async def test_the_longest_record_is_a_little_work_at_a_time(one_hub: GuardedHub, name: str) -> None:
     kind, data = CASES[name]
@@ -112,6 +138,8 @@ async def test_the_longest_record_is_a_little_work_at_a_time(one_hub: GuardedHub
                 assert is_the_same
             else:
                 assert len(body) > MIB // 2
+        for told in await asyncio.gather(by_events(hub, path, token), by_messages(hub, path, token)):
+            assert msgspec.json.decode(told)["records"][0] == record | {"shard": 0}
         is_charted = text is None or len(payload) <= PAYLOAD_BYTES_MAX
         charts = json.loads(await asyncio.to_thread(get, f"/series?{SINCE}&fields=,a,a.b"))
         assert charts["is_whole"] is is_charted

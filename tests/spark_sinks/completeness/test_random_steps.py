@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -30,6 +31,8 @@ from tests.spark_sinks.completeness.conftest import EDGES, MIDNIGHT, PER_HOUR, S
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 
+FAILURES = (PySparkException, Py4JJavaError)
+"""Errors of a query; PySpark leaves some as they came from Java."""
 CHAINS = SLICE.amount(ci=6, night=120)
 """Number of chains of steps that are made; the check lets a third of them through."""
 AGGREGATES = SLICE.amount(ci=60, night=1000)
@@ -155,7 +158,7 @@ def let_through(chains: Chains, rows: DataFrame, halls: DataFrame) -> Iterator[l
             made = made_of(chain, source_rows(rows), halls, 0)
             check_rows(made, ["window_start", "window_end"])
             made.collect()
-        except (OtherRows, OtherTime, PySparkException):
+        except (OtherRows, OtherTime, *FAILURES):
             continue
         yield chain
 
@@ -191,7 +194,7 @@ def results(rows: DataFrame, aggregates: list[str]) -> dict[str, str]:
     columns = [F.to_json(F.struct(F.expr(text))).alias(str(at)) for at, text in enumerate(aggregates)]
     try:
         return dict(zip(aggregates, rows.agg(*columns).collect()[0], strict=True))
-    except PySparkException:
+    except FAILURES:
         half = len(aggregates) // 2
         return results(rows, aggregates[:half]) | results(rows, aggregates[half:]) if half else {}
 
