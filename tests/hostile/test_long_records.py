@@ -92,7 +92,8 @@ async def by_events(hub: GuardedHub, path: str, token: str) -> bytes:
             f"{hub.url}{path}/tail?position=0:0", headers={"Authorization": f"Bearer {token}"}
         )
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            return next(line[6:] for line in answer if line.startswith(b'data: {"records":[{'))
+            lines: Iterator[bytes] = iter(answer)
+            return next(line[6:] for line in lines if line.startswith(b'data: {"records":[{'))
 
     return await asyncio.to_thread(read)
 
