@@ -11,15 +11,13 @@ import logging
 import platform
 import random
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypedDict, TypeVar
+from typing import Protocol
 
 from aiohttp import web
 
 from weft.bounds import Refusals
-from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.administration import Administration
 from weft.cloud_hub.api.application import Api, Health, ProcessRequests, TroubleRequests
 from weft.cloud_hub.api.edge_reports import newest
@@ -62,22 +60,18 @@ from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.sequencer import CommitPace, Sequencer
 from weft.cloud_hub.shard.shards import ShardCache, Shards, shard_views
 from weft.cloud_hub.splits import Clocks, EveryLog, Load, ShardMaker
+from weft.cloud_hub.store import HubStore
 from weft.cloud_hub.tables.hub_tables import hub_tables
 from weft.config.log_lines import Throttle
-from weft.config.metrics.exposition import Sample
 from weft.config.release import SOFTWARE
-from weft.config.units import is_bucket as is_bucket_uri
 from weft.hub_api.answers import ApiError
 from weft.protocols.chunk_index import RELEASE, FoldRules
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import RegionPositions
-from weft.storage.cluster import NEW_SHARDS, Cluster, ClusterUnusable, open_cluster, read_cluster
+from weft.storage.cluster import Cluster
 from weft.storage.cluster_log import ClusterLog
-from weft.storage.fenced_store import FencedStore, check_store
-from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, StoreError, StoreUnfit, open_store
-from weft.storage.object_store.directory import DirectoryStore
-from weft.storage.object_store.opening import PlacedStore, bare, requests_of
-from weft.storage.object_store.probe import probe_in_sequence, race, raced_key
+from weft.storage.object_store import ObjectStore
+from weft.storage.object_store.opening import requests_of
 
 # The way from a hub process to edges, put together: messages, configurations, and requests for records.
 
@@ -120,265 +114,6 @@ class ToEdges:
         """Stop."""
         await self.pulls.close()
         await self.fleet.close()
-
-
-# The disk of a store in a folder: its free space, and how long that lasts. A bucket has no such bound.
-
-LOOK_S = 60.0
-DAY_S = 86_400.0
-GROWTH_AFTER_S = 3600.0
-"""Time over which free space is seen before its fall is a rate: a table that is written again takes and gives some."""
-
-
-class DiskView(TypedDict):
-    """Facts about the disk."""
-
-    free_bytes: int | None
-    """Bytes that the hub's user may still write; None if the file system does not answer."""
-    bytes_per_day: float | None
-    """Bytes by which these fall in a day, by the time below; negative: they rise. None until an hour was seen."""
-    seen_seconds: float
-    """Time over which the process has seen them, at most a day."""
-    seconds_left: float | None
-    """Time until nothing is free at this rate; None if the rate is unknown, or nothing falls."""
-
-
-class StoreDisk:
-    """Free space of a store's file system over the last day, as this process has seen it since its start.
-
-    Whatever else is written to the file system counts, as it shortens the time too.
-
-    Args:
-        store: without its fence. Of one that is no folder nothing is known.
-        monotonic: seconds.
-    """
-
-    def __init__(self, store: ObjectStore, monotonic: Callable[[], float]) -> None:
-        self._directory = store if isinstance(store, DirectoryStore) else None
-        self._monotonic = monotonic
-        self._seen: deque[tuple[float, int]] = deque(maxlen=int(DAY_S / LOOK_S) + 1)
-        """Moments and free bytes."""
-        self._answers = False
-        self._task = BackgroundTask()
-
-    def start(self) -> None:
-        """Begin to look, once a minute."""
-        if self._directory is not None:
-            self._task.start(self._run(self._directory), name="store-disk")
-
-    async def close(self) -> None:
-        """Stop."""
-        await self._task.close()
-
-    async def _run(self, directory: DirectoryStore) -> None:
-        while True:
-            await self.look(directory)
-            await asyncio.sleep(LOOK_S)
-
-    async def look(self, directory: DirectoryStore) -> None:
-        """Note the free space. While the store is not in its place, that of another disk does not count."""
-        try:
-            free = await directory.free_bytes()
-        except StoreError:
-            self._answers = False
-            return
-        now = self._monotonic()
-        self._seen.append((now, free))
-        while self._seen[0][0] < now - DAY_S:
-            self._seen.popleft()
-        self._answers = True
-
-    def view(self) -> DiskView | None:
-        """Return what is known; None for a store that is no folder."""
-        if self._directory is None:
-            return None
-        if not self._seen:
-            return DiskView(free_bytes=None, bytes_per_day=None, seen_seconds=0.0, seconds_left=None)
-        (began, before), (at, free) = self._seen[0], self._seen[-1]
-        seen, rate, left = at - began, None, None
-        if seen >= GROWTH_AFTER_S:
-            rate = (before - free) / seen
-            left = free / rate if rate > 0 else None
-        return DiskView(
-            free_bytes=free if self._answers else None, bytes_per_day=None if rate is None else rate * DAY_S,
-            seen_seconds=seen, seconds_left=left if free else 0.0,
-        )  # fmt: skip
-
-    def samples(self) -> Iterator[Sample]:
-        """Yield the free bytes for Prometheus, while they are known."""
-        if self._answers:
-            yield Sample("weft_hub_store_free_bytes", self._seen[-1][1])
-
-
-# The store of a hub process: opened and tried at the start, and held on to while the process runs.
-
-_logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-HICCUP_S = 15.0
-"""Time of a start for which a step is tried again when a bucket does not answer it."""
-AWAY_S = 60.0
-"""Time for which a process that is started again waits for a store that is not in its place. Its supervisor starts it
-again after that, at growing intervals."""
-RACE_AFTER_S = 20.0
-"""Time after the start when a store that was raced before is raced again: its edges have come back by then."""
-RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
-NOTE_S = 5.0
-"""Longest time that a process takes to withdraw its note about a store that breaks its promises, before it ends."""
-
-
-class StoreStart:
-    """The steps by which a process begins with its store.
-
-    Args:
-        is_bucket: whether a step is made again that the store does not answer.
-    """
-
-    def __init__(self, *, is_bucket: bool) -> None:
-        self._is_bucket = is_bucket
-        self._now = asyncio.get_running_loop().time
-        self._began = self._now()
-
-    async def answered(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Make a step of the start. A bucket that does not answer is asked again for some seconds, as a start from the
-        beginning would take longer than most such troubles.
-
-        Raises:
-            StoreError: the store did not answer.
-        """
-        wait = RETRY_MIN_S
-        while True:
-            try:
-                return await step()
-            except StoreError as error:
-                if not self._is_bucket or self._now() - self._began > HICCUP_S:
-                    raise
-                _logger.warning("the start waits for the store: %s", error)
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, RETRY_MAX_S)
-
-    async def there(self, store: ObjectStore) -> None:
-        """Wait until the store is in its place, which held a hub before."""
-        wait, has_warned = RETRY_MIN_S, False
-        while True:
-            try:
-                await read_cluster(store)
-                return
-            except (StoreError, ClusterUnusable) as error:
-                if self._now() - self._began > AWAY_S:
-                    raise
-                if not has_warned:
-                    _logger.error("the store cannot be used at present: %s. The start waits for it", error)
-                has_warned = True
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, RETRY_MAX_S)
-
-
-class HubStore:
-    """The store of one hub process, which was tried; ``open`` makes it.
-
-    Args:
-        start: the steps of the process's start.
-        raced: the store, a second door to it and the note about an earlier race, where the race was left for later.
-        process: number of the process on its machine.
-    """
-
-    def __init__(
-        self, store: ObjectStore, cluster: Cluster, fence: FencedStore, start: StoreStart, *,
-        raced: tuple[ObjectStore, ObjectStore | None, str] | None, process: int,
-    ) -> None:  # fmt: skip
-        self.store, self.cluster, self.fence, self.steps = store, cluster, fence, start
-        self.disk = StoreDisk(fence.inner, time.monotonic)
-        self._raced, self._process = raced, process
-        self._task = BackgroundTask()
-        self._unfit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    @classmethod
-    async def open(cls, settings: HubSettings, given: ObjectStore | None, clock: HubClock, level: int) -> HubStore:
-        """Try the store, and return it, with the cluster in it; make one in an empty store, if the settings allow it.
-
-        Args:
-            given: instead of opening ``settings.store``.
-            clock: is held against the store's.
-            level: the highest level that the release knows.
-
-        Raises:
-            StoreUnfit, StoreError: the store breaks its promises, or does not answer.
-            ClusterUnusable: it cannot be used for this hub, or holds none.
-        """
-        is_bucket = given is None and is_bucket_uri(settings.store)
-        start = StoreStart(is_bucket=is_bucket)
-        store = given or open_store(settings.store, settings.store_options)
-        second = open_store(settings.store, settings.store_options) if is_bucket else None
-        if not settings.begins:
-            await start.there(store)
-        await start.answered(lambda: check_store(store, level))  # before the probe, which writes
-        await start.answered(lambda: probe_in_sequence(store))
-        note = await start.answered(lambda: raced_key(store))
-        raced = None
-        if note is None or not await start.answered(lambda: _is_noted(store, note)):
-            await start.answered(lambda: race(store, second))
-        else:
-            raced = store, second, note
-        cluster = await start.answered(
-            lambda: open_cluster(
-                store, settings.shards, release_level=level, new_shards=NEW_SHARDS if settings.begins else None
-            )
-        )
-        fence = FencedStore(bare(store), cluster, clock.boot)
-        placed = PlacedStore(fence)
-        await start.answered(lambda: clock.measure(placed))
-        if note is not None:
-            with contextlib.suppress(StoreError, AlreadyExists):
-                await placed.create(note, b"weft probe: raced")
-        return cls(placed, cluster, fence, start, raced=raced, process=settings.process)
-
-    def start(self) -> None:
-        """Begin what the start of the process has left for the time when it serves edges."""
-        self.disk.start()
-        if self._raced is not None:
-            self._task.start(self._race(*self._raced), name="store-race")
-
-    async def close(self) -> None:
-        """Stop what runs in the background."""
-        await self._task.close()
-        await self.disk.close()
-
-    async def _race(self, store: ObjectStore, second: ObjectStore | None, note: str) -> None:
-        """Race a store that an earlier start has raced: another server may answer at its address by now."""
-        await asyncio.sleep(RACE_AFTER_S * (1 + self._process))  # those of a node one after the other
-        while True:
-            try:
-                await race(store, second)
-                return
-            except StoreError as error:
-                _logger.info("the store is raced again later: %s", error)
-            except StoreUnfit as error:
-                # Before the process ends, since the next start then races before it serves anyone.
-                with contextlib.suppress(StoreError, TimeoutError):
-                    async with asyncio.timeout(NOTE_S):
-                        await bare(store).delete(note)
-                self._unfit.set_result(str(error))
-                return
-            await asyncio.sleep(RACE_AFTER_S)
-
-    async def failed(self) -> str:
-        """Wait until the process cannot continue with the store, and return the reason."""
-        replaced = asyncio.create_task(self.fence.replaced.wait())
-        try:
-            ends: list[asyncio.Future[Any]] = [replaced, self._unfit]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            replaced.cancel()
-        return self._unfit.result() if self._unfit.done() else self.fence.trouble or ""
-
-
-async def _is_noted(store: ObjectStore, note: str) -> bool:
-    try:
-        await store.get(note)
-    except NotFound:
-        return False
-    return True
 
 
 logger = logging.getLogger(__name__)
@@ -732,7 +467,7 @@ class Hub:
         """Read certificates again, changed or not. Those that cannot be used leave the earlier in force."""
         self._listener.reload()
         says = "no certificate is set" if self._settings.tls is None else "reading certificates again"
-        _logger.info("SIGHUP: %s", says)
+        logger.info("SIGHUP: %s", says)
 
     async def failed(self) -> str:
         """Wait until the node cannot continue, and return why: another process has to begin again."""

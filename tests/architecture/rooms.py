@@ -114,7 +114,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "cloud_hub": (
         ("clock", "settings"),
-        ("cluster", "shard"),
+        ("cluster", "shard", "store"),
         ("auth", "splits", "stream_deletion"),
         ("facts",),
         ("api", "quotas"),

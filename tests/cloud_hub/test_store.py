@@ -9,8 +9,8 @@ import pytest
 
 from tests.storage.object_store.racy_server import RacyBucket, racy_server
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.hub import HubStore
 from weft.cloud_hub.settings import HubSettings
+from weft.cloud_hub.store import HubStore
 from weft.protocols.chunk_index import LEVEL_MAX
 from weft.storage.object_store import StoreUnfit
 
@@ -27,7 +27,7 @@ def few_races(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_server_that_was_raced_before_is_raced_while_edges_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.cloud_hub.hub.RACE_AFTER_S", 0.0)
+    monkeypatch.setattr("weft.cloud_hub.store.RACE_AFTER_S", 0.0)
     bucket = RacyBucket(checks_late=True)
     async with racy_server(bucket=bucket) as (uri, options):
         cluster = (await opened(uri, options)).cluster

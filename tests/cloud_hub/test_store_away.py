@@ -89,7 +89,7 @@ async def test_another_store_in_its_place_ends_it_and_gets_nothing_of_it(what: s
 async def test_one_that_is_started_again_begins_no_cluster_in_an_empty_place(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.cloud_hub.hub.AWAY_S", 0.0)
+    monkeypatch.setattr("weft.cloud_hub.store.AWAY_S", 0.0)
     root.mkdir()
     with pytest.raises((ClusterUnusable, StoreError), match="holds no hub"):
         await Hub.open(HubSettings(str(root), port=0, begins=False))
