@@ -21,6 +21,7 @@ from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import HubClock
 from weft.config.log_lines import Repeats, left_out
 from weft.hub_api.status import IntakeOfNode, NodeOfStore
+from weft.hub_api.status import PeerProcess
 from weft.protocols.link import Hello, RefuseCode
 from weft.protocols.shard.placement import ShardTree
 from weft.replication.runner import LinkRefused
@@ -223,15 +224,11 @@ class Owners:
         """Return the entries of the other processes among whom shards are divided, by name."""
         return [entry for name, entry in sorted(self._members.items()) if entry is not None and name != self.own]
 
-    def peers(self) -> list[dict[str, object]]:
+    def peers(self) -> list[PeerProcess]:
         """Return number, port and URL for edges of the other processes of this machine."""
         site = self._site
         return [
-            {
-                "process": number,
-                "port": site.port_of(number),
-                "url": site.advertise[number] if site.advertise else None,
-            }
+            PeerProcess(number, site.port_of(number), site.advertise[number] if site.advertise else None)
             for number in range(site.processes)
             if number != site.process
         ]

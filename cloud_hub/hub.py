@@ -35,6 +35,7 @@ from weft.cloud_hub.api.summaries import EdgeViews, LinksElsewhere, ShardSummari
 from weft.cloud_hub.api.tail import StreamTails
 from weft.cloud_hub.api.views import View, conflict_views, lost_views, open_gap_views
 from weft.cloud_hub.auth.access import Access, Orders
+from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.cluster import ClusterCache, Membership, Owners, Site, Work
 from weft.cloud_hub.console.changes import ChangeStreams, ConsolePages
@@ -58,13 +59,14 @@ from weft.cloud_hub.regions.regions import RegionLink, Regions
 from weft.cloud_hub.rollouts import FleetConfigs
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.sequencer import CommitPace, Sequencer
-from weft.cloud_hub.shard.shards import ShardCache, Shards, shard_views
+from weft.cloud_hub.shard.shards import ShardCache, Shards, conflict_views, lost_views, open_gap_views, shard_views
 from weft.cloud_hub.splits import Clocks, EveryLog, Load, ShardMaker
 from weft.cloud_hub.store import HubStore
 from weft.cloud_hub.tables.hub_tables import hub_tables
 from weft.config.log_lines import Throttle
 from weft.config.release import SOFTWARE
 from weft.hub_api.answers import ApiError
+from weft.hub_api.status import ClockOfNode, LostOfLane, StatusAnswer, StoreOfNode
 from weft.protocols.chunk_index import RELEASE, FoldRules
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import RegionPositions
@@ -438,7 +440,7 @@ class Hub:
     def _own(self) -> list[Sequencer]:
         return self._shards.own
 
-    def _lost(self) -> list[View]:
+    def _lost(self) -> list[LostOfLane]:
         return lost_views(self._own())
 
     # -- the running hub
@@ -501,28 +503,31 @@ class Hub:
         await note_refused(link, response, self._clock.sound, self._random_bits)
         return response
 
-    def status(self) -> View:
+    def status(self) -> StatusAnswer:
         """Return the document of ``GET /v1/status``."""
-        return {
-            "software": SOFTWARE,
-            "cluster_id": self.cluster.cluster_id.hex(),
-            "store": {"trouble": self._store.fence.trouble, "disk": self._store.disk.view()},
-            "clock": {"off_seconds": self._clock.off_ns / 1e9, "trouble": self._clock.doubted()},
-            "level": self._membership.level,
-            "release_level": self._rules.level,
-            "name": self._owners.own,
-            "state": self._owners.state,
-            "tls": self._listener.view(),
-            "process": self._settings.process,
-            "processes": self._settings.processes,
-            "cluster_log": self._declared.view(),
-            "jwt": self._declared.jwt_view(),
-            "backup": self._declared.backup_view(),
-            "peers": self._owners.peers(),
-            "shards": shard_views(self._shards, self._owners),
+        own = self._own()
+        gaps, gaps_more = open_gap_views(sequencer.state for sequencer in own)
+        return StatusAnswer(
+            software=SOFTWARE,
+            cluster_id=self.cluster.cluster_id.hex(),
+            store=StoreOfNode(self._store.fence.trouble, self._store.disk.view()),
+            clock=ClockOfNode(self._clock.off_ns / 1e9, self._clock.doubted()),
+            level=self._membership.level,
+            release_level=self._rules.level,
+            name=self._owners.own,
+            state=self._owners.state,
+            tls=self._listener.view(),
+            process=self._settings.process,
+            processes=self._settings.processes,
+            cluster_log=self._declared.view(),
+            jwt=self._declared.jwt_view(),
+            backup=self._declared.backup_view(),
+            peers=self._owners.peers(),
+            shards=shard_views(self._shards, self._owners),
             **self._tables.views(),
-            "conflicts": conflict_views(sequencer.state for sequencer in self._own()),
-            **open_gap_views(sequencer.state for sequencer in self._own()),
-            "lost": self._lost(),
-            "links": self._links.views(),
-        }
+            conflicts=conflict_views(sequencer.state for sequencer in own),
+            open_gaps=gaps,
+            open_gaps_more=gaps_more,
+            lost=lost_views(own),
+            links=self._links.views(),
+        )

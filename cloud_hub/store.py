@@ -8,13 +8,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.settings import HubSettings
 from weft.config.metrics.exposition import Sample
 from weft.config.units import is_bucket as is_bucket_uri
+from weft.hub_api.status import DiskOfStore
 from weft.storage.cluster import NEW_SHARDS, Cluster, ClusterUnusable, open_cluster, read_cluster
 from weft.storage.fenced_store import FencedStore, check_store
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, StoreError, StoreUnfit, open_store
@@ -199,19 +200,6 @@ GROWTH_AFTER_S = 3600.0
 """Time over which free space is seen before its fall is a rate: a table that is written again takes and gives some."""
 
 
-class DiskView(TypedDict):
-    """Facts about the disk."""
-
-    free_bytes: int | None
-    """Bytes that the hub's user may still write; None if the file system does not answer."""
-    bytes_per_day: float | None
-    """Bytes by which these fall in a day, by the time below; negative: they rise. None until an hour was seen."""
-    seen_seconds: float
-    """Time over which the process has seen them, at most a day."""
-    seconds_left: float | None
-    """Time until nothing is free at this rate; None if the rate is unknown, or nothing falls."""
-
-
 class StoreDisk:
     """Free space of a store's file system over the last day, as this process has seen it since its start.
 
@@ -257,18 +245,18 @@ class StoreDisk:
             self._seen.popleft()
         self._answers = True
 
-    def view(self) -> DiskView | None:
+    def view(self) -> DiskOfStore | None:
         """Return what is known; None for a store that is no folder."""
         if self._directory is None:
             return None
         if not self._seen:
-            return DiskView(free_bytes=None, bytes_per_day=None, seen_seconds=0.0, seconds_left=None)
+            return DiskOfStore(free_bytes=None, bytes_per_day=None, seen_seconds=0.0, seconds_left=None)
         (began, before), (at, free) = self._seen[0], self._seen[-1]
         seen, rate, left = at - began, None, None
         if seen >= GROWTH_AFTER_S:
             rate = (before - free) / seen
             left = free / rate if rate > 0 else None
-        return DiskView(
+        return DiskOfStore(
             free_bytes=free if self._answers else None, bytes_per_day=None if rate is None else rate * DAY_S,
             seen_seconds=seen, seconds_left=left if free else 0.0,
         )  # fmt: skip

@@ -309,9 +309,9 @@ class LinkOfProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A link of an edge to this process."""
 
     connected_since: Moment
+    tenant: str | UnsetType = UNSET
     edge: str | None
     """Null, and the rest absent, until the edge has said its name."""
-    tenant: str | UnsetType = UNSET
     log: LogId | UnsetType = UNSET
     epoch: Count | UnsetType | None = UNSET
     software: str | UnsetType = UNSET

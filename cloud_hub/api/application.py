@@ -30,13 +30,13 @@ from weft.cloud_hub.api.summaries import (
     edge_of,
     edges_after,
 )
-from weft.cloud_hub.api.views import LOST_LISTED_MAX, LaneOf, StreamPart, View, lost_views, renamed_lanes
+from weft.cloud_hub.api.views import LaneOf, StreamPart, View, renamed_lanes
 from weft.cloud_hub.auth.access import Access, headers_of
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster import Membership
 from weft.cloud_hub.shard.collector import ShardCollector
 from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
-from weft.cloud_hub.shard.shards import Shards
+from weft.cloud_hub.shard.shards import LOST_LISTED_MAX, Shards, lost_views
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import CONTENT_TYPE, Sample
 from weft.config.units import approximate_duration
@@ -54,6 +54,7 @@ from weft.hub_api.operations import (
     TYPED_COLUMNS,
 )
 from weft.hub_api.rights import Right
+from weft.hub_api.status import StatusAnswer
 from weft.network.http_server import Handler
 from weft.network.problem import PROBLEM_JSON, problem
 from weft.network.tracing import NO_FIGURES
@@ -110,8 +111,8 @@ class TroubleRequests:
         more = sum(each.conflicts_more for each in shards.summaries)
         gaps = [view for each in shards.summaries for view in each.open_gaps]
         gaps_more = sum(each.open_gaps_more for each in shards.summaries)
-        gaps.sort(key=lambda gap: (gap["tenant"], gap["edge"], gap["log"], gap["stream"]))
-        gaps.sort(key=lambda gap: str(gap["until"]), reverse=True)
+        gaps.sort(key=lambda gap: (gap.tenant, gap.edge, gap.log, gap.stream))
+        gaps.sort(key=lambda gap: gap.until, reverse=True)
         lost = [*lost_views(self._own()), *elsewhere.lost][:LOST_LISTED_MAX]
         unknown = {"lost_unknown_at": list(elsewhere.unknown_at)} if elsewhere.unknown_at else {}
         return _json_of_view({
@@ -167,7 +168,7 @@ class HubTables:
 
     def views(self) -> View:
         """Return the part of the status about tables."""
-        return {**views.tables_views(None), "latest_tables": [], "quality": []}
+        return {"tables": [], "tables_more": 0, "tables_trouble": None, "latest_tables": [], "quality": []}
 
     def bytes_of(self, tenant: str) -> int | None:  # noqa: ARG002
         """Return the bytes of a tenant's tables of all rows; None without a quota of them, or while unknown."""
@@ -590,7 +591,7 @@ class ProcessRequests:
 
     def __init__(
         self,
-        status: Callable[[], View],
+        status: Callable[[], StatusAnswer],
         link: Handler,
         health: Health,
         metrics: Metrics,

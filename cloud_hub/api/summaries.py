@@ -32,18 +32,17 @@ from weft.cloud_hub.api.views import (
     StreamSummary,
     StreamTally,
     View,
-    conflict_views,
     merged,
-    open_gap_views,
     renamed_lanes,
     stream_parts,
 )
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.shard.lane_session import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.cloud_hub.shard.shards import CachedShard, Shards
+from weft.cloud_hub.shard.shards import CachedShard, Shards, conflict_views, open_gap_views
 from weft.config.log_lines import Repeats, left_out
 from weft.hub_api.answers import moment
+from weft.hub_api.status import ConflictOfLane, LostOfLane, OpenGapOfLane
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import Lane, NodeName, format_log_id
 from weft.protocols.shard.completeness import Completeness, HeldBack, LostRecords, Reason, Tally, moment_of
@@ -159,7 +158,7 @@ class LinksElsewhere(NamedTuple):
     """Processes whose links are not known."""
     reports: Mapping[NodeName, EdgeReport] = {}
     """Last statements of edges to them about themselves."""
-    lost: Sequence[View] = ()
+    lost: Sequence[LostOfLane] = ()
     """Lanes of other processes' shards with acknowledged records that the hub lacks (``lost_views``)."""
 
 
@@ -442,9 +441,9 @@ class ShardSummary(msgspec.Struct, frozen=True, array_like=True):
     edges: list[EdgeRow]
     """Rows by tenant and name."""
     begun: list[Begun]
-    conflicts: list[View]
+    conflicts: list[ConflictOfLane]
     conflicts_more: int
-    open_gaps: list[View]
+    open_gaps: list[OpenGapOfLane]
     """Those of retired lanes, the latest first."""
     open_gaps_more: int
 
@@ -498,13 +497,12 @@ class Walk(NamedTuple):
                 began = clock()
         for key in state.next_offset:
             tallies.setdefault(key, StreamTally(facts))
-        conflicts, gaps = conflict_views([state]), open_gap_views([state])
+        conflicts, (gaps, gaps_more) = conflict_views([state]), open_gap_views([state])
         rows.sort(key=lambda row: row.name)
         return ShardSummary(
             state.shard, n, facts.now, list(state.splits),
             [tallies[key].part(state, key, self.expected(key)) for key in sorted(tallies)], rows, begun,
-            conflicts[:CONFLICTS_MAX], max(0, len(conflicts) - CONFLICTS_MAX), gaps["open_gaps"],
-            gaps["open_gaps_more"],
+            conflicts[:CONFLICTS_MAX], max(0, len(conflicts) - CONFLICTS_MAX), gaps, gaps_more,
         )  # fmt: skip
 
 

@@ -6,12 +6,10 @@ import asyncio
 import base64
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
-from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.hub_api.answers import moment
 from weft.protocols import batch as batches
 from weft.protocols.batch import Flag, header_json
@@ -21,7 +19,6 @@ from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PAYLOAD_BYTES_MAX, PayloadKind, keeps, label_of, strictest
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.completeness import (
-    OPEN_GAPS_MAX,
     Behind,
     Completeness,
     HeldBack,
@@ -40,7 +37,7 @@ from weft.protocols.shard.snapshot import Forgotten
 from weft.storage.hub_keys import latest_key, table_key
 
 if TYPE_CHECKING:
-    from weft.storage.table_writer.service import TableService, TableStatus
+    from weft.storage.table_writer.service import TableStatus
 
 
 # Summaries of streams for their list: a part for each shard, counted in slices, so that any number of lanes never
@@ -221,14 +218,7 @@ def merged(parts: Sequence[StreamPart], expected: Iterable[str]) -> StreamSummar
     )  # fmt: skip
 
 
-TABLES_LISTED_MAX = 1000
-"""Maximum number of tables in the status; failing ones come first."""
-LOST_LISTED_MAX = 1000
-"""Maximum number of lanes with lost records in a status."""
 View = dict[str, Any]
-
-RETIRED_LOOKED_AT_MAX = 2_000
-"""Maximum number of retired lanes that one answer checks for open gaps, the last retired ones."""
 
 
 def _ranges(ranges: Iterable[tuple[int, int]]) -> list[View]:
@@ -386,26 +376,6 @@ def stream_completeness_view(
     }
 
 
-def table_status_view(table: TableStatus) -> View:
-    """Return the work on a table, for operators."""
-    made_by = table.made_by
-    return {
-        **msgspec.to_builtins(table),
-        "committed_at": moment(table.committed_at),
-        "vacuumed_at": moment(table.vacuumed_at),
-        "made_by": None if made_by is None else {"name": made_by.name, "since": moment(made_by.since)},
-    }
-
-
-def tables_views(tables: TableService | None) -> View:
-    """Return the work on all tables, for operators."""
-    return {
-        "tables": [table_status_view(table) for table in tables.status(TABLES_LISTED_MAX)] if tables else [],
-        "tables_more": max(0, tables.count - TABLES_LISTED_MAX) if tables else 0,
-        "tables_trouble": tables.error if tables else None,
-    }
-
-
 def removed_view(table: View | None) -> View:
     """Return the members of an answer that say what no table has: up to when retention removed rows, and that there is
     no table of all rows; none if neither is so.
@@ -436,55 +406,6 @@ def table_view(table: TableStatus, columns: Sequence[tuple[str, str]], removed_u
         "made_by": table.process if table.made_by is None else table.made_by.name,
         "vacuumed_at": moment(table.vacuumed_at),
     }
-
-
-def conflict_views(states: Iterable[ShardState]) -> list[View]:
-    """Return the lanes whose logs a second node claims to own."""
-    found = []
-    for state in states:
-        for lane in state.conflicts:
-            held = state.lanes[lane]
-            assert held.conflict is not None
-            found.append({
-                "tenant": lane.tenant,
-                **_who(lane, state.shard),
-                "stream": lane.stream,
-                "since": moment(held.conflict.time),
-                "refused_epoch": held.conflict.epoch,
-                "why": held.conflict.reason,
-            })  # fmt: skip
-    return found
-
-
-def open_gap_views(states: Iterable[ShardState]) -> View:
-    """Return the open gaps of retired lanes, the latest first, and a lower bound of the number of others."""
-    retired = [(state, lane) for state in states for lane in islice(reversed(state.retired), RETIRED_LOOKED_AT_MAX)]
-    found = [
-        (gap, lane, state.shard)
-        for state, lane in retired[:RETIRED_LOOKED_AT_MAX]
-        if (gap := open_gap(lane, state.lanes[lane])) is not None
-    ]
-    found.sort(key=lambda each: (-each[0].until, each[1]))
-    shown = [
-        {"tenant": lane.tenant, "stream": lane.stream, "shard": shard, **(open_gap_view(gap) or {})}
-        for gap, lane, shard in found[:OPEN_GAPS_MAX]
-    ]
-    return {"open_gaps": shown, "open_gaps_more": len(found) - len(shown)}
-
-
-def lost_views(sequencers: Iterable[Sequencer]) -> list[View]:
-    """Return the lanes with acknowledged records that the hub lacks, at most ``LOST_LISTED_MAX``."""
-    found = (
-        {
-            "tenant": lane.tenant, **_who(lane, sequencer.log.shard), "stream": lane.stream, "records": lost.records,
-            "first_seq": lost.first,
-        }
-        for sequencer in sequencers
-        for lane in list(sequencer.sessions.lost)
-        if (held := sequencer.state.lanes.get(lane)) is not None
-        and (lost := sequencer.sessions.lost_of(lane, held)) is not None
-    )  # fmt: skip
-    return list(islice(found, LOST_LISTED_MAX))
 
 
 def deletion_of(states: Sequence[ShardState], tenant: str, stream: str) -> Forgotten | None:

@@ -19,6 +19,7 @@ from weft.config.errors import SettingError
 from weft.config.machine import why_not_listening
 from weft.config.metrics.exposition import Sample
 from weft.config.units import Address
+from weft.hub_api.status import CertificateInForce
 from weft.network.accepting import CannotListen
 from weft.network.admission import Admission
 from weft.network.http_server import Bound, HttpServer
@@ -145,16 +146,12 @@ class HubListener:
                 ending = "" if field.name in _GAUGES else "_total"
                 yield Sample(f"weft_hub_tls_{field.name}{ending}", getattr(self.counters, field.name))
 
-    def view(self) -> dict[str, object] | None:
+    def view(self) -> CertificateInForce | None:
         """Return the certificate in force, for status pages; None without TLS."""
         files = self._settings.tls
         if files is None or self._expires is None:
             return None
-        return {
-            "certificate": files.certificate,
-            "expires": self._expires.isoformat(),
-            "reload_failures": self.counters.reload_failures,
-        }
+        return CertificateInForce(files.certificate, self._expires.isoformat(), self.counters.reload_failures)
 
     async def stop_listening(self) -> None:
         """Accept no more connections, and read no more files."""

@@ -19,14 +19,15 @@ from weft.bounds import Owner, OwnerKind, Refusals
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.api.edge_reports import EdgeReport, is_later
 from weft.cloud_hub.api.summaries import Linked, LinksElsewhere
-from weft.cloud_hub.api.views import LOST_LISTED_MAX, View
 from weft.cloud_hub.auth.certificates import CertificateIdentity
 from weft.cloud_hub.auth.tokens import TokenIdentity
 from weft.cloud_hub.facts.tokens import WITHOUT_TOKEN, Credentials
 from weft.cloud_hub.links.edge_link import EdgeLink, clock_differs
 from weft.cloud_hub.shard.lane_ends import note_conflicts
+from weft.cloud_hub.shard.shards import LOST_LISTED_MAX
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.answers import ApiError, moment
+from weft.hub_api.answers import ApiError, moment_of
+from weft.hub_api.status import LinkOfProcess, LostOfLane
 from weft.protocols.lane import NodeName, format_log_id, valid_name
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import Nanoseconds
@@ -101,7 +102,7 @@ class OpenLinks:
         """Return the number of linked edges whose synchronised clocks are a minute or more from this node's."""
         return sum(clock_differs(link.clock_off) for link in self._since)
 
-    def views(self) -> list[View]:
+    def views(self) -> list[LinkOfProcess]:
         """Return the links for status pages."""
         return [_view(link, since) for link, since in self._since.items()]
 
@@ -268,20 +269,20 @@ def _forget(links: dict[Any, dict[EdgeLink, None]], key: object, link: EdgeLink)
         del links[key]
 
 
-def _view(link: EdgeLink, since: int) -> View:
+def _view(link: EdgeLink, since: int) -> LinkOfProcess:
     hello = link.hello
     if hello is None:
-        return {"connected_since": moment(since), "edge": None}
-    return {
-        "connected_since": moment(since),
-        "tenant": hello.tenant,
-        "edge": hello.edge,
-        "log": format_log_id(hello.log_id),
-        "epoch": link.epoch,
-        "software": hello.software,
-        "streams": link.streams,
-        "clock_off_seconds": None if link.clock_off is None else link.clock_off / 1e9,
-    }
+        return LinkOfProcess(connected_since=moment_of(since), edge=None)
+    return LinkOfProcess(
+        connected_since=moment_of(since),
+        tenant=hello.tenant,
+        edge=hello.edge,
+        log=format_log_id(hello.log_id),
+        epoch=link.epoch,
+        software=hello.software,
+        streams=link.streams,
+        clock_off_seconds=None if link.clock_off is None else link.clock_off / 1e9,
+    )
 
 
 # Records of links that were refused because another node has their identity, so that completeness waits.
@@ -375,7 +376,7 @@ class LinkedEdges:
         store: ObjectStore,
         node_id: str,
         own: Callable[[], Mapping[NodeName, Linked]],
-        lost: Callable[[], Sequence[View]],
+        lost: Callable[[], Sequence[LostOfLane]],
         others: Callable[[], Sequence[NodeEntry]],
         *,
         reports: Callable[[], Mapping[NodeName, EdgeReport]],
@@ -416,7 +417,7 @@ class LinkedEdges:
             return self._known
 
     async def _read(self) -> LinksElsewhere:
-        found, unknown, lost = dict[NodeName, Linked](), list[str](), list[View]()
+        found, unknown, lost = dict[NodeName, Linked](), list[str](), list[LostOfLane]()
         reports = dict[NodeName, EdgeReport]()
         others = list(self._others())
         for at in range(0, len(others), READS_AT_ONCE):
@@ -427,8 +428,7 @@ class LinkedEdges:
                     continue
                 for each in published:
                     name = NodeName(each.tenant, each.edge)
-                    lost += [{"tenant": each.tenant, "edge": each.edge, **msgspec.structs.asdict(lane)}
-                             for lane in each.lost]  # fmt: skip
+                    lost += [LostOfLane(*name, **msgspec.structs.asdict(lane)) for lane in each.lost]
                     if each.report is not None and is_later(each.report, reports.get(name)):
                         reports[name] = each.report
                     if each.since and (name not in found or found[name].since < each.since):  # it may just have moved
@@ -490,15 +490,15 @@ class LinkedEdges:
                 await self._store.delete(each.key)
 
 
-def _published(linked: Mapping[NodeName, Linked], lost: Sequence[View]) -> Published:
+def _published(linked: Mapping[NodeName, Linked], lost: Sequence[LostOfLane]) -> Published:
     published = {
         name: LinkedEdge(*name, link.since, link.software[:SOFTWARE_CHARACTERS_MAX])
         for name, link in list(linked.items())[:EDGES_MAX]
     }
     lanes: dict[NodeName, list[LostLane]] = {}
     for each in lost:
-        of = lanes.setdefault(NodeName(each["tenant"], each["edge"]), [])
-        of.append(LostLane(*(each[field] for field in LostLane.__struct_fields__)))
+        of = lanes.setdefault(NodeName(each.tenant, each.edge), [])
+        of.append(LostLane(each.stream, each.log, each.shard, each.records, each.first_seq))
     for name, found in lanes.items():
         published[name] = msgspec.structs.replace(published.get(name) or LinkedEdge(*name, 0, ""), lost=tuple(found))
     return published

@@ -11,9 +11,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.hub_api.answers import moment, moment_of
+from weft.hub_api.status import ConflictOfLane, LostOfLane, OpenGapOfLane, ShardOfProcess, WrittenByProcess
+from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.shard.completeness import OPEN_GAPS_MAX
+from weft.protocols.shard.lane_state import OpenGap, open_gap
 from weft.protocols.shard.placement import ShardTree
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import missing_shards
@@ -30,6 +36,10 @@ OWN_LOOK_S_MAX = 0.5
 a rule."""
 READ_AGE_S_MAX = 0.25
 """Maximum age of another process's shard for a reader."""
+LOST_LISTED_MAX = 1000
+"""Maximum number of lanes with lost records in a status."""
+RETIRED_LOOKED_AT_MAX = 2_000
+"""Maximum number of retired lanes that one answer checks for open gaps, the last retired ones."""
 
 
 class Ownership(Protocol):
@@ -244,21 +254,87 @@ class ShardCache:
         return iter([*known, *(CachedShard(ShardState(self._cluster_id, shard), False) for shard in new)])
 
 
-def shard_views(sequencers: Iterable[Sequencer], owners: Ownership) -> list[dict[str, Any]]:
+def shard_views(sequencers: Iterable[Sequencer], owners: Ownership) -> list[ShardOfProcess]:
     """Return the part of ``GET /v1/status`` on the shards that a process holds."""
     return [_view(sequencer, owners) for sequencer in sequencers]
 
 
-def _view(sequencer: Sequencer, owners: Ownership) -> dict[str, Any]:
+def _view(sequencer: Sequencer, owners: Ownership) -> ShardOfProcess:
     counters, shard = sequencer.counters, sequencer.log.shard
-    return {
-        "shard": shard,
-        "owner": owners.owner(shard),
-        "own": owners.is_own(shard),
-        "chunk": sequencer.state.n if sequencer.state.n >= 0 else None,
-        "lanes": len(sequencer.state.lanes),
-        "sessions": sequencer.sessions.count,
-        "pending_bytes": sequencer.sessions.pending_bytes,
-        "trouble": sequencer.trouble,
-        "written": {"chunks": counters.chunks, "records": counters.records, "bytes": counters.bytes},
-    }
+    return ShardOfProcess(
+        shard=shard,
+        owner=owners.owner(shard),
+        own=owners.is_own(shard),
+        chunk=sequencer.state.n if sequencer.state.n >= 0 else None,
+        lanes=len(sequencer.state.lanes),
+        sessions=sequencer.sessions.count,
+        pending_bytes=sequencer.sessions.pending_bytes,
+        trouble=sequencer.trouble,
+        written=WrittenByProcess(counters.chunks, counters.records, counters.bytes),
+    )
+
+
+def conflict_views(states: Iterable[ShardState]) -> list[ConflictOfLane]:
+    """Return the lanes whose logs a second node claims to own."""
+    found = []
+    for state in states:
+        for lane in state.conflicts:
+            held = state.lanes[lane]
+            assert held.conflict is not None
+            found.append(
+                ConflictOfLane(
+                    tenant=lane.tenant,
+                    edge=lane.edge,
+                    log=format_log_id(lane.log_id),
+                    shard=state.shard,
+                    stream=lane.stream,
+                    since=moment_of(held.conflict.time),
+                    refused_epoch=held.conflict.epoch,
+                    why=held.conflict.reason,
+                )
+            )
+    return found
+
+
+def open_gap_views(states: Iterable[ShardState]) -> tuple[list[OpenGapOfLane], int]:
+    """Return the open gaps of retired lanes, the latest first, and a lower bound of the number of others."""
+    retired = [(state, lane) for state in states for lane in islice(reversed(state.retired), RETIRED_LOOKED_AT_MAX)]
+    found = [
+        (gap, lane, state.shard)
+        for state, lane in retired[:RETIRED_LOOKED_AT_MAX]
+        if (gap := open_gap(lane, state.lanes[lane])) is not None
+    ]
+    found.sort(key=lambda each: (-each[0].until, each[1]))
+    shown = [_open_gap(gap, lane, shard) for gap, lane, shard in found[:OPEN_GAPS_MAX]]
+    return shown, len(found) - len(shown)
+
+
+def _open_gap(gap: OpenGap, lane: Lane, shard: int) -> OpenGapOfLane:
+    return OpenGapOfLane(
+        tenant=lane.tenant,
+        stream=lane.stream,
+        shard=shard,
+        edge=gap.edge,
+        log=format_log_id(gap.log_id),
+        first=gap.first,
+        records=None,
+        since=moment(gap.since),
+        until=moment_of(gap.until),
+        other_lanes=gap.others,
+        why=gap.why,
+    )
+
+
+def lost_views(sequencers: Iterable[Sequencer]) -> list[LostOfLane]:
+    """Return the lanes with acknowledged records that the hub lacks, at most ``LOST_LISTED_MAX``."""
+    found = (
+        LostOfLane(
+            lane.tenant, lane.edge, format_log_id(lane.log_id), sequencer.log.shard, lane.stream, lost.records,
+            lost.first,
+        )
+        for sequencer in sequencers
+        for lane in list(sequencer.sessions.lost)
+        if (held := sequencer.state.lanes.get(lane)) is not None
+        and (lost := sequencer.sessions.lost_of(lane, held)) is not None
+    )  # fmt: skip
+    return list(islice(found, LOST_LISTED_MAX))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weft.cloud_hub.api.application import HubTables
-from weft.cloud_hub.api.views import View, table_view, tables_views
+from weft.cloud_hub.api.views import View, table_view
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.facts.acts import OwnActs
 from weft.cloud_hub.facts.declarations import Declarations
@@ -26,6 +26,8 @@ from weft.cloud_hub.shard.shards import Shards
 from weft.config.metrics.exposition import Sample
 from weft.config.release import SOFTWARE
 from weft.config.sources import Collector as TraceCollector
+from weft.hub_api.answers import moment, moment_of
+from weft.hub_api.status import StoppedOffsets, TableMaker, TableOfNode, TableProgress
 from weft.network.tracing import NO_FIGURES, Attribute, ExportSettings, Span, TraceContext, TraceExport, parse
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.payloads import PayloadKind
@@ -36,8 +38,10 @@ from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from weft.storage.table.rows import TracedRow
-    from weft.storage.table_writer.service import TableService
+    from weft.storage.table_writer.service import TableService, TableStatus
 
+TABLES_LISTED_MAX = 1000
+"""Maximum number of tables in the status; failing ones come first."""
 COMMIT_SPAN, TABLE_SPAN = "weft commit", "weft table"
 
 
@@ -147,9 +151,11 @@ class MadeTables(HubTables):
     def views(self) -> View:
         """Return the part of the status about tables."""
         return {
-            **tables_views(self.maker),
-            "latest_tables": self._beside.views(),
-            "quality": self._quality.views(),
+            "tables": [_table(each) for each in self.maker.status(TABLES_LISTED_MAX)],
+            "tables_more": max(0, self.maker.count - TABLES_LISTED_MAX),
+            "tables_trouble": self.maker.error,
+            "latest_tables": self._beside.status(),
+            "quality": self._quality.status(),
         }
 
     def bytes_of(self, tenant: str) -> int | None:
@@ -178,6 +184,27 @@ class MadeTables(HubTables):
         if found is not None:
             return found.state
         return self.maker.state(shard)
+
+
+def _table(table: TableStatus) -> TableOfNode:
+    made_by = table.made_by
+    return TableOfNode(
+        tenant=table.tenant,
+        stream=table.stream,
+        version=table.version,
+        shards=[TableProgress(each.shard, each.table, each.log) for each in table.shards],
+        lag_records=table.lag_records,
+        rows_moved=table.rows_moved,
+        committed_at=moment(table.committed_at),
+        error=table.error,
+        stopped=[StoppedOffsets(each.shard, each.first, each.end, each.reason) for each in table.stopped],
+        made_by=None if made_by is None else TableMaker(made_by.name, moment_of(made_by.since)),
+        process=table.process,
+        kind=table.kind,
+        files=table.files,
+        bytes=table.bytes,
+        vacuumed_at=moment(table.vacuumed_at),
+    )
 
 
 class TableTraces:

@@ -8,18 +8,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.tables.quarantine import QuarantineStatus
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import Sample
 from weft.config.payload_schema.model import QualityRule
 from weft.config.units import approximate_duration, format_duration
 from weft.hub_api.answers import moment
+from weft.hub_api.status import QualityOfNode, QualityRuleOfNode, QuarantineOfNode, VanishedFieldOfNode
 from weft.protocols.chunk_index import StreamKey
 from weft.storage.table.quality import Counted, QualityCounts, number_of
 from weft.storage.table.schemas import DeclaredQuality, Schemas, StreamQuality
@@ -50,48 +48,6 @@ class Event(NamedTuple):
     about: str
     """Name of the rule, or ``vanished/FIELD``."""
     text: str
-
-
-class RuleStatus(msgspec.Struct, frozen=True):
-    """The status of one rule."""
-
-    name: str
-    check: str
-    tolerate: float
-    state: str
-    since: str | None
-    """Moment from which on it has this state, as this process saw it."""
-    why: str | None
-    """Reason of a state that is not good."""
-    rows: int | None
-    """Rows that were checked; None for a rule that is about no single rows."""
-    failed: int | None
-    recent_rows: int
-    """Checked rows among the last that this process saw coming."""
-    recent_failed: int
-
-
-class VanishedField(msgspec.Struct, frozen=True):
-    """A field that had values and has none any more."""
-
-    field: str
-    rows: int
-    """Rows since its last value."""
-
-
-class StreamQualityStatus(msgspec.Struct, frozen=True):
-    """The status of a stream's rules."""
-
-    tenant: str
-    stream: str
-    version: int
-    """Version of the rules."""
-    rows: int
-    """Rows of the table that were checked."""
-    unchecked: int
-    """Records since the first check that were not checked."""
-    rules: list[RuleStatus]
-    vanished: list[VanishedField]
 
 
 class Recent:
@@ -151,12 +107,12 @@ class _RuleWatch(Judged):
         self.recent: Recent | None = None
         self.counted: Counted | None = None
 
-    def status(self) -> RuleStatus:
+    def status(self) -> QualityRuleOfNode:
         """Return the status for operators."""
         rows, failed = (None, None) if self.rule.fresh is not None else self.counted or _NONE
         recent = _NONE if self.recent is None else self.recent.counted
         why = None if self.state is QualityState.GOOD else self.why
-        return RuleStatus(
+        return QualityRuleOfNode(
             self.name, self.rule.words, self.rule.tolerate, self.state.value, moment(self.since), why, rows, failed,
             *recent,
         )  # fmt: skip
@@ -258,14 +214,14 @@ class StreamWatch:
         for name in [name for name in self._vanished if name not in self._absent]:
             del self._vanished[name]  # the schema has it no more
 
-    def status(self, tenant: str, stream: str) -> StreamQualityStatus | None:
+    def status(self, tenant: str, stream: str, quarantine: QuarantineOfNode | None = None) -> QualityOfNode | None:
         """Return the status for operators; None before the first look."""
         if self._declared is None or self._counts is None:
             return None
         rules = [watch.status() for watch in self._rules.values()]
-        vanished = [VanishedField(name, rows) for name, rows in sorted(self._absent.items())]
-        return StreamQualityStatus(
-            tenant, stream, self._declared.version, self._counts.rows, self._unchecked, rules, vanished
+        vanished = [VanishedFieldOfNode(name, rows) for name, rows in sorted(self._absent.items())]
+        return QualityOfNode(
+            tenant, stream, self._declared.version, self._counts.rows, self._unchecked, rules, vanished, quarantine
         )
 
     @property
@@ -346,7 +302,7 @@ class QualityWatch:
         declared: DeclaredQuality,
         schemas: Schemas,
         clock: HubClock,
-        quarantine: Callable[[StreamKey], QuarantineStatus | None] = lambda _: None,
+        quarantine: Callable[[StreamKey], QuarantineOfNode | None] = lambda _: None,
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -411,8 +367,8 @@ class QualityWatch:
         if count is not None:
             _logger.log(event.level, "quality of %s/%s: %s%s", *key, event.text, left_out(count))
 
-    def status(self) -> list[StreamQualityStatus]:
-        """Return the status of streams, with a bounded number of rules."""
+    def status(self) -> list[QualityOfNode]:
+        """Return the status of streams and their quarantines, with a bounded number of rules."""
         keys = sorted(self._streams, key=lambda key: (not self._streams[key].alarms, key))
         left, shown = RULES_MAX, list[StreamKey]()
         for key in keys:
@@ -420,15 +376,8 @@ class QualityWatch:
             if left < 0:
                 break
             shown.append(key)
-        found = (self._streams[key].status(*key) for key in sorted(shown))
+        found = (self._streams[key].status(*key, self._quarantine(key)) for key in sorted(shown))
         return [each for each in found if each is not None]
-
-    def views(self) -> list[dict[str, Any]]:
-        """Return the same for the API, with the quarantines."""
-        return [
-            {**msgspec.to_builtins(each), "quarantine": msgspec.to_builtins(self._quarantine(_key(each)))}
-            for each in self.status()
-        ]
 
     def samples(self) -> Iterator[Sample]:
         """Yield the figures for Prometheus."""
@@ -439,9 +388,5 @@ class QualityWatch:
             if rule.rows is not None and rule.failed is not None:
                 yield Sample("weft_hub_quality_rows_total", rule.rows, labels)
                 yield Sample("weft_hub_quality_failed_rows_total", rule.failed, labels)
-            yield Sample("weft_hub_quality_rule_alarm", rule.state == QualityState.ALARM, labels)
-            yield Sample("weft_hub_quality_rule_unknown", rule.state == QualityState.UNKNOWN, labels)
-
-
-def _key(status: StreamQualityStatus) -> StreamKey:
-    return status.tenant, status.stream
+            yield Sample("weft_hub_quality_rule_alarm", rule.state == QualityState.ALARM.value, labels)
+            yield Sample("weft_hub_quality_rule_unknown", rule.state == QualityState.UNKNOWN.value, labels)

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from weft.cloud_hub.facts.streams import DeclaredTables, TableDocument
 from weft.cloud_hub.tables.retention import Retention
 from weft.config.log_lines import Repeats, left_out
+from weft.hub_api.status import QuarantineOfNode
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.payloads import PayloadKind
 from weft.storage.cluster import Cluster
@@ -417,18 +418,6 @@ RETENTION_S = 3600.0
 RETRY_S = 60.0
 
 
-class QuarantineStatus(msgspec.Struct, frozen=True):
-    """The status of a quarantine."""
-
-    path: str
-    version: int
-    """Newest version seen; -1 before the first."""
-    rows: int
-    """Rows that were copied into it."""
-    error: str | None
-    """Error of the last step; None when it succeeded."""
-
-
 @dataclass
 class _Work:
     """Work on one quarantine."""
@@ -477,12 +466,12 @@ class QuarantineWork:
         self._list_at = 0.0
         self._repeats = Repeats()
 
-    def status(self, key: StreamKey) -> QuarantineStatus | None:
+    def status(self, key: StreamKey) -> QuarantineOfNode | None:
         """Return the status of a stream's quarantine; None if this process makes none."""
         work = self._work.get(key)
         if work is None:
             return None
-        return QuarantineStatus(work.quarantine.key, work.quarantine.version, work.quarantine.rows, work.error)
+        return QuarantineOfNode(work.quarantine.key, work.quarantine.version, work.quarantine.rows, work.error)
 
     async def look(self) -> None:
         """Do what is due: a bounded step for each quarantine. Errors go to ``status``."""

@@ -11,9 +11,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import HubClock
@@ -23,6 +20,7 @@ from weft.cloud_hub.tables.latest import SETTINGS, LatestTierer
 from weft.cloud_hub.tables.quarantine import QuarantineWork
 from weft.cloud_hub.tables.retention import Retention
 from weft.config.log_lines import Repeats, left_out
+from weft.hub_api.status import LatestOfNode
 from weft.protocols.chunk_index import StreamKey
 from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import latest_key
@@ -46,27 +44,6 @@ INDEX_BYTES = 1 << 20
 SHOWN_MAX = 1000
 
 
-class LatestStatus(msgspec.Struct, frozen=True):
-    """The status of a latest table."""
-
-    tenant: str
-    stream: str
-    path: str
-    key: list[str]
-    version: int
-    """Newest version seen; -1 before the first."""
-    lag_records: int
-    """Records in the log that were not taken yet."""
-    unkeyed: int
-    """Records without a key, which have no row."""
-    error: str | None
-    """Error of the last step; None when it succeeded."""
-    instead: bool = False
-    """True if the table replaces the table of all rows; False while that is there, whatever is declared."""
-    gone: int = 0
-    """Records that it could not take: they left the log before, and no table of all rows has them."""
-
-
 @dataclass
 class _Latest:
     """Work on one latest table."""
@@ -78,20 +55,20 @@ class _Latest:
     vacuum_at: float
     error: str | None = None
 
-    def status(self, key: StreamKey) -> LatestStatus:
+    def status(self, key: StreamKey) -> LatestOfNode:
         """Return the status for operators."""
         ends, positions = self.tierer.ends(), self.tierer.positions
         lag = sum(max(0, end - positions.get(shard, 0)) for shard, end in ends.items())
-        return LatestStatus(
+        return LatestOfNode(
             *key,
-            latest_key(*key),
-            list(self.declared.key),
-            self.tierer.version,
-            lag,
-            self.tierer.unkeyed,
-            self.error,
-            self.tierer.is_instead,
-            self.tierer.gone,
+            path=latest_key(*key),
+            key=list(self.declared.key),
+            version=self.tierer.version,
+            lag_records=lag,
+            unkeyed=self.tierer.unkeyed,
+            error=self.error,
+            instead=self.tierer.is_instead,
+            gone=self.tierer.gone,
         )
 
 
@@ -141,16 +118,12 @@ class DeclaredTableWork:
         """Stop. A commit in progress may still succeed; the next reader of the table sees its outcome."""
         await self._task.close()
 
-    def status(self) -> list[LatestStatus]:
+    def status(self) -> list[LatestOfNode]:
         """Return the status of latest tables that this process makes, failing ones first if they are very many."""
         keys = sorted(self._latest)
         if len(keys) > SHOWN_MAX:
             keys = sorted(sorted(keys, key=lambda key: self._latest[key].error is None)[:SHOWN_MAX])
         return [self._latest[key].status(key) for key in keys]
-
-    def views(self) -> list[dict[str, Any]]:
-        """Return the same for the API."""
-        return [msgspec.to_builtins(each) for each in self.status()]
 
     def removed_until(self, key: StreamKey) -> int | None:
         """Return when the hub received the newest row that retention removed from a stream's table, ns since 1970; None

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from typing import Literal
 
 import msgspec
 
@@ -259,7 +260,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     """Maker of the table instead of the hub's processes; None if one of these makes it."""
     process: str | None = None
     """Name of the hub process that makes it; None while unknown, and if another maker does."""
-    kind: str = "all"
+    kind: Literal["all", "latest"] = "all"
     """`all` for the table of all rows, `latest` for the latest table that replaces it."""
     files: int | None = None
     bytes: int | None = None

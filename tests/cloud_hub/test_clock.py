@@ -314,7 +314,7 @@ async def test_a_hub_whose_clock_is_wrong_takes_no_links_and_claims_nothing(
         assert caplog.text.count("takes no links, writes no chunk, retires, collects and claims nothing") == 1
         off = 0
         assert (await get(hub, "/readyz"))[0] == 200
-        await until(lambda: bool(hub.status()["links"]))
+        await until(lambda: bool(hub.status().links))
         await until_answered(complete)
         log.append(*make_batch(Lane("default", "edge", 7, "telemetry"), 0, 5))
         await until_answered(continues)

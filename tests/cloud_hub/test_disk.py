@@ -6,6 +6,7 @@ import asyncio
 import errno
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.cloud_hub.live import get, running_hub
@@ -47,7 +48,7 @@ class Watch:
             await self.disk.look(self.store)
 
     def says(self) -> str:
-        return disk_text({"disk": self.disk.view()}, NOW)
+        return disk_text({"disk": msgspec.to_builtins(self.disk.view())}, NOW)
 
 
 async def test_it_says_until_when_the_disk_lasts_once_the_growth_is_known(tmp_path: Path) -> None:
@@ -62,14 +63,14 @@ async def test_it_says_until_when_the_disk_lasts_once_the_growth_is_known(tmp_pa
     await watch.look(30)
     view = watch.disk.view()
     assert view is not None
-    assert view["seen_seconds"] == DAY_S, "what was before the last day no longer counts"
+    assert view.seen_seconds == DAY_S, "what was before the last day no longer counts"
     assert watch.says() == "96 GiB free; it did not shrink in the last 24.0 hours"
     watch.files.free = 0
     await watch.look(0.1)
     assert watch.says() == "none free: the hub takes nothing until there is room"
     full = watch.disk.view()
     assert full is not None
-    assert full["seconds_left"] == 0
+    assert full.seconds_left == 0
 
 
 async def test_a_disk_that_does_not_answer_has_no_figure(tmp_path: Path) -> None:

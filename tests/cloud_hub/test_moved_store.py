@@ -39,7 +39,7 @@ async def test_the_copy_goes_on_where_the_hub_was(target: str, tmp_path: Path, m
     async with running_hub(first, table_interval_s=0.1) as hub, running_link(hub, log, EDGE, epochs=epochs):
         await log.until_released(2)
         await tabled(hub, 2)
-        cluster = hub.status()["cluster_id"]
+        cluster = hub.status().cluster_id
     if target == "folder":
         await _moved(first, str(tmp_path / "second"), log, epochs, cluster)
         return
@@ -58,10 +58,10 @@ async def _moved(first: ObjectStore, uri: str, log: EdgeLog, epochs: MemoryEpoch
     assert await copy_all(first, second) > 5
     log.append(*records(2, [b'{"a": 3}']))
     async with running_hub(second, table_interval_s=0.1) as hub, running_link(hub, log, EDGE, epochs=epochs) as link:
-        assert hub.status()["cluster_id"] == cluster
+        assert hub.status().cluster_id == cluster
         await log.until_released(3)
         await tabled(hub, 3)
-        assert (link.alarm, hub.status()["lost"]) == ("", [])
+        assert (link.alarm, hub.status().lost) == ("", [])
         _, streams = await get(hub, "/v1/streams")
         assert [each["records"] for each in streams["streams"]] == [3]
     report = json.loads((await asyncio.to_thread(weft, "audit", "telemetry", "--store", uri, "--json")).stdout)

@@ -28,6 +28,7 @@ from weft.config.listeners import HubTls
 from weft.config.models import HubConfig
 from weft.config.units import parse_bind
 from weft.hub_api.rights import Scope
+from weft.hub_api.status import CertificateInForce
 from weft.network.admission import AdmissionLimits
 from weft.network.tls import ClientTlsFiles, TlsFiles, certificate_end, client_context
 from weft.output import Failed
@@ -115,9 +116,7 @@ async def test_links_and_readers_come_by_tls_and_the_hub_says_when_its_certifica
             assert (await get(hub, authority, "/healthz"))[0] == 200
         end = certificate_end(str(tmp_path / "hub.crt"))
         assert (await metrics(hub, authority))["weft_hub_certificate_expires_timestamp_seconds"] == end.timestamp()
-        assert hub.status()["tls"] == {
-            "certificate": str(tmp_path / "hub.crt"), "expires": end.isoformat(), "reload_failures": 0
-        }  # fmt: skip
+        assert hub.status().tls == CertificateInForce(str(tmp_path / "hub.crt"), end.isoformat(), 0)
 
 
 async def test_commands_on_the_hubs_machine_know_its_certificate(authority: Authority, tmp_path: Path) -> None:

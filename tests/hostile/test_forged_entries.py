@@ -176,7 +176,7 @@ async def test_an_edge_takes_its_token_nowhere_else_and_is_served(tmp_path: Path
     identity = LinkIdentity("default", "press-1", 0xABC, "weft 0.1.0")
     async with running_hub(store, shards=4, beat_interval_s=BEAT) as hub, thief.listening() as url:
         async with forging(store, url, 4):
-            await until(lambda: not any(view["own"] for view in hub.status()["shards"]), KNOWN_BEATS * BEAT + 20)
+            await until(lambda: not any(view.own for view in hub.status().shards), KNOWN_BEATS * BEAT + 20)
             log.append(*records(0, [b"1"]))
             async with running_link(hub, log, identity, TOKEN, redirects=redirects) as status:
                 await until(lambda: status.records_acked == 1)

@@ -36,11 +36,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own(hub: Hub) -> set[int]:
-    return {view["shard"] for view in hub.status()["shards"] if view["own"]}
+    return {view.shard for view in hub.status().shards if view.own}
 
 
 def linked(hub: Hub) -> list[str]:
-    return [view["edge"] for view in hub.status()["links"] if view["edge"]]
+    return [view.edge for view in hub.status().links if view.edge]
 
 
 async def test_any_process_tells_load_and_clock_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ async def test_any_process_tells_load_and_clock_of_all(monkeypatch: pytest.Monke
             assert all(node["load"] > 0 for node in nodes), nodes
             return {node["name"]: node["clock_off_seconds"] for node in nodes}
 
-        wanted = {hub.status()["name"]: 0, other.status()["name"]: pytest.approx(AHEAD_S, abs=1.5)}
+        wanted = {hub.status().name: 0, other.status().name: pytest.approx(AHEAD_S, abs=1.5)}
 
         async def is_reported() -> bool:
             return await reported() == wanted
@@ -112,7 +112,7 @@ async def test_every_process_tells_how_busy_each_is(monkeypatch: pytest.MonkeyPa
             return len(seen) == 2 and any(each["records_per_second"] for each in seen.values())
 
         await until(is_reported, SLOWLY_S)
-        of_the_busy, of_the_idle = (seen[each.status()["name"]] for each in (busy, idle))
+        of_the_busy, of_the_idle = (seen[each.status().name] for each in (busy, idle))
     assert of_the_busy["bytes_per_second"] > of_the_busy["records_per_second"] > 0
     assert of_the_idle["records_per_second"] == of_the_idle["bytes_per_second"] == 0
 
@@ -128,10 +128,10 @@ async def test_a_drained_host_gives_its_edges_away_and_takes_some_again(tmp_path
         async with running_link(first, log, LinkIdentity("default", edge, 0xABC, "weft 0.1.0")) as status:
             await until(lambda: linked(second) == [edge] and status.records_acked == 1, SLOWLY_S)
             cluster_log = ClusterLog(store, first.cluster.cluster_id)
-            name = second.status()["name"]
+            name = second.status().name
             await cluster_log.append(drain(name, [("another", "another")]), Author(time.time_ns(), "mara", ""))
             await until(lambda: linked(first) == [edge] and own(first) == {0, 1}, SLOWLY_S)
-            assert second.status()["state"] == "leaving"
+            assert second.status().state == "leaving"
             log.append(*records(1, [b"2"]))
             await until(lambda: status.records_acked == 2)
             await cluster_log.append(undo_drain(name), Author(time.time_ns(), "mara", ""))

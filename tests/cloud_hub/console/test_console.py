@@ -342,7 +342,7 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
                 f'document.querySelector("h1").textContent === "Tables" && {row}.innerText.includes("good")'
             )
             assert "660" in await page.js(f"{row}.innerText")
-            process = hub.status()["name"]
+            process = hub.status().name
             await page.until(f'{row}.innerText.includes("{process}")')  # who makes the table
             assert await page.js(f'{row}.querySelector(".unknown[title*=removed]") !== null'), "no vacuum so far"
             if scope is Scope.ADMIN:

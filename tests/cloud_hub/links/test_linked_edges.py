@@ -9,7 +9,6 @@ import pytest
 
 from weft.cloud_hub.api.edge_reports import EdgeReport
 from weft.cloud_hub.api.summaries import Linked
-from weft.cloud_hub.api.views import View
 from weft.cloud_hub.links.open_links import (
     CLEAN_LOOKS,
     OBJECT_BYTES_MAX,
@@ -18,6 +17,7 @@ from weft.cloud_hub.links.open_links import (
     REWRITE_LOOKS,
     LinkedEdges,
 )
+from weft.hub_api.status import LostOfLane
 from weft.protocols.lane import NodeName
 from weft.protocols.link import FunctionReport, NodeReport
 from weft.storage import hub_keys
@@ -51,7 +51,7 @@ class Process:
         self.linked: dict[NodeName, Linked] = {}
         self.others = [NodeEntry(f"id-{each}", "", "weft", 1, 0, name=each) for each in others]
         self.now = 0.0
-        self.lost: list[View] = []
+        self.lost: list[LostOfLane] = []
         self.reports: dict[NodeName, EdgeReport] = {}
         self.node_id = f"id-{name}"
         self.directory = LinkedEdges(
@@ -92,9 +92,8 @@ async def test_a_process_sees_the_links_of_the_others_and_when_they_end() -> Non
 async def test_a_process_knows_the_lost_records_of_shards_of_others_whether_their_edge_is_linked_or_not() -> None:
     store = CountingStore()
     one, two = Process(store, "one", ["two"]), Process(store, "two", ["one"])
-    lane = {"tenant": "default", "log": "0" * 16, "shard": 3, "stream": "telemetry", "records": 7, "first_seq": 5}
     two.link("press-1")
-    two.lost = [{"edge": "press-1", **lane}, {"edge": "press-2", **lane}]
+    two.lost = [LostOfLane("default", edge, "0" * 16, 3, "telemetry", 7, 5) for edge in ("press-1", "press-2")]
     await two.directory.look()
     assert await one.sees() == {"press-1": "two"}
     assert (await one.directory.elsewhere()).lost == two.lost

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from weft.cloud_hub.tables.quality import Recent, StreamQualityStatus, StreamWatch
+from weft.cloud_hub.tables.quality import Recent, StreamWatch
 from weft.config.load import parse_rules
+from weft.hub_api.status import QualityOfNode
 from weft.storage.table.quality import Counted, QualityCounts, RowChecks, Tally, number_of
 from weft.storage.table.schemas import StreamQuality
 
@@ -53,7 +54,7 @@ class Stream:
         )  # fmt: skip
         return [(logging.getLevelName(each.level), each.text) for each in events]
 
-    def status(self) -> StreamQualityStatus:
+    def status(self) -> QualityOfNode:
         found = self.watch.status("default", "telemetry")
         assert found is not None
         return found

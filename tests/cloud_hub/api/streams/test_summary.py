@@ -9,11 +9,11 @@ import pytest
 
 from tests.support.speed import slowness
 from tests.support.steps import TRIES, stepped
-from weft.cloud_hub.api import views
 from weft.cloud_hub.api.answers import encoded, lanes_after, position
 from weft.cloud_hub.api.summaries import Listed, StreamCompleteness, Walk
 from weft.cloud_hub.api.views import SLICE_LANES, LaneFacts, StreamSummary, lane_view, merged, stream_parts
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.shard.shards import open_gap_views
 from weft.protocols.chunk_index import GapRange, LastWord, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
@@ -99,9 +99,9 @@ async def test_open_gaps_of_all_shards_are_told_with_those_of_lanes_that_left() 
     assert [(gap.edge, gap.since, gap.until) for gap in answer.open_gaps] == [
         ("gone", 70 * SECOND, 95 * SECOND), ("left", None, 80 * SECOND),
     ]  # fmt: skip
-    listed = views.open_gap_views(held)
-    assert [(each["edge"], each["stream"], each["records"]) for each in listed["open_gaps"]] == [("gone", "t", None)]
-    assert listed["open_gaps_more"] == 0
+    listed, more = open_gap_views(held)
+    assert [(each.edge, each.stream, each.records) for each in listed] == [("gone", "t", None)]
+    assert more == 0
 
 
 async def test_a_lane_without_a_mark_leaves_no_moment_unless_it_is_empty() -> None:

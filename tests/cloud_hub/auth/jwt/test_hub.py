@@ -20,7 +20,9 @@ from tests.support.issuer import Key, KeySetServer, claims, key_of, key_set, set
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import until
 from weft.cloud_hub.auth import jwt
+from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.links import open_links
+from weft.hub_api.status import KeysOfIssuer
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.directory import MemoryStore
 
@@ -30,6 +32,12 @@ KEY = key_of("ES256", "1")
 
 def token(key: Key = KEY, seconds: float = 600, **more: Any) -> str:
     return signed(key, "ES256", claims(seconds, **more))
+
+
+def of_issuer(hub: Hub) -> KeysOfIssuer:
+    found = hub.status().jwt
+    assert isinstance(found, KeysOfIssuer)
+    return found
 
 
 async def test_requests_say_what_a_token_opens_and_why_it_does_not(caplog: pytest.LogCaptureFixture) -> None:
@@ -101,7 +109,7 @@ async def test_short_tokens_and_changing_keys_lose_no_record(tmp_path: Path, mon
                 write(at[-1])
                 log.append(*records(number, [b"%d" % number]))
                 await asyncio.sleep(0.08)
-                connected |= {each["connected_since"] for each in hub.status()["links"]}
+                connected |= {each.connected_since for each in hub.status().links}
             await log.until_released(count)
             assert link.last_error is None or "key" in link.last_error or "expired" in link.last_error
         _, answer = await get(hub, "/v1/streams/telemetry/records?since=0", token(at[-1], scope="reader"))
@@ -160,12 +168,12 @@ async def test_an_issuer_that_hangs_harms_no_one(monkeypatch: pytest.MonkeyPatch
         assert {status for status, _ in answers} == {503}
         assert "could not be read again" in answers[0][1]["detail"]
         assert statistics.median(took) < 0.4, "no one waits for the issuer whose key is known"
-        await until(lambda: hub.status()["jwt"]["trouble"] is not None)
+        await until(lambda: of_issuer(hub).trouble is not None)
         facts = (await get(hub, "/v1/status", token()))[1]["jwt"]
         assert facts["trouble"] == "no answer within 1 s"
         assert facts["kept_until"].startswith("20")
         server.hangs = False
-        await until(lambda: hub.status()["jwt"]["trouble"] is None)
+        await until(lambda: of_issuer(hub).trouble is None)
 
 
 async def test_a_hub_starts_without_its_issuer() -> None:
@@ -179,7 +187,7 @@ async def test_a_hub_starts_without_its_issuer() -> None:
             await until(lambda: "(503): the hub has no keys of the issuer" in (link.last_error or ""))
         server.status = 200
         with contextlib.suppress(TimeoutError):
-            await until(lambda: hub.status()["jwt"]["keys"] == 1)
+            await until(lambda: of_issuer(hub).keys == 1)
         assert (await get(hub, "/v1/whoami", token()))[0] == 200
 
 
