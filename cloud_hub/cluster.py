@@ -20,8 +20,7 @@ from msgspec.structs import replace
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import HubClock
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.status import IntakeOfNode, NodeOfStore
-from weft.hub_api.status import PeerProcess
+from weft.hub_api.status import IntakeOfNode, NodeOfStore, PeerProcess
 from weft.protocols.link import Hello, RefuseCode
 from weft.protocols.shard.placement import ShardTree
 from weft.replication.runner import LinkRefused

@@ -33,9 +33,7 @@ from weft.cloud_hub.api.metrics import (
 from weft.cloud_hub.api.records import ShardViews
 from weft.cloud_hub.api.summaries import EdgeViews, LinksElsewhere, ShardSummaries, StreamCompleteness
 from weft.cloud_hub.api.tail import StreamTails
-from weft.cloud_hub.api.views import View, conflict_views, lost_views, open_gap_views
 from weft.cloud_hub.auth.access import Access, Orders
-from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.cluster import ClusterCache, Membership, Owners, Site, Work
 from weft.cloud_hub.console.changes import ChangeStreams, ConsolePages

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
-from weft.cloud_hub.api.answers import json_answer, routes
-from weft.cloud_hub.api.views import View
+from weft.cloud_hub.api.answers import answered, routes
 from weft.cloud_hub.auth.access import Orders, decoded
 from weft.config.metrics.exposition import Sample
-from weft.hub_api.answers import ApiError, moment
+from weft.hub_api.answers import ApiError, PipelineReport, PipelinesAnswer, ReportedAnswer, moment_of
 from weft.hub_api.bodies import Report
 from weft.hub_api.operations import OF_NAME
 from weft.hub_api.rights import Right
@@ -105,7 +104,7 @@ class PipelineRequests:
             _view(name, known, now) for name, known in sorted(found.items())
             if known.report.stream == "*" or is_readable(known.report.stream)
         ]  # fmt: skip
-        return json_answer({"pipelines": views})
+        return answered(PipelinesAnswer(pipelines=views))
 
     async def _put(self, request: web.Request) -> web.Response:
         """Take a report."""
@@ -122,13 +121,13 @@ class PipelineRequests:
             self._written.pop(oldest, None)
         before = self._written.get(key)
         if before is not None and seen - before[1] < WRITE_NS and _same(before[2], report):
-            return json_answer({"pipeline": name})
+            return answered(ReportedAnswer(pipeline=name))
         async with self._lock(key):
             try:
                 await self._write(tenant, key, _Stored(seen, report))
             except StoreError as error:
                 raise ApiError(503, f"the report cannot be stored: {error}", "report again later") from error
-        return json_answer({"pipeline": name})
+        return answered(ReportedAnswer(pipeline=name))
 
     async def _forget(self, request: web.Request) -> web.Response:
         """Forget a pipeline, until it reports again."""
@@ -142,7 +141,7 @@ class PipelineRequests:
                 await self._store.delete(key)
             except StoreError as error:
                 raise ApiError(503, f"the report cannot be removed: {error}", "try again") from error
-        return json_answer({"pipeline": name})
+        return answered(ReportedAnswer(pipeline=name))
 
     def _named(self, request: web.Request) -> tuple[str, str]:
         tenant, identity = self._orders.access.reporter(request)
@@ -260,11 +259,24 @@ def _state(known: _CachedReport, now: int) -> str:
     return "silent" if is_silent else report.state
 
 
-def _view(name: str, known: _CachedReport, now: int) -> View:
-    return {
-        "pipeline": name, **msgspec.structs.asdict(known.report), "state": _state(known, now),
-        "seen": moment(known.seen), "seen_seconds_ago": max(0, now - known.seen) / 1e9,
-    }  # fmt: skip
+def _view(name: str, known: _CachedReport, now: int) -> PipelineReport:
+    report = known.report
+    return PipelineReport(
+        pipeline=name,
+        stream=report.stream,
+        state=_state(known, now),
+        error=report.error,
+        batch=report.batch,
+        records=report.records,
+        seconds=report.seconds,
+        rate=report.rate,
+        lag=report.lag,
+        complete_until=report.complete_until,
+        idle_seconds=report.idle_seconds,
+        every_seconds=report.every_seconds,
+        seen=moment_of(known.seen),
+        seen_seconds_ago=max(0, now - known.seen) / 1e9,
+    )
 
 
 def _samples(key: str, known: _CachedReport, now: int) -> Iterator[Sample]:

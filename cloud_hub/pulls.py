@@ -8,13 +8,12 @@ import logging
 import platform
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
 
-from weft.cloud_hub.api.answers import routes
-from weft.cloud_hub.api.views import View
+from weft.cloud_hub.api.answers import answered, routes
 from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.down.requests import read_body
@@ -36,7 +35,7 @@ from weft.cloud_hub.facts.pulls import (
 )
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.shard.shards import READ_AGE_S_MAX, Shards
-from weft.hub_api.answers import ApiError, moment, parse_moment
+from weft.hub_api.answers import ApiError, PullAnswer, PullsAnswer, SeqRange, moment_of, parse_moment
 from weft.hub_api.bodies import PullWindow
 from weft.hub_api.rights import Right
 from weft.protocols.batch import BatchHeader
@@ -638,7 +637,7 @@ class PullRequests:
             wanted.edge, wanted.stream, first, end, wanted.bytes_max, now, now + int(wanted.expires_s * _NS), by
         )
         made = await _written(self._pulls.ask(name, document, self._author(by, request)))
-        return _json(await self._view(name, made), 202)
+        return answered(await self._view(name, made), 202)
 
     async def get(self, request: web.Request) -> web.Response:
         """Return pulls, the latest first: all, those of one edge, or one by its id."""
@@ -659,7 +658,7 @@ class PullRequests:
         found.sort(key=lambda each: -each[1].asked)
         # At once: each may wait for a store that hangs.
         views = await asyncio.gather(*(self._view(*each) for each in found[:SHOWN_MAX]))
-        return _json({"tenant": tenant, "pulls": views, "more": max(0, len(found) - SHOWN_MAX)})
+        return answered(PullsAnswer(tenant=tenant, pulls=views, more=max(0, len(found) - SHOWN_MAX)))
 
     async def delete(self, request: web.Request) -> web.Response:
         """Cancel a pull. What has come stays."""
@@ -672,7 +671,7 @@ class PullRequests:
         reason = f"by token {by}" if by else ""
         decision = end(name, "cancelled", self._now(), reason, held)
         made = await _written(self._pulls.declare(name, decision, self._author(by, request)))
-        return _json(await self._view(name, made))
+        return answered(await self._view(name, made))
 
     def _author(self, by: str, request: web.Request) -> Author:
         who = f"token {by}" if by else "the API"
@@ -686,7 +685,7 @@ class PullRequests:
             advice = "check the name and the tenant: GET /v1/edges lists the edges"
             raise ApiError(404, f"no edge {edge.edge} of tenant {edge.tenant} has linked to the hub", advice)
 
-    async def _view(self, name: str, document: PullDocument) -> View:
+    async def _view(self, name: str, document: PullDocument) -> PullAnswer:
         tenant, _, id_ = name.partition("/")
         received = document.received
         if not document.is_over:
@@ -695,29 +694,29 @@ class PullRequests:
         passed = (self._now() - document.started) / _NS
         rest = passed * (1 - share) / share if share and not document.is_over else None
         linked = self._pulls.is_linked(NodeName(tenant, document.edge))
-        return {
-            "id": id_,
-            "tenant": tenant,
-            "edge": document.edge,
-            "stream": document.stream,
-            "from": moment(document.first),
-            "to": moment(document.end),
-            "state": document.state,
-            "reason": document.reason or self._pulls.waits.get(name) or None,
-            "linked_here": linked,
-            "records": document.records,
-            "bytes": document.bytes,
-            "records_received": received,
-            "bytes_received": int(document.bytes * share),
-            "rest_seconds": rest,
-            "kept_from": moment(document.kept_from) if document.kept_from else None,
-            "lost": [{"first": first, "end": end} for first, end in document.lost if document.state == "done"],
-            "log": f"{document.log_id:016x}" if document.log_id else None,
-            "asked": moment(document.asked),
-            "expires": moment(document.expires),
-            "ended": moment(document.ended) if document.ended else None,
-            "by": document.by or None,
-        }
+        return PullAnswer(
+            id=id_,
+            tenant=tenant,
+            edge=document.edge,
+            stream=document.stream,
+            from_=moment_of(document.first),
+            to=moment_of(document.end),
+            state=document.state,
+            reason=document.reason or self._pulls.waits.get(name) or None,
+            linked_here=linked,
+            records=document.records,
+            bytes=document.bytes,
+            records_received=received,
+            bytes_received=int(document.bytes * share),
+            rest_seconds=rest,
+            kept_from=moment_of(document.kept_from) if document.kept_from else None,
+            lost=[SeqRange(first, end) for first, end in document.lost if document.state == "done"],
+            log=f"{document.log_id:016x}" if document.log_id else None,
+            asked=moment_of(document.asked),
+            expires=moment_of(document.expires),
+            ended=moment_of(document.ended) if document.ended else None,
+            by=document.by or None,
+        )
 
     def _now(self) -> int:
         if (wrong := self._clock.wrong()) is not None:
@@ -765,7 +764,3 @@ async def _read(request: web.Request) -> PullWindow:
 def _check_name(name: str) -> None:
     if not valid_name(name):
         raise ApiError(400, f"{name[:80]!r} is not a name", f"expected {NAME_RULE}")
-
-
-def _json(value: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value) + b"\n", status=status, content_type="application/json")

@@ -401,8 +401,8 @@ class MessageOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class MessagesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Messages to one edge; only `edge` and `url` when another process owns the edge's shard."""
 
-    edge: str
     tenant: str | UnsetType = UNSET
+    edge: str
     waiting: list[WaitingMessage] | UnsetType = UNSET
     trouble: str | UnsetType | None = UNSET
     """The edge's reason why messages wait."""

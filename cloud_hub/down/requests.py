@@ -7,25 +7,34 @@ import base64
 import binascii
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import hdrs, web
+from msgspec import UNSET
 
 from weft.bounds import NestedShares, Rates
-from weft.cloud_hub.api.answers import SLICE_S, routes
-from weft.cloud_hub.api.views import View
+from weft.cloud_hub.api.answers import SLICE_S, answered, routes
 from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.auth.tokens import TokenIdentity
 from weft.cloud_hub.clock import ADVICE, HubClock
-from weft.cloud_hub.down.edge_queue import Draft, KeyConflict, QueueFull, Remembered, Waiting
+from weft.cloud_hub.down.edge_queue import Draft, KeyConflict, QueueFull
 from weft.cloud_hub.down.hub_down import HubDown, OutcomeUnknown, UnknownEdge
 from weft.cloud_hub.down.lane_writer import CannotWrite
 from weft.cloud_hub.facts.edges import GroupKey, Groups
 from weft.cloud_hub.shard.lane_session import DOWN_STREAM
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.shard.shards import Shards
-from weft.hub_api.answers import ApiError, moment
+from weft.hub_api.answers import (
+    ApiError,
+    MessageOutcome,
+    MessagesAnswer,
+    MissingShard,
+    PublishedAnswer,
+    PublishedTo,
+    WaitingMessage,
+    moment_of,
+)
 from weft.hub_api.bodies import EDGES_MAX, KEY_CHARACTERS_MAX, MessageRequest
 from weft.hub_api.rights import Right
 from weft.protocols.errors import CodecError
@@ -35,6 +44,8 @@ from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.topics import InvalidTopic, check_topic
 from weft.storage.chunk_log import CollectedPast
 from weft.storage.object_store import NotFound, StoreError
+
+T = TypeVar("T")
 
 # Edges of a group, in pages: a message to 10,000 edges is published in requests of at most 500.
 
@@ -180,8 +191,12 @@ class Messages:
             advice = f"expected at most {KEY_CHARACTERS_MAX} printable ASCII characters"
             raise ApiError(400, f"an Idempotency-Key of {len(key)} characters", advice)
         payload = _payload(wanted)
-        of_group = None if wanted.group is None else await self._members(tenant, wanted.group, wanted, len(payload))
-        edges, more = (_edges(wanted), {}) if of_group is None else of_group
+        group, missing = wanted.group, list[MissingShard]()
+        if group is None:
+            page = Members(_edges(wanted), None)
+        else:
+            page, missing = await self._members(tenant, group, wanted, len(payload))
+        edges = page.edges
         by = "" if identity is None else identity.name
         draft = Draft(wanted.topic, payload, int(wanted.expires_s * 1e9), wanted.qos, key, by)
         if (wrong := self._clock.wrong()) is not None:
@@ -202,17 +217,26 @@ class Messages:
         self._bytes.hold(tenant, owner, size)
         try:
             made = await asyncio.gather(
-                *(self._publish(NodeName(tenant, edge), draft, url, identity) for edge, url in urls.items())
+                *(self._publish(wanted, NodeName(tenant, edge), draft, url, identity) for edge, url in urls.items())
             )
         finally:
             self._under_way.free(tenant, owner, len(edges))
             self._bytes.free(tenant, owner, size)
-        if wanted.edge is not None and "error" in made[0]:
-            raise ApiError(made[0]["status"], made[0]["error"], made[0]["advice"])
-        return _json({"tenant": tenant, "topic": draft.topic, "messages": made, **more})
+        return answered(
+            PublishedAnswer(
+                tenant=tenant,
+                topic=draft.topic,
+                messages=made,
+                group=UNSET if group is None else group,
+                next_after=UNSET if group is None else page.next_after,
+                missing_shards=missing or UNSET,
+            )
+        )
 
-    async def _members(self, tenant: str, group: str, wanted: MessageRequest, size: int) -> tuple[list[str], View]:
-        """Return the edges of a page of a group, and what the answer says beside them."""
+    async def _members(
+        self, tenant: str, group: str, wanted: MessageRequest, size: int
+    ) -> tuple[Members, list[MissingShard]]:
+        """Return a page of the edges of a group, and the shards whose edges may be left out."""
         if wanted.edge is not None or wanted.edges:
             raise ApiError(400, "group is there, and edge or edges too", "send one of them")
         if not valid_name(group):
@@ -226,22 +250,30 @@ class Messages:
             raise ApiError(404, str(error), "list groups with `weft hub group list`") from None
         # Edges of a pattern are known from their shards: some of a shard that is not loaded may be left out.
         missing = [
-            {"shard": each.log.shard, "trouble": each.public_trouble or "it is being loaded"}
+            MissingShard(each.log.shard, each.public_trouble or "it is being loaded")
             for each in shards
             if not each.loaded
         ]
-        more: View = {"group": group, "next_after": page.next_after}
-        return page.edges, {**more, "missing_shards": missing} if missing else more
+        return page, missing
 
-    async def _publish(self, edge: NodeName, draft: Draft, url: str | None, identity: TokenIdentity | None) -> View:
+    async def _publish(
+        self, wanted: MessageRequest, edge: NodeName, draft: Draft, url: str | None, identity: TokenIdentity | None
+    ) -> PublishedTo:
         try:
             self._access.check(identity, Right.PUBLISH, edge.edge)
             if url is not None:
-                return {"edge": edge.edge, "url": url}
+                return PublishedTo(edge=edge.edge, url=url)
             message = await _answered(lambda: self._down.publish(edge, draft))
         except ApiError as error:
-            return {"edge": edge.edge, "status": error.status, "error": error.error, "advice": error.advice}
-        return {"edge": edge.edge, **_name(message)}
+            if wanted.edge is not None:  # the one edge of the request: the error is its answer
+                raise
+            return PublishedTo(edge=edge.edge, status=error.status, error=error.error, advice=error.advice)
+        return PublishedTo(
+            edge=edge.edge,
+            number=message.number,
+            accepted=moment_of(message.accepted),
+            expires=moment_of(message.expires),
+        )
 
     async def get(self, request: web.Request) -> web.Response:
         """Return the messages of an edge that wait, and the remembered outcomes of others."""
@@ -253,40 +285,42 @@ class Messages:
         if "redirect" in request.query:
             url = self._elsewhere(request.host)(self._shards.place(edge))
             if url is not None:
-                return _json({"edge": edge.edge, "url": url})
+                return answered(MessagesAnswer(edge=edge.edge, url=url))
         queue = await _answered(lambda: self._down.queue(edge))
         now = self._clock.now()
-        return _json(
-            {
-                "tenant": tenant,
-                "edge": edge.edge,
-                "waiting": [
-                    {
-                        **_name(message),
-                        "topic": message.topic,
-                        "bytes": len(message.payload),
-                        "expired": message.expires <= now,
-                        "by": message.by or None,
-                    }
+        return answered(
+            MessagesAnswer(
+                tenant=tenant,
+                edge=edge.edge,
+                waiting=[
+                    WaitingMessage(
+                        number=message.number,
+                        accepted=moment_of(message.accepted),
+                        expires=moment_of(message.expires),
+                        topic=message.topic,
+                        bytes=len(message.payload),
+                        expired=message.expires <= now,
+                        by=message.by or None,
+                    )
                     for _, message in queue.waiting.values()
                 ],
-                "trouble": queue.trouble or None,
-                "outcomes": [
-                    {
-                        "number": each.number,
-                        "accepted": moment(each.accepted),
-                        "topic": each.topic,
-                        "outcome": each.outcome,
-                        "reason": each.reason or None,
-                        "time": moment(each.time),
-                    }
+                trouble=queue.trouble or None,
+                outcomes=[
+                    MessageOutcome(
+                        number=each.number,
+                        accepted=moment_of(each.accepted),
+                        topic=each.topic,
+                        outcome=each.outcome,
+                        reason=each.reason or None,
+                        time=moment_of(each.time),
+                    )
                     for each in queue.outcomes()[:SHOWN_MAX]
                 ],
-            }
+            )
         )
 
 
-async def _answered(work: Callable[[], Awaitable[Any]]) -> Any:
+async def _answered(work: Callable[[], Awaitable[T]]) -> T:
     """Return a result; raise ``ApiError`` for what may go wrong with messages."""
     try:
         return await work()
@@ -303,11 +337,6 @@ async def _answered(work: Callable[[], Awaitable[Any]]) -> Any:
         raise ApiError(503, str(error), _NOTHING_STORED) from error
     except (StoreError, NotFound, CodecError, CollectedPast) as error:
         raise ApiError(503, f"the log cannot be read: {public_reason(error)}", _NOTHING_STORED) from error
-
-
-def _name(message: Waiting | Remembered) -> View:
-    accepted, expires = moment(message.accepted), moment(message.expires)
-    return {"number": message.number, "accepted": accepted, "expires": expires}
 
 
 async def read_body(request: web.Request, bytes_max: int, advice: str) -> bytes:
@@ -375,7 +404,3 @@ def _payload(wanted: MessageRequest) -> bytes:
     if len(payload) > MESSAGE_BYTES_MAX:
         raise ApiError(413, f"a payload of {len(payload)} bytes", f"at most {MESSAGE_BYTES_MAX} are possible")
     return payload
-
-
-def _json(value: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value) + b"\n", content_type="application/json")

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from weft.cloud_hub.administration import Administration, quotas_answer
-from weft.cloud_hub.api.answers import LongAnswer, encoded, integer, json_answer, routes
+from weft.cloud_hub.api.answers import LongAnswer, answered, encoded, integer, routes
 from weft.cloud_hub.api.application import HubTables
 from weft.cloud_hub.api.summaries import ShardSummaries
 from weft.cloud_hub.api.views import View
@@ -49,7 +49,7 @@ class AdministrationRequests:
                 operation, {**request.query, **request.match_info}, body,
                 lambda reason: self._orders.author(request, right, reason, instead=operation.command),
             )  # fmt: skip
-            return json_answer(answer)
+            return answered(answer, headers={"Cache-Control": "no-store"})  # it may have a secret
 
         return handle
 
