@@ -15,6 +15,7 @@ from weft.config.units import parse_duration_ns
 Moment = Annotated[str, Meta(description="RFC 3339 in UTC with nanoseconds; a time outside the calendar is a number.")]
 LogId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$", description="Id of an edge's log. A new disk is a new log.")]
 Count = Annotated[int, Meta(ge=0)]
+NextAfter = Annotated[str | None, Meta(description="`after` of the next page; null at the end of the list.")]
 
 
 _SECOND = 1_000_000_000
@@ -112,13 +113,6 @@ class OfShards(msgspec.Struct, frozen=True, kw_only=True):
     """Absent when every shard could be read."""
     as_of: Moment | UnsetType = UNSET
     """Oldest moment that a part of the answer is of; absent when it is of now, and in answers about one stream."""
-
-
-class Listing(OfShards, frozen=True, kw_only=True):
-    """A page of a list."""
-
-    next_after: str | None
-    """`after` of the next page; null at the end of the list."""
 
 
 class SeqRange(msgspec.Struct, frozen=True):
@@ -277,14 +271,14 @@ class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
     streams: Count
     last_seen: Moment | None
     """Time at which the hub last stored anything that the edge said."""
+    groups: list[str] | UnsetType = UNSET
+    """Declared groups of the edge. Absent in releases without."""
     connected_since: Moment | None
     """Null when the edge is linked to no process of the hub, as far as is known (`links_unknown_at`)."""
     connected_at: str | UnsetType | None = UNSET
     """Name of the process; null without a link. Absent in releases without."""
     software: str | None
     """Null when the edge is not linked, and was not linked to this process since it started."""
-    groups: list[str] | UnsetType = UNSET
-    """Declared groups of the edge. Absent in releases without."""
     clock_off_seconds: float | UnsetType | None = UNSET
     """Seconds that the edge's clock was ahead when it linked; null for an edge without a link to this process, or
     without a time source. Absent in releases without."""
@@ -308,10 +302,11 @@ class EdgeAnswer(EdgeOfHub, frozen=True, kw_only=True):
     """Processes whose links are not known here; absent when all are."""
 
 
-class EdgesAnswer(Listing, frozen=True, kw_only=True):
+class EdgesAnswer(OfShards, frozen=True, kw_only=True):
     """Edges by tenant and name."""
 
     edges: list[EdgeOfHub]
+    next_after: NextAfter
     links_unknown_at: list[str] | UnsetType = UNSET
     """Processes whose links are not known here; absent when all are."""
 
@@ -648,11 +643,13 @@ class TableColumn(msgspec.Struct, frozen=True):
     """Delta's name of the type."""
 
 
-class TableOfStream(msgspec.Struct, frozen=True):
+class TableOfStream(msgspec.Struct, frozen=True, kw_only=True):
     """The table of a stream."""
 
     path: str
     """Path in the store."""
+    kind: Literal["all", "latest"] | UnsetType = UNSET
+    """`all` for the table of all rows, `latest` for a latest table that replaces it."""
     version: int
     """Newest version; -1 before the first."""
     columns: list[TableColumn]
@@ -666,8 +663,6 @@ class TableOfStream(msgspec.Struct, frozen=True):
     """True while the table waits behind records that cannot become rows."""
     removed_until: Moment | UnsetType | None = UNSET
     """Time at which the hub received the newest row that retention removed; null if it removed none."""
-    kind: Literal["all", "latest"] | UnsetType = UNSET
-    """`all` for the table of all rows, `latest` for a latest table that replaces it."""
     files: Count | UnsetType | None = UNSET
     """Files of the table of all rows, as of the last look for small ones; null: unknown."""
     bytes: Count | UnsetType | None = UNSET
@@ -730,10 +725,11 @@ class StreamAnswer(StreamOf, frozen=True, kw_only=True):
     """Absent when every shard could be read."""
 
 
-class StreamsAnswer(Listing, frozen=True, kw_only=True):
+class StreamsAnswer(OfShards, frozen=True, kw_only=True):
     """Streams of a tenant, by name."""
 
     streams: list[StreamOf]
+    next_after: NextAfter
 
 
 class LaneOfStream(msgspec.Struct, frozen=True, kw_only=True):
@@ -761,12 +757,13 @@ class LaneOfStream(msgspec.Struct, frozen=True, kw_only=True):
     """`bytes`, `text` or `json`."""
 
 
-class LanesAnswer(Listing, frozen=True, kw_only=True):
+class LanesAnswer(OfShards, frozen=True, kw_only=True):
     """Lanes of a stream, by edge and log."""
 
     tenant: str
     stream: str
     lanes: list[LaneOfStream]
+    next_after: NextAfter
 
 
 class LaneCompleteness(msgspec.Struct, frozen=True, kw_only=True):
@@ -793,11 +790,11 @@ class LaneName(msgspec.Struct, frozen=True):
     log: LogId
 
 
-class SkippedRun(SeqRange, frozen=True):
+class SkippedRun(LaneName, frozen=True):
     """Records of one lane."""
 
-    edge: str
-    log: LogId
+    first: Count
+    end: Count
 
 
 class SkippedOffsets(msgspec.Struct, frozen=True, kw_only=True):
@@ -811,7 +808,7 @@ class SkippedOffsets(msgspec.Struct, frozen=True, kw_only=True):
     records: list[SkippedRun]
 
 
-class CompletenessAnswer(Listing, frozen=True, kw_only=True):
+class CompletenessAnswer(OfShards, frozen=True, kw_only=True):
     """Moment up to which a stream is complete, of which lanes that is said, and what prevents a later one."""
 
     tenant: str
@@ -828,6 +825,7 @@ class CompletenessAnswer(Listing, frozen=True, kw_only=True):
     """Number of open gaps that are left out."""
     skipped: list[SkippedOffsets]
     lanes: list[LaneCompleteness]
+    next_after: NextAfter
     removed_until: Moment | UnsetType = UNSET
     """Time at which the hub received the newest row that retention removed."""
     only_latest: Literal[True] | UnsetType = UNSET
@@ -874,12 +872,12 @@ class RecordsAnswer(OfShards, frozen=True, kw_only=True):
     """Shard -> `offset` to continue with."""
     next_chunk: dict[str, int]
     """Shard -> `chunk` to continue from, where the shard had more than one request reads."""
-    next_shard: Count | UnsetType = UNSET
-    """`from_shard` to continue with, when the request had no room for the shards from this one on."""
     removed_until: Moment | UnsetType = UNSET
     """Time at which the hub received the newest row that retention removed."""
     only_latest: Literal[True] | UnsetType = UNSET
     """The stream has no table of all rows: records that left the log are in no answer."""
+    next_shard: Count | UnsetType = UNSET
+    """`from_shard` to continue with, when the request had no room for the shards from this one on."""
 
 
 class RowsAnswer(msgspec.Struct, frozen=True):
@@ -961,7 +959,6 @@ class TraceAnswer(OfShards, frozen=True, kw_only=True):
     standing: Literal["here", "gone", "to_come", "never_comes", "unknown"]
     """The hub's knowledge of the number. `never_comes` has `gap` beside it; `unknown` is said of a lane that the hub
     does not know, and of an offset without a record."""
-    gap: GapView | UnsetType = UNSET
     record: RecordOfStream | None
     """Null if it is not here, or not found yet. `origin` names the function and version that made it, and the header
     `weft.source` of what."""
@@ -973,3 +970,4 @@ class TraceAnswer(OfShards, frozen=True, kw_only=True):
     """`chunk` of the next request, when the search has reached its bound."""
     next_shard: Count | None
     """`from_shard`, or `shard` beside `offset`, of the next request; null at the end of the search."""
+    gap: GapView | UnsetType = UNSET

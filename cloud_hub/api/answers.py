@@ -7,13 +7,13 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 from aiohttp import web
 
 from weft.bounds import NestedShares, Owner, Refusals
-from weft.cloud_hub.api.views import LaneOf, View
+from weft.cloud_hub.api.views import LaneOf
 from weft.cloud_hub.auth.access import Charged
 from weft.hub_api.answers import ApiError, parse_moment
 from weft.hub_api.operations import OF_NAME
@@ -262,8 +262,7 @@ class Answers:
 def answered(answer: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Return the response of a handler, whose operation has the type of the answer."""
     # With the end of a line: people read it on a terminal.
-    return web.Response(body=msgspec.json.encode(answer) + b"
-", status=status, content_type=JSON, headers=headers)
+    return web.Response(body=msgspec.json.encode(answer) + b"\n", status=status, content_type=JSON, headers=headers)
 
 
 def routes(**handlers: Handler) -> list[web.RouteDef]:
@@ -316,16 +315,18 @@ def time_parameter(request: web.Request, name: str) -> int | None:
 # Pages of long lists, made in slices, so that any number of lanes or streams never blocks the event loop.
 
 T = TypeVar("T")
+ViewT = TypeVar("ViewT")
 LOG_DIGITS = 16
 SLICE_LANES = 2_000
 SLICE_S = 0.002
 """Time after which a walk yields to others."""
 
 
-class Page(NamedTuple):
-    """A run of views, encoded."""
+class Page(NamedTuple, Generic[ViewT]):
+    """A run of views."""
 
-    views: list[msgspec.Raw]
+    views: list[ViewT]
+    """Encoded: each is a ``msgspec.Raw``, which an answer with it takes over as it is."""
     is_whole: bool
     """True when all views fitted."""
 
@@ -374,20 +375,19 @@ def _parsed(after: str) -> tuple[str, int]:
 
 async def encoded(
     items: Sequence[T],
-    view: Callable[[T], View | Awaitable[View]],
+    view: Callable[[T], ViewT],
     bytes_max: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> Page:
+) -> Page[ViewT]:
     """Return views of items, as many as fit, but at least one."""
-    views: list[msgspec.Raw] = []
+    views: list[ViewT] = []
     size, began = 0, clock()
     for item in items:
-        made = view(item)
-        data = msgspec.json.encode(made if isinstance(made, dict) else await made)
+        data = msgspec.json.encode(view(item))
         size += len(data)
         if views and size > bytes_max:
             return Page(views, False)
-        views.append(msgspec.Raw(data))
+        views.append(cast(ViewT, msgspec.Raw(data)))
         if clock() - began >= SLICE_S:
             await asyncio.sleep(0)
             began = clock()

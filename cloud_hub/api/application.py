@@ -9,18 +9,30 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+from msgspec import UNSET
 
 from weft.bounds import Refusals
 from weft.cloud_hub.api import views
-from weft.cloud_hub.api.answers import Answers, LongAnswer, choice, encoded, integer, lanes_after, position, routes
+from weft.cloud_hub.api.answers import (
+    Answers,
+    LongAnswer,
+    ViewT,
+    answered,
+    choice,
+    encoded,
+    integer,
+    lanes_after,
+    position,
+    routes,
+)
 from weft.cloud_hub.api.metrics import Metrics, StreamRates
 from weft.cloud_hub.api.records import SOON, RecordsAnswer, ShardsView, ShardViews, trace_answer
-from weft.cloud_hub.api.series import SeriesAnswer, SeriesRequest
+from weft.cloud_hub.api.series import SeriesReading, SeriesRequest
 from weft.cloud_hub.api.summaries import (
     CONFLICTS_MAX,
     EdgeViews,
@@ -40,7 +52,19 @@ from weft.cloud_hub.shard.shards import LOST_LISTED_MAX, Shards, lost_views
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import CONTENT_TYPE, Sample
 from weft.config.units import approximate_duration
-from weft.hub_api.answers import ApiError, moment
+from weft.hub_api.answers import (
+    ApiError,
+    CompletenessAnswer,
+    EdgesAnswer,
+    LaneName,
+    LanesAnswer,
+    SeriesAnswer,
+    StreamAnswer,
+    StreamOf,
+    StreamsAnswer,
+    TableOfStream,
+    moment,
+)
 from weft.hub_api.operations import (
     JSON_FORMAT,
     NUMBER_MAX,
@@ -61,7 +85,7 @@ from weft.network.tracing import NO_FIGURES
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import CodecError
 from weft.protocols.health import health_answer
-from weft.protocols.lane import Lane
+from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.completeness import OPEN_GAPS_MAX
 from weft.protocols.shard.lane_state import LaneState
@@ -154,7 +178,7 @@ class HubTables:
         """Return the number of records of a stream that are table rows; None if this process does not know it."""
         return None
 
-    def view(self, tenant: str, stream: str) -> View | None:  # noqa: ARG002
+    def view(self, tenant: str, stream: str) -> TableOfStream | None:  # noqa: ARG002
         """Return a stream's table for readers; None when this process does not know it."""
         return None
 
@@ -249,11 +273,6 @@ UNKNOWN_PATH = "GET /v1/streams lists what can be read, /v1/openapi.json what ca
 # a plant without the internet, too.
 PROBLEM_TYPE = "/v1/openapi.json#/components/responses/{status}"
 """Type of a problem: the URI, relative to the hub, of what the document says of its status."""
-
-
-def _json(value: Any) -> web.Response:
-    body = msgspec.json.encode(value) + b"\n"  # people read it on a terminal
-    return web.Response(body=body, content_type="application/json")
 
 
 def _problem(status: int, detail: str, advice: str, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -376,8 +395,15 @@ class Api:
         page = await encoded(edges, self._edges(elsewhere).view, self._response_bytes_max)
         last = edges[len(page.views) - 1].name if page.views and (more or not page.is_whole) else None
         next_after = None if last is None else str(last)
-        unknown = {"links_unknown_at": list(elsewhere.unknown_at)} if elsewhere.unknown_at else {}
-        return _json({"edges": page.views, "next_after": next_after, **unknown, **shards.view()})
+        return answered(
+            EdgesAnswer(
+                edges=page.views,
+                next_after=next_after,
+                links_unknown_at=list(elsewhere.unknown_at) or UNSET,
+                as_of=shards.as_of,
+                missing_shards=shards.missing_shards,
+            )
+        )
 
     async def _get_edge(self, request: web.Request) -> web.Response:
         name = self._access.edge(request)
@@ -390,8 +416,7 @@ class Api:
                 404, f"the hub knows no edge {name}", "GET /v1/edges lists the edges; ?tenant= names a tenant"
             )
         elsewhere = await self._elsewhere()
-        unknown = {"links_unknown_at": list(elsewhere.unknown_at)} if elsewhere.unknown_at else {}
-        return _json({**self._edges(elsewhere).whole_view(row), **unknown})
+        return answered(self._edges(elsewhere).answer(row, elsewhere.unknown_at))
 
     async def _get_streams(self, request: web.Request) -> web.Response:
         tenant, is_readable = self._access.streams(request)
@@ -400,22 +425,24 @@ class Api:
         every = await shards.streams(tenant)
         names = [name for name in every if name > after and is_readable(name)]
 
-        def view(name: str) -> View:
+        def view(name: str) -> StreamOf:
             made = self._view((tenant, name), every[name], None if shards.missing else shards.ages)
-            return {**made, "complete_up_to": None} if shards.missing else made
+            return msgspec.structs.replace(made, complete_up_to=None) if shards.missing else made
 
         page = await encoded(names[:limit], view, self._response_bytes_max)
         taken = len(page.views)
         last = names[taken - 1] if taken < len(names) else None
-        return _json({"streams": page.views, "next_after": last, **shards.view()})
+        return answered(
+            StreamsAnswer(streams=page.views, next_after=last, as_of=shards.as_of, missing_shards=shards.missing_shards)
+        )
 
     async def _get_stream(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self.stream(request)
         parts = await self._moments.parts(shards.states, tenant, stream)
-        view = self._view((tenant, stream), parts, None if shards.missing else {})
-        return _json({**shards.unclaimed(view), **shards.missing_view()})
+        view = shards.unclaimed(self._view((tenant, stream), parts, None if shards.missing else {}))
+        return answered(StreamAnswer(**msgspec.structs.asdict(view), missing_shards=shards.missing_shards))
 
-    def _view(self, key: StreamKey, parts: Sequence[StreamPart], ages: Mapping[int, float] | None) -> View:
+    def _view(self, key: StreamKey, parts: Sequence[StreamPart], ages: Mapping[int, float] | None) -> StreamOf:
         """Return a stream.
 
         Args:
@@ -442,12 +469,15 @@ class Api:
     async def _get_lanes(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self.stream(request)
         _, next_after, made = await self._lanes(request, shards, (tenant, stream), views.lane_view)
-        answer = {"tenant": tenant, "stream": stream, "lanes": made, "next_after": next_after}
-        return _json({**answer, **shards.missing_view()})
+        return answered(
+            LanesAnswer(
+                tenant=tenant, stream=stream, lanes=made, next_after=next_after, missing_shards=shards.missing_shards
+            )
+        )
 
     async def _lanes(
-        self, request: web.Request, shards: ShardsView, stream: StreamKey, view: Callable[[Lane, LaneState, int], View]
-    ) -> tuple[list[LaneOf], str | None, list[msgspec.Raw]]:
+        self, request: web.Request, shards: ShardsView, stream: StreamKey, view: Callable[[Lane, LaneState, int], ViewT]
+    ) -> tuple[list[LaneOf], str | None, list[ViewT]]:
         """Return a page of a stream's lanes, the start of the next page, and the lanes' views."""
         limit = integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
         try:
@@ -463,13 +493,29 @@ class Api:
         as_view = partial(views.completeness_view, peers=self._moments.peers)
         lanes, next_after, made = await self._lanes(request, shards, (tenant, stream), as_view)
         answer = await self._moments.of(shards.states, tenant, stream)
-        skipped = views.skipped_views(shards.states, tenant, stream)
         renamed = renamed_lanes(shards.states, tenant, stream, peers=self._moments.peers)
-        view = views.stream_completeness_view(
-            tenant, stream, answer, lanes, now=self._moments.facts.now, skipped=skipped, renamed=renamed
+        now, table = self._moments.facts.now, self._tables.view(tenant, stream)
+        view = CompletenessAnswer(
+            tenant=tenant,
+            stream=stream,
+            complete_up_to=moment(answer.complete_up_to),
+            covers=[
+                LaneName(lane.edge, format_log_id(lane.log_id))
+                for _, lane, held in lanes
+                if held.counts and lane not in renamed
+            ],
+            held_back_by=[views.held_back_view(each, now) for each in answer.held_back_by],
+            held_back_by_more=answer.more,
+            open_gaps=[views.open_gap_view(gap) for gap in answer.open_gaps],
+            open_gaps_more=answer.open_gaps_more,
+            skipped=views.skipped_views(shards.states, tenant, stream),
+            lanes=made,
+            next_after=next_after,
+            missing_shards=shards.missing_shards,
+            removed_until=views.removed_until(table),
+            only_latest=views.only_latest(table),
         )
-        more = shards.missing_view() | views.removed_view(self._tables.view(tenant, stream))
-        return _json(shards.unclaimed({**view, "lanes": made, "next_after": next_after, **more}))
+        return answered(shards.unclaimed(view))
 
     async def _get_records(self, request: web.Request) -> LongAnswer:
         shards, tenant, stream = await self.stream(request)
@@ -487,13 +533,16 @@ class Api:
                     raise
                 self._log(logging.WARNING, error)
                 shards.missing[shard] = public_reason(error)
-        return await answer.encode(shards.missing_view() | views.removed_view(self._tables.view(tenant, stream)))
+        table = self._tables.view(tenant, stream)
+        more = {"removed_until": views.removed_until(table), "only_latest": views.only_latest(table)}
+        more = {name: value for name, value in more.items() if value is not UNSET}
+        return await answer.encode(shards.missing_view() | more)
 
     async def _get_series(self, request: web.Request) -> web.Response:
         wanted = SeriesRequest.of(request)
         shards, tenant, stream = await self.stream(request)
         payload = await self.payload_kind(shards, tenant, stream)
-        answer = SeriesAnswer((tenant, stream), payload, wanted, self._response_bytes_max)
+        answer = SeriesReading((tenant, stream), payload, wanted, self._response_bytes_max)
         for state in shards.states:
             if not answer.continues():
                 break
@@ -503,16 +552,22 @@ class Api:
                 self._log(logging.WARNING, error)
                 shards.missing[state.shard] = public_reason(error)
         complete = await self._moments.of(shards.states, tenant, stream)
-        view = {"tenant": tenant, "stream": stream, "rows": await asyncio.to_thread(answer.rows),
-                "complete_up_to": moment(complete.complete_up_to),
-                "is_whole": answer.is_whole and not shards.missing}  # fmt: skip
-        return _json(shards.unclaimed(view) | shards.missing_view())
+        rows = await asyncio.to_thread(answer.rows)  # which may end before all are in it
+        view = SeriesAnswer(
+            tenant=tenant,
+            stream=stream,
+            rows=rows,
+            complete_up_to=moment(complete.complete_up_to),
+            is_whole=answer.is_whole and not shards.missing,
+            missing_shards=shards.missing_shards,
+        )
+        return answered(shards.unclaimed(view))
 
     async def _get_trace(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self.stream(request)
         payload = await self.payload_kind(shards, tenant, stream)
         answer = await trace_answer(request, shards, (tenant, stream), payload)
-        return await asyncio.to_thread(_json, answer)  # its record may have megabytes
+        return await asyncio.to_thread(_json_of_view, answer)  # its record may have megabytes
 
     async def _get_rows(self, request: web.Request) -> LongAnswer:
         from weft.cloud_hub.api import rows  # imports pyarrow, as for histories
@@ -624,7 +679,7 @@ class ProcessRequests:
 
     async def _get_status(self, request: web.Request) -> web.Response:
         self._access.operate(request, Right.STATUS)
-        return _json(self._status())
+        return _json_of_view(self._status())
 
 
 def _unavailable(error: str) -> ApiError:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
-from weft.cloud_hub.api.views import View
-from weft.hub_api.answers import moment
+from weft.hub_api.answers import DiskOfEdge, FunctionOfEdge, moment_of
 from weft.protocols.lane import NodeName
-from weft.protocols.link import FunctionReport, NodeReport
+from weft.protocols.link import NodeReport
 from weft.protocols.ranges import Nanoseconds
 
 U32_MAX = (1 << 32) - 1
@@ -60,19 +58,19 @@ def newest(own: Mapping[NodeName, EdgeReport], others: Mapping[NodeName, EdgeRep
     return {**others, **{name: each for name, each in own.items() if is_later(each, others.get(name))}}
 
 
-def disk_view(known: EdgeReport | None) -> View | None:
+def disk_view(known: EdgeReport | None) -> DiskOfEdge | None:
     """Return the disk of an edge; None if it is not known."""
     if known is None:
         return None
     report = known.report
-    return {
-        "reported": moment(known.reported),
-        "used_bytes": report.used_bytes,
-        "budget_bytes": report.budget_bytes,
-        "free_bytes": report.free_bytes,
-        "bytes_per_second": report.bytes_per_second,
-        "outage_seconds_left": report.outage_seconds,
-    }
+    return DiskOfEdge(
+        reported=moment_of(known.reported),
+        used_bytes=report.used_bytes,
+        budget_bytes=report.budget_bytes,
+        free_bytes=report.free_bytes,
+        bytes_per_second=report.bytes_per_second,
+        outage_seconds_left=report.outage_seconds,
+    )
 
 
 def outage_left(report: EdgeReport | None, now: int, *, is_linked: bool) -> float | None:
@@ -90,15 +88,16 @@ def outage_left(report: EdgeReport | None, now: int, *, is_linked: bool) -> floa
     return left if is_linked else max(0.0, left - max(0, now - report.reported) / 1e9)
 
 
-def functions_view(report: EdgeReport | None) -> View:
-    """Return the functions of an edge; null if they are not known."""
-    if report is None or not report.has_functions:
-        return {"functions": None, "functions_more": 0}
-    return {
-        "functions": [_function_view(each) for each in report.report.functions],
-        "functions_more": report.report.functions_more,
-    }
-
-
-def _function_view(function: FunctionReport) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(function), "last_error": function.last_error or None}
+def functions_view(report: NodeReport) -> list[FunctionOfEdge]:
+    """Return the functions of an edge."""
+    return [
+        FunctionOfEdge(
+            stream=each.stream,
+            kinds=each.kinds,
+            rows_in=each.rows_in,
+            rows_out=each.rows_out,
+            errors=each.errors,
+            last_error=each.last_error or None,
+        )
+        for each in report.functions
+    ]

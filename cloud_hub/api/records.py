@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
-from weft.cloud_hub.api.answers import LongAnswer, Part, encoded, integer, time_parameter
+from weft.cloud_hub.api.answers import LongAnswer, Page, Part, encoded, integer, time_parameter
 from weft.cloud_hub.api.views import Search, Taken, View, gap_views, long_members, record_views
 from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
 from weft.cloud_hub.shard.shards import LOAD_S_MAX, READ_AGE_S_MAX, Shards
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.answers import ApiError
+from weft.hub_api.answers import ApiError, MissingShard
 from weft.hub_api.operations import NUMBER_MAX
 from weft.protocols import batch as batches
 from weft.protocols.chunk import batch_times, known_clocks, section_entries
@@ -310,6 +311,9 @@ def _decode(section: StreamSection, data: bytes, footer: ChunkIndex, wanted: _Re
     return Helping(found, at)
 
 
+AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
+
+
 class ShardsView(NamedTuple):
     """The shards for one request. The states change with the next await."""
 
@@ -330,17 +334,30 @@ class ShardsView(NamedTuple):
             raise ApiError(503, f"shard {shard} is not known here", f"{SOON}; GET /v1/streams/NAME has the shards")
         return shard
 
-    def missing_view(self) -> View:
-        """Return the part of a response that names the missing shards; nothing if all are there."""
-        if not self.missing:
-            return {}
-        return {"missing_shards": [{"shard": shard, "trouble": why} for shard, why in self.missing.items()]}
+    @property
+    def missing_shards(self) -> list[MissingShard] | UnsetType:
+        """Return the missing shards as an answer names them."""
+        return named_shards(self.missing)
 
-    def unclaimed(self, view: View) -> View:
-        """Return a view without a claim of completeness while a shard is missing: the shard may hold lanes of the
+    def missing_view(self) -> View:
+        return {} if self.missing_shards is UNSET else {"missing_shards": self.missing_shards}
+
+    def unclaimed(self, answer: AnswerT) -> AnswerT:
+        """Return an answer without a claim of completeness while a shard is missing: the shard may hold lanes of the
         stream."""
         # Also after the answer was made: a chunk may have moved lanes away from a shard before they were looked at.
-        return {**view, "complete_up_to": None} if self.missing or missing_shards(self.states) else view
+        if self.missing or missing_shards(self.states):
+            return msgspec.structs.replace(answer, complete_up_to=None)
+        return answer
+
+
+def named_shards(missing: Mapping[int, str]) -> list[MissingShard] | UnsetType:
+    """Return unreadable shards as an answer names them; unset if every shard could be read.
+
+    Args:
+        missing: shard -> reason.
+    """
+    return [MissingShard(shard, why) for shard, why in missing.items()] or UNSET
 
 
 # The answer of ``GET /v1/streams/{stream}/records``: some records of each shard, and where to continue.
@@ -410,7 +427,7 @@ class RecordsAnswer:
         long = {at: found for at, record in enumerate(self._records) if (found := long_members(record))}
         short = [{name: value for name, value in record.items() if name not in long[at]} if at in long else record
                  for at, record in enumerate(self._records)]  # fmt: skip
-        page = await encoded(short, lambda record: record, sys.maxsize)  # the reader bounds them
+        page: Page[Any] = await encoded(short, lambda record: record, sys.maxsize)  # the reader bounds them
         head = msgspec.json.encode({"tenant": self._stream[0], "stream": self._stream[1]})[:-1] + b',"records":['
         rest: View = {"next_offset": self._next_offset, "next_chunk": self._next_chunk, **more}
         if self._next_shard is not None:

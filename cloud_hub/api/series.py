@@ -16,8 +16,7 @@ from weft.cloud_hub.api.answers import choice, integer, time_parameter
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.views import Search, View
 from weft.config.units import parse_duration_ns
-from weft.hub_api.answers import ApiError, parse_moment
-from weft.hub_api.answers import moment as moment_text
+from weft.hub_api.answers import ApiError, SeriesRow, moment_of, parse_moment
 from weft.hub_api.operations import SERIES_ROWS_DEFAULT, SERIES_ROWS_MAX, SERIES_VALUES
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.payloads import PayloadKind
@@ -38,9 +37,8 @@ READ_AT_ONCE = 2_000
 STEP_NS_MAX = 31 * 86_400 * 10**9
 LATE = "10m"
 """Longest time between the span's end and the receipt of a record of the answer, unless the request says another."""
-ROW_BYTES = 80
-"""Bytes of a row in an answer, beside its labels: a device chooses how long its keys are."""
-LABELS = ("edge", "key", "field")
+ROW_BYTES = 101
+"""Bytes of a row in an answer, beside its edge, key and field: a device chooses how long its keys are."""
 ITSELF = "value"
 """Name of the number in a payload that is one."""
 
@@ -107,8 +105,8 @@ def _duration(request: web.Request, name: str, default: str) -> int:
     return found
 
 
-class SeriesAnswer:
-    """The answer to one request, which is made shard by shard within one budget.
+class SeriesReading:
+    """The values of one answer, which are read shard by shard within one budget.
 
     Args:
         bytes_max: longest answer; the last row may go beyond.
@@ -179,7 +177,7 @@ class SeriesAnswer:
                 self._points.setdefault(series, []).append(Point(time, value))
         return False
 
-    def rows(self) -> list[View]:
+    def rows(self) -> list[SeriesRow]:
         """Return the rows by time. A row without a value is where records of the edge are missing."""
         gaps: dict[str, list[tuple[int, int]]] = {}
         for (edge, _), numbered in self._lanes.items():
@@ -190,15 +188,15 @@ class SeriesAnswer:
             zip(joined(points, step, self._wanted.value, begins[edge]), itertools.repeat(at))
             for at, ((edge, _, _), points) in enumerate(self._points.items())
         ]
-        labels = [dict(zip(LABELS, each, strict=True)) for each in self._points]
+        labels = list(self._points)
         sizes = [len(msgspec.json.encode(each)) + ROW_BYTES for each in labels]
-        found, size = list[View](), 0
+        found, size = list[SeriesRow](), 0
         # One after the other by time: all rows of all series would be a hundred times as many as are wanted.
         for row, at in heapq.merge(*series, key=lambda each: each[0].time):
             if len(found) >= most or size >= self._bytes_max:
                 self.is_whole = False
                 break
-            found.append({"time": moment_text(row.time), **labels[at], "value": row.value, "count": row.values})
+            found.append(SeriesRow(moment_of(row.time), *labels[at], row.value, row.values))
             size += sizes[at]
         return found
 

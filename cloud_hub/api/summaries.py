@@ -21,11 +21,12 @@ from itertools import islice
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.api.answers import SLICE_S
 from weft.cloud_hub.api.edge_reports import EdgeReport, disk_view, functions_view
-from weft.cloud_hub.api.records import LOADING
+from weft.cloud_hub.api.records import LOADING, named_shards
 from weft.cloud_hub.api.views import (
     LaneFacts,
     StreamPart,
@@ -41,11 +42,12 @@ from weft.cloud_hub.shard.lane_session import AUDIT_EDGE, AUDIT_TENANT, DOWN_STR
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import CachedShard, Shards, conflict_views, open_gap_views
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.answers import moment
+from weft.hub_api.answers import EdgeAlarm, EdgeAnswer, EdgeOfHub, MissingShard, Moment, moment, moment_of
 from weft.hub_api.status import ConflictOfLane, LostOfLane, OpenGapOfLane
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import Lane, NodeName, format_log_id
-from weft.protocols.shard.completeness import Completeness, HeldBack, LostRecords, Reason, Tally, moment_of
+from weft.protocols.shard.completeness import Completeness, HeldBack, LostRecords, Reason, Tally
+from weft.protocols.shard.completeness import moment_of as moment_of_lane
 from weft.protocols.shard.lane_state import LaneState, begins_at, follows
 from weft.protocols.shard.placement import Split
 from weft.protocols.shard.shard_state import ShardState
@@ -184,44 +186,55 @@ class EdgeViews:
         self._last_release = last_release
         self._groups = groups
 
-    def view(self, row: EdgeRow) -> View:
+    def view(self, row: EdgeRow) -> EdgeOfHub:
         """Return the hub's view of an edge."""
         name = row.name
         link = self._linked.get(name)
         clock_off = None if link is None else link.clock_off
-        return {
-            "tenant": name.tenant,
-            "edge": name.edge,
-            "shard": row.shard,
-            "logs": row.logs,
-            "streams": row.streams,
-            "last_seen": moment(row.last_seen or None),
-            "groups": list(self._groups(*name)),
-            "connected_since": None if link is None else moment(link.since),
-            "connected_at": None if link is None else link.at,
-            "software": self._last_release(name) if link is None else link.software,
-            "clock_off_seconds": None if clock_off is None else clock_off / 1e9,
-            "missing_records": row.missing,
-            "complete_up_to": moment(row.complete_up_to),
-            "retired": row.is_retired,
-            "disk": disk_view(self._reports.get(name)),
-            "alarms": [
-                {
-                    "reason": worst.reason.value,
-                    "lanes": count,
-                    "stream": stream,
-                    "log": None if worst.log_id is None else format_log_id(worst.log_id),
-                    "since": moment(worst.since),
-                    "why": worst.why,
-                    "what_to_do": worst.advice,
-                }
+        return EdgeOfHub(
+            tenant=name.tenant,
+            edge=name.edge,
+            shard=row.shard,
+            logs=row.logs,
+            streams=row.streams,
+            last_seen=moment(row.last_seen or None),
+            groups=list(self._groups(*name)),
+            connected_since=None if link is None else moment_of(link.since),
+            connected_at=None if link is None else link.at,
+            software=self._last_release(name) if link is None else link.software,
+            clock_off_seconds=None if clock_off is None else clock_off / 1e9,
+            missing_records=row.missing,
+            complete_up_to=moment(row.complete_up_to),
+            retired=row.is_retired,
+            disk=disk_view(self._reports.get(name)),
+            alarms=[
+                EdgeAlarm(
+                    reason=worst.reason.value,
+                    lanes=count,
+                    stream=stream,
+                    log=None if worst.log_id is None else format_log_id(worst.log_id),
+                    since=moment(worst.since),
+                    why=worst.why,
+                    what_to_do=worst.advice,
+                )
                 for worst, count, stream in row.alarms
             ],
-        }
+        )
 
-    def whole_view(self, row: EdgeRow) -> View:
-        """Return the view of one edge, with what is too much for a list."""
-        return {**self.view(row), **functions_view(self._reports.get(row.name))}
+    def answer(self, row: EdgeRow, unknown_at: Sequence[str]) -> EdgeAnswer:
+        """Return the view of one edge, with what is too much for a list.
+
+        Args:
+            unknown_at: processes whose links are not known.
+        """
+        known = self._reports.get(row.name)
+        report = None if known is None or not known.has_functions else known.report
+        return EdgeAnswer(
+            **msgspec.structs.asdict(self.view(row)),
+            functions=None if report is None else functions_view(report),
+            functions_more=0 if report is None else report.functions_more,
+            links_unknown_at=list(unknown_at) or UNSET,
+        )
 
 
 class EdgeTally:
@@ -253,7 +266,7 @@ class EdgeTally:
             return
         newest = held.newest_mark
         self._missing += max(held.ranges.end, newest.seq if newest else 0) - held.ranges.count()
-        reached = moment_of(held, peers=self._facts.peers)
+        reached = moment_of_lane(held, peers=self._facts.peers)
         self._counts = True
         if reached is None:
             self._is_known = False
@@ -582,13 +595,20 @@ class Listed(NamedTuple):
     """Nanoseconds since 1970 by the hub's clock."""
 
     def view(self) -> View:
-        """Return the part of a response that names missing shards, and says as of when it is; nothing if all are there
-        and of now."""
+        """Return the members of ``OfShards`` for an answer that is still made as a dict."""
+        members = {"as_of": self.as_of, "missing_shards": self.missing_shards}
+        return {name: value for name, value in members.items() if value is not UNSET}
+
+    @property
+    def missing_shards(self) -> list[MissingShard] | UnsetType:
+        """Return the unreadable shards as an answer names them."""
+        return named_shards(self.missing)
+
+    @property
+    def as_of(self) -> Moment | UnsetType:
+        """Return the moment that an answer is of; unset if it is of now."""
         oldest = min((each.at for each in self.summaries), default=self.now)
-        as_of = {"as_of": moment(oldest)} if self.now - oldest > 10**9 else {}
-        if not self.missing:
-            return as_of
-        return {**as_of, "missing_shards": [{"shard": shard, "trouble": why} for shard, why in self.missing.items()]}
+        return moment_of(oldest) if self.now - oldest > 10**9 else UNSET
 
     async def streams(self, tenant: str) -> dict[str, list[StreamPart]]:
         """Return a tenant's streams that are not deleted, by name, each with its parts by shard.

@@ -5,12 +5,30 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from weft.hub_api.answers import moment
+from weft.hub_api.answers import (
+    GapView,
+    HeldBackReason,
+    LaneCompleteness,
+    LaneOfStream,
+    MarkView,
+    Moment,
+    OpenGapView,
+    RetiredView,
+    SeqRange,
+    SkippedOffsets,
+    SkippedRun,
+    StreamOf,
+    TableColumn,
+    TableOfStream,
+    moment,
+    moment_of,
+)
 from weft.protocols import batch as batches
 from weft.protocols.batch import Flag, header_json
 from weft.protocols.chunk import CLOCKS, BatchTimes
@@ -20,17 +38,16 @@ from weft.protocols.payloads import PAYLOAD_BYTES_MAX, PayloadKind, keeps, label
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.completeness import (
     Behind,
-    Completeness,
     HeldBack,
     LostOf,
     has_spoken,
     held_back,
     is_heard,
     late,
-    moment_of,
     never_came,
     severity,
 )
+from weft.protocols.shard.completeness import moment_of as moment_of_lane
 from weft.protocols.shard.lane_state import LaneState, OpenGap, RetiredBy, open_gap, renamed
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.snapshot import Forgotten
@@ -124,7 +141,7 @@ class StreamTally:
         if not counts:
             return
         self._counts = True
-        moment = moment_of(held, peers=self._facts.peers)
+        moment = moment_of_lane(held, peers=self._facts.peers)
         if moment is None:
             self._unknown = self._unknown or (lane, held)
         elif self._earliest is None or moment < self._earliest:
@@ -221,18 +238,18 @@ def merged(parts: Sequence[StreamPart], expected: Iterable[str]) -> StreamSummar
 View = dict[str, Any]
 
 
-def _ranges(ranges: Iterable[tuple[int, int]]) -> list[View]:
-    return [{"first": first, "end": end} for first, end in ranges]
+def _ranges(ranges: Iterable[tuple[int, int]]) -> list[SeqRange]:
+    return [SeqRange(first, end) for first, end in ranges]
 
 
-def gap_views(gaps: Iterable[GapRange]) -> list[View]:
+def gap_views(gaps: Iterable[GapRange]) -> list[GapView]:
     """Return ranges of numbers whose records never come, with the reasons."""
     reasons = {reason.value: reason.name.lower() for reason in GapReason}
-    return [{"first": gap.first, "end": gap.end, "reason": reasons.get(gap.reason, str(gap.reason))} for gap in gaps]
+    return [GapView(gap.first, gap.end, reasons.get(gap.reason, str(gap.reason))) for gap in gaps]
 
 
-def _mark(mark: Mark | None) -> View | None:
-    return None if mark is None else {"time": moment(mark.time), "seq": mark.seq}
+def _mark(mark: Mark | None) -> MarkView | None:
+    return None if mark is None else MarkView(moment_of(mark.time), mark.seq)
 
 
 def _who(lane: Lane, shard: int) -> View:
@@ -243,67 +260,69 @@ LaneOf = tuple[int, Lane, LaneState]
 """(shard, lane, state of the lane)."""
 
 
-def lane_view(lane: Lane, held: LaneState, shard: int) -> View:
+def lane_view(lane: Lane, held: LaneState, shard: int) -> LaneOfStream:
     """Return the hub's knowledge of a lane."""
-    return {
-        **_who(lane, shard),
-        "epoch": held.epoch,
-        "ranges": _ranges(held.ranges),
-        "gaps": gap_views(held.gaps),
-        "mark": _mark(held.mark),
-        "newest_mark": _mark(held.newest_mark),
-        "last_word": _mark(held.last_word),
-        "retired": _retired(held),
-        "open_gap": open_gap_view(open_gap(lane, held)),
-        "topics": held.topics,
-        "payload": label_of(held.payload),
-    }
+    return LaneOfStream(
+        edge=lane.edge,
+        log=format_log_id(lane.log_id),
+        shard=shard,
+        epoch=held.epoch,
+        ranges=_ranges(held.ranges),
+        gaps=gap_views(held.gaps),
+        mark=_mark(held.mark),
+        newest_mark=_mark(held.newest_mark),
+        last_word=_mark(held.last_word),
+        retired=_retired(held),
+        open_gap=_open_gap(lane, held),
+        topics=held.topics,
+        payload=label_of(held.payload),
+    )
 
 
-def _retired(held: LaneState) -> View | None:
+def _retired(held: LaneState) -> RetiredView | None:
     retired = held.retired
     if retired is None:
         return None
     by = RetiredBy(retired.by).name.lower() if retired.by in RetiredBy._value2member_map_ else str(retired.by)
-    return {"since": moment(retired.time), "by": by, "reason": retired.reason}
+    return RetiredView(moment_of(retired.time), by, retired.reason)
 
 
-def open_gap_view(gap: OpenGap | None) -> View | None:
+def open_gap_view(gap: OpenGap) -> OpenGapView:
     """Return a loss without a number: from a number on, between two moments."""
-    if gap is None:
-        return None
-    return {
-        "edge": gap.edge,
-        "log": format_log_id(gap.log_id),
-        "first": gap.first,
-        "records": None,
-        "since": moment(gap.since),
-        "until": moment(gap.until),
-        "other_lanes": gap.others,
-        "why": gap.why,
-    }
+    return OpenGapView(
+        edge=gap.edge,
+        log=format_log_id(gap.log_id),
+        first=gap.first,
+        records=None,
+        since=moment(gap.since),
+        until=moment_of(gap.until),
+        other_lanes=gap.others,
+        why=gap.why,
+    )
 
 
-def skipped_views(states: Iterable[ShardState], tenant: str, stream: str) -> list[View]:
+def _open_gap(lane: Lane, held: LaneState, *, peers: bool = False) -> OpenGapView | None:
+    gap = open_gap(lane, held, peers=peers)
+    return None if gap is None else open_gap_view(gap)
+
+
+def skipped_views(states: Iterable[ShardState], tenant: str, stream: str) -> list[SkippedOffsets]:
     """Return the offsets of a stream that operators skipped in its table."""
     return [
-        {
-            "shard": state.shard,
-            "first_offset": skip.first,
-            "end_offset": skip.end,
-            "since": moment(skip.time),
-            "reason": skip.reason,
-            "records": [
-                {"edge": run.edge, "log": format_log_id(run.log_id), "first": run.first, "end": run.end}
-                for run in skip.runs
-            ],
-        }
+        SkippedOffsets(
+            shard=state.shard,
+            first_offset=skip.first,
+            end_offset=skip.end,
+            since=moment_of(skip.time),
+            reason=skip.reason,
+            records=[SkippedRun(run.edge, format_log_id(run.log_id), run.first, run.end) for run in skip.runs],
+        )
         for state in states
         for skip in state.skips.get((tenant, stream), ())
     ]
 
 
-def completeness_view(lane: Lane, held: LaneState, shard: int, *, peers: bool = False) -> View:
+def completeness_view(lane: Lane, held: LaneState, shard: int, *, peers: bool = False) -> LaneCompleteness:
     """Return the moment up to which a lane is complete, its gaps with reasons, and its missing records.
 
     Args:
@@ -311,101 +330,66 @@ def completeness_view(lane: Lane, held: LaneState, shard: int, *, peers: bool = 
     """
     newest = held.newest_mark
     known_end = max(held.ranges.end, newest.seq if newest else 0)
-    return {
-        **_who(lane, shard),
-        "complete_up_to": moment(held.whole_up_to if peers else held.complete_up_to),
-        "complete_below_seq": held.whole_end() if peers else held.ranges.contiguous_end(),
-        "newest_mark": _mark(newest),
-        "gaps": gap_views(held.gaps),
-        "open_gap": open_gap_view(open_gap(lane, held, peers=peers)),
-        "last_word": _mark(held.last_word),
-        "retired": _retired(held),
-        "holes": _ranges(held.ranges.missing(0, known_end)),
-    }
+    return LaneCompleteness(
+        edge=lane.edge,
+        log=format_log_id(lane.log_id),
+        shard=shard,
+        complete_up_to=moment(held.whole_up_to if peers else held.complete_up_to),
+        complete_below_seq=held.whole_end() if peers else held.ranges.contiguous_end(),
+        newest_mark=_mark(newest),
+        gaps=gap_views(held.gaps),
+        open_gap=_open_gap(lane, held, peers=peers),
+        last_word=_mark(held.last_word),
+        retired=_retired(held),
+        holes=_ranges(held.ranges.missing(0, known_end)),
+    )
 
 
-def held_back_view(each: HeldBack, now: int) -> View:
+def held_back_view(each: HeldBack, now: int) -> HeldBackReason:
     """Return one reason why a stream's moment does not advance.
 
     Args:
         now: nanoseconds since 1970 by the hub's clock.
     """
-    return {
-        "edge": each.edge,
-        "log": None if each.log_id is None else format_log_id(each.log_id),
-        "reason": each.reason.value,
-        "severity": severity(each, now).value,
-        "since": moment(each.since),
-        "complete_up_to": moment(each.up_to),
-        "why": each.why,
-        "what_to_do": each.advice,
-    }
+    return HeldBackReason(
+        edge=each.edge,
+        log=None if each.log_id is None else format_log_id(each.log_id),
+        reason=each.reason.value,
+        severity=severity(each, now).value,
+        since=moment(each.since),
+        complete_up_to=moment(each.up_to),
+        why=each.why,
+        what_to_do=each.advice,
+    )
 
 
-def stream_completeness_view(
-    tenant: str,
-    stream: str,
-    answer: Completeness,
-    lanes: Sequence[LaneOf],
-    *,
-    now: int,
-    skipped: Sequence[View] = (),
-    renamed: Set[Lane] = frozenset(),
-) -> View:
-    """Return a stream's moment, its lanes, the reasons that hold it back, and the skipped offsets of its table.
-
-    Args:
-        lanes: some of the stream's lanes; the moment covers all lanes that count.
-        now: nanoseconds since 1970 by the hub's clock.
-        renamed: lanes that ended by a rename, which do not count.
-    """
-    return {
-        "tenant": tenant,
-        "stream": stream,
-        "complete_up_to": moment(answer.complete_up_to),
-        "covers": [
-            {"edge": lane.edge, "log": format_log_id(lane.log_id)}
-            for _, lane, held in lanes
-            if held.counts and lane not in renamed
-        ],
-        "held_back_by": [held_back_view(each, now) for each in answer.held_back_by],
-        "held_back_by_more": answer.more,
-        "open_gaps": [open_gap_view(gap) for gap in answer.open_gaps],
-        "open_gaps_more": answer.open_gaps_more,
-        "skipped": list(skipped),
-    }
+def removed_until(table: TableOfStream | None) -> Moment | UnsetType:
+    """Return the time up to which retention removed rows, for an answer; unset if it removed none."""
+    return (table.removed_until if table is not None else None) or UNSET
 
 
-def removed_view(table: View | None) -> View:
-    """Return the members of an answer that say what no table has: up to when retention removed rows, and that there is
-    no table of all rows; none if neither is so.
-
-    Args:
-        table: of ``table_view``.
-    """
-    if table is None:
-        return {}
-    removed = {"removed_until": table["removed_until"]} if table["removed_until"] else {}
-    return removed | ({"only_latest": True} if table["kind"] == "latest" else {})
+def only_latest(table: TableOfStream | None) -> Literal[True] | UnsetType:
+    """Return, for an answer, True for a stream without a table of all rows."""
+    return True if table is not None and table.kind == "latest" else UNSET
 
 
-def table_view(table: TableStatus, columns: Sequence[tuple[str, str]], removed_until: int | None) -> View:
+def table_view(table: TableStatus, columns: Sequence[tuple[str, str]], removed_until: int | None) -> TableOfStream:
     """Return a stream's table, for readers."""
-    return {
-        "path": (table_key if table.kind == "all" else latest_key)(table.tenant, table.stream),
-        "kind": table.kind,
-        "version": table.version,
-        "columns": [{"name": name, "type": kind} for name, kind in columns],
-        "lag_records": table.lag_records,
-        "committed_at": moment(table.committed_at),
-        "error": table.error,
-        "is_stopped": bool(table.stopped),
-        "removed_until": moment(removed_until),
-        "files": table.files,
-        "bytes": table.bytes,
-        "made_by": table.process if table.made_by is None else table.made_by.name,
-        "vacuumed_at": moment(table.vacuumed_at),
-    }
+    return TableOfStream(
+        path=(table_key if table.kind == "all" else latest_key)(table.tenant, table.stream),
+        kind="all" if table.kind == "all" else "latest",
+        version=table.version,
+        columns=[TableColumn(name, kind) for name, kind in columns],
+        lag_records=table.lag_records,
+        committed_at=moment(table.committed_at),
+        error=table.error,
+        is_stopped=bool(table.stopped),
+        removed_until=moment(removed_until),
+        files=table.files,
+        bytes=table.bytes,
+        made_by=table.process if table.made_by is None else table.made_by.name,
+        vacuumed_at=moment(table.vacuumed_at),
+    )
 
 
 def deletion_of(states: Sequence[ShardState], tenant: str, stream: str) -> Forgotten | None:
@@ -431,8 +415,8 @@ def stream_view(
     summary: StreamSummary,
     now: int,
     rate: float | None = None,
-    table: View | None = None,
-) -> View:
+    table: TableOfStream | None = None,
+) -> StreamOf:
     """Return a stream over all shards.
 
     Args:
@@ -447,22 +431,22 @@ def stream_view(
     tenant, stream = key
     offsets = {str(part.shard): part.end for part in parts if part.end is not None}
     fields = dict.fromkeys(name for part in parts for name in part.fields)
-    return {
-        "tenant": tenant,
-        "stream": stream,
-        "records": sum(offsets.values()),
-        "records_per_second": None if rate is None else round(rate, 3),
-        "table_rows": table_rows,
-        "next_offset": offsets,
-        "lanes": summary.lanes,
-        "edges": summary.edges,
-        "fields": list(fields),
-        "payload": payload.label,
-        "complete_up_to": moment(summary.complete_up_to),
-        "held_back_by": [held_back_view(each, now) for each in summary.held_back_by],
-        "skipped": sum(part.skipped for part in parts),
-        "table": table,
-    }
+    return StreamOf(
+        tenant=tenant,
+        stream=stream,
+        records=sum(offsets.values()),
+        records_per_second=None if rate is None else round(rate, 3),
+        table_rows=table_rows,
+        next_offset=offsets,
+        lanes=summary.lanes,
+        edges=summary.edges,
+        fields=list(fields),
+        payload=payload.label,
+        complete_up_to=moment(summary.complete_up_to),
+        held_back_by=[held_back_view(each, now) for each in summary.held_back_by],
+        skipped=sum(part.skipped for part in parts),
+        table=table,
+    )
 
 
 # Records as the API shows them, from batches of the log and from rows of a table.

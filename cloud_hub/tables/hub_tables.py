@@ -26,7 +26,7 @@ from weft.cloud_hub.shard.shards import Shards
 from weft.config.metrics.exposition import Sample
 from weft.config.release import SOFTWARE
 from weft.config.sources import Collector as TraceCollector
-from weft.hub_api.answers import moment, moment_of
+from weft.hub_api.answers import TableOfStream, moment, moment_of
 from weft.hub_api.status import StoppedOffsets, TableMaker, TableOfNode, TableProgress
 from weft.network.tracing import NO_FIGURES, Attribute, ExportSettings, Span, TraceContext, TraceExport, parse
 from weft.protocols.chunk_index import StreamKey
@@ -135,7 +135,7 @@ class MadeTables(HubTables):
         """Return the number of records of a stream that are table rows; None if this process does not know it."""
         return self.service.rows(tenant, stream) if self.service else None
 
-    def view(self, tenant: str, stream: str) -> View | None:
+    def view(self, tenant: str, stream: str) -> TableOfStream | None:
         """Return a stream's table for readers; None when this process does not know it."""
         found = self.service.table(tenant, stream) if self.service else None
         return None if found is None else table_view(*found, self._beside.removed_until((tenant, stream)))

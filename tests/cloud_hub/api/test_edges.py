@@ -133,7 +133,7 @@ async def test_an_edge_has_an_alarm_for_each_reason_that_holds_its_lanes_back(
         made.set_lane(Lane("default", "press-1", 1, stream), held)
     ((row,),) = await rows([made], NOW + later)
     view = EdgeViews({}, {}, lambda _: None).view(row)
-    assert (view["missing_records"], [each["reason"] for each in view["alarms"]], view["retired"]) == (
+    assert (view.missing_records, [each.reason for each in view.alarms], view.retired) == (
         2 * missing, alarms, retired,
     )  # fmt: skip
-    assert all(each["lanes"] == 2 for each in view["alarms"])
+    assert all(each.lanes == 2 for each in view.alarms)

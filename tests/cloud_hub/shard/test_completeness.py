@@ -142,7 +142,7 @@ async def _history(actions: list[tuple[str, int]], seed: int) -> None:
     for edge in edges:
         assert state.lanes[edge.lane].complete_up_to == edge.marks[-1].time
     for shard, lane, held in stream_lanes([state], "default", "telemetry"):
-        assert completeness_view(lane, held, shard)["holes"] == []
+        assert completeness_view(lane, held, shard).holes == []
     await node.kill()
 
 
