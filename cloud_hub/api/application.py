@@ -679,7 +679,7 @@ class ProcessRequests:
 
     async def _get_status(self, request: web.Request) -> web.Response:
         self._access.operate(request, Right.STATUS)
-        return _json_of_view(self._status())
+        return answered(self._status())
 
 
 def _unavailable(error: str) -> ApiError:
