@@ -30,8 +30,8 @@ HERE = Path(__file__).parent
 WAIT_S = 240.0
 STOP_S = 40.0
 PORTS = (1883, 5672, 8080, 8081, 8090)
-QUICK_HUB = ("tables: {interval: 1s}\n", "processes: 1\n")
-"""What a test's hub has besides: a person waits ten seconds for a table, and for an interpreter for each core."""
+QUICK_HUB = ("tables: {interval: 1s}\n", "mark_interval: 1s\n", "processes: 1\n")
+"""What a test's hub has besides: a person waits for a table, for completeness, and for an interpreter for each core."""
 STAND_INS = {"mosquitto_pub": "mosquitto_tool.py", "mosquitto_sub": "mosquitto_tool.py", "curl": "curl_tool.py"}
 """Tools that pages use and a machine may lack, and what does the same there."""
 SERVICE = re.compile(r"weft (edge|hub) run\b")
@@ -233,6 +233,8 @@ class PageReader:
             self._type(page_interpreter.TURN)
         for name in set(os.listdir(self.folder)) - self._kept:
             path = self.folder / name
+            if name == ".weft":  # Python still has its tables' temporary files there
+                continue
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def close(self) -> None:

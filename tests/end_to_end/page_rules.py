@@ -101,8 +101,14 @@ def password_elsewhere(reader: PageReader) -> None:
 def early_in_a_minute(_: PageReader) -> None:
     """A person's messages fall into one minute, of which the page shows the figures: on a busy machine too."""
     gone = time.time() % 60
-    if gone > 20:
+    if gone > 40:
         time.sleep(60 - gone)
+
+
+def marks_each_second(reader: PageReader) -> None:
+    """A person waits a minute or two until what an idle edge node says makes the minute complete."""
+    edge = reader.folder / "edge.yaml"
+    edge.write_text(edge.read_text().replace("    to: http", "    mark_interval: 1s\n    to: http"))
 
 
 RULES = {
@@ -224,7 +230,7 @@ RULES = {
         ),
     ),
     "machine-hours.md": Rule(
-        meanwhile={"mosquitto_pub": early_in_a_minute},
+        meanwhile={"weft edge run": marks_each_second, "mosquitto_pub": early_in_a_minute},
         says=(
             r"\{temperature -> expected a number of 64 bits, got \"hot\"\}",
             r"machine-minutes\.yaml is good",

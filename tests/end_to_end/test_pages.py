@@ -71,6 +71,7 @@ def prepare(reader: PageReader, command: str, rule: Rule) -> None:
 def elsewhere(page: Path) -> Iterator[dict[str, str]]:
     """What a page's text names on other machines, and what stands for it on this one."""
     texts = {"https://hub.example.com": "http://127.0.0.1:8090", "0.0.0.0": "127.0.0.1"}
+    texts["-m venv"] = "-m venv --without-pip"  # which nothing runs (CANNOT_RUN), and whose copy takes seconds
     if DATABASE in page.read_text():
         if reason := why_not():
             pytest.skip(reason)
