@@ -119,7 +119,8 @@ class AuditReport(msgspec.Struct, frozen=True):
     """Declared deletions of the stream, oldest first."""
     never_heard: list[str] = []
     """Expected edges (``weft hub stream expect``), names and patterns, that have said nothing of the stream: the hub
-    cannot know what they have. Log and table may agree nevertheless."""
+    cannot know what they have. ``?`` if this release cannot read the declaration. Log and table may agree
+    nevertheless."""
     only_latest: bool = False
     """True if the stream has a latest table instead of a table of all rows, and was compared with that."""
 

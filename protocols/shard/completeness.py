@@ -29,12 +29,16 @@ OPEN_GAPS_MAX = 100
 ABSENT_MAX = 3
 """Maximum number of ranges that one reason names."""
 _SECOND = 10**9
+UNREADABLE = "?"
+"""Expected edge of a stream whose declaration of them this release cannot read. No edge has this name, so it is never
+heard of, and the stream has no moment."""
 
 
 class Reason(StrEnum):
     """Reasons why a stream's moment does not advance. The names are in answers of the API."""
 
     EXPECTED = "expected_edge_missing"
+    DECLARATION = "declaration_unreadable"
     CONFLICT = "conflict"
     NO_MARK = "no_mark"
     HOLE = "hole"
@@ -262,6 +266,12 @@ def never_came(pattern: str) -> HeldBack:
 
     An edge that an operator retired is not waited for. An edge that was only not seen for long is.
     """
+    if pattern == UNREADABLE:
+        return HeldBack(
+            "", None, Reason.DECLARATION, None, None,
+            "this release cannot read which edges are expected (`weft hub stream expect`)",
+            "use the release that declared them, or declare them again",
+        )  # fmt: skip
     return HeldBack(
         pattern, None, Reason.EXPECTED, None, None,
         "no edge of this name has linked and reported the stream" if "*" not in pattern

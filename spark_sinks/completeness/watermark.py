@@ -437,7 +437,11 @@ def waited_for(at: LanesAt, complete: Complete) -> tuple[dict[Lane, LaneState], 
             counted[lane] = held
     heard = {lane.edge for lane in counted}
     # A pattern is covered by one that matches its text: whatever edge it means is one of the question's.
-    declared = (each for each in at.expected if not expected or any(matches(pattern, each) for pattern in expected))
+    declared = (
+        each
+        for each in at.expected
+        if not expected or each == rule.UNREADABLE or any(matches(pattern, each) for pattern in expected)
+    )
     wanted = dict.fromkeys((*expected, *declared))
     return counted, [each for each in wanted if rule.is_heard(each, heard) or not rule.is_heard(each, left)]
 

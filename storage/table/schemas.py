@@ -12,6 +12,7 @@ from msgspec import Meta
 from weft.config.payload_schema.documents import Compatibility
 from weft.config.payload_schema.model import PayloadSchema, QualityRules, check_rules, check_schema
 from weft.protocols.chunk_index import StreamKey
+from weft.protocols.shard.completeness import UNREADABLE
 from weft.storage.cluster_log import ClusterLog, ClusterLogFollower, ClusterState
 from weft.storage.object_store import ObjectStore
 
@@ -230,7 +231,8 @@ class StreamDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ExpectedEdges(Mapping[StreamKey, tuple[str, ...]]):
-    """(tenant, stream) -> names and patterns of edges, as of the last ``refresh``."""
+    """(tenant, stream) -> names and patterns of edges, as of the last ``refresh``; ``UNREADABLE`` of a declaration that
+    this release cannot read."""
 
     def __init__(self) -> None:
         self._edges: dict[StreamKey, tuple[str, ...]] = {}
@@ -254,11 +256,13 @@ class ExpectedEdges(Mapping[StreamKey, tuple[str, ...]]):
         self._seen, self.unusable = (state, last), {}
         found: dict[StreamKey, tuple[str, ...]] = {}
         for name, fact in state.facts(STREAM).items():
+            edges: tuple[str, ...] | None
             try:
                 edges = msgspec.json.decode(fact.document, type=StreamDocument).expected_edges
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                self.unusable[name] = str(error)
-                continue
+                # Taken for no declaration, the stream would be called complete without an edge that a later release
+                # waits for.
+                self.unusable[name], edges = str(error), (UNREADABLE,)
             if edges is not None:
                 tenant, _, stream = name.partition("/")
                 found[tenant, stream] = edges

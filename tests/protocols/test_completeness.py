@@ -24,6 +24,7 @@ from weft.protocols.segment import GapReason
 from weft.protocols.shard.completeness import (
     HELD_BACK_MAX,
     SILENT_NS,
+    UNREADABLE,
     LostRecords,
     Reason,
     Severity,
@@ -186,6 +187,8 @@ def test_an_expected_edge_that_never_linked_holds_the_stream_back() -> None:
     assert reasons(lanes, "press-1", "press-2") == [("press-2", "expected_edge_missing")]
     assert completeness(lanes, ("press-*",), NOW).complete_up_to == T
     assert reasons(lanes, "welder-*") == [("welder-*", "expected_edge_missing")]
+    assert reasons(lanes, UNREADABLE) == [("", "declaration_unreadable")]
+    assert completeness(lanes, (UNREADABLE,), NOW).complete_up_to is None
     lanes[lane("press-2")] = held(0, None)
     assert completeness(lanes, ("press-2",), NOW).complete_up_to is None
     lanes[lane("press-2")] = held(0, Mark(T, 0))

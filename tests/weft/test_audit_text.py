@@ -46,6 +46,10 @@ def test_an_open_gap_is_told_in_place_of_good(capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     assert "NEVER HEARD: weld-* is expected (`weft hub stream expect`): no edge whose name matches has linked" in text
     assert "good" not in text
+    show_audit(msgspec.structs.replace(good, never_heard=["?"]))
+    text = capsys.readouterr().out
+    assert "NEVER HEARD: this release cannot read which edges are expected (`weft hub stream expect`)" in text
+    assert "good" not in text
 
 
 def shown(what: AuditReport, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:

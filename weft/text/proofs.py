@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from weft.output import counted, harmless, print_table
-from weft.protocols.shard.completeness import never_came
+from weft.protocols.shard.completeness import UNREADABLE, never_came
 from weft.text.record import shown, shown_payload
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def show_audit(report: AuditReport) -> None:
     for gap in report.open_gaps:
         say(f"OPEN GAP: {harmless(gap.sentence)}")
     for name in report.never_heard:
-        say(f"NEVER HEARD: {harmless(name)} is expected (`weft hub stream expect`): {never_came(name).why}")
+        who = "" if name == UNREADABLE else f"{harmless(name)} is expected (`weft hub stream expect`): "
+        say(f"NEVER HEARD: {who}{never_came(name).why}")
     for origin, count in report.origins().items():
         say(f"{counted(count, 'record')} {'was' if count == 1 else 'were'} made by {harmless(origin)}")
     holes = report.total("holes")

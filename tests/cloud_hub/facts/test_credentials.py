@@ -28,6 +28,8 @@ from weft.cloud_hub.facts.tokens import (
     rotate_token,
 )
 from weft.hub_api.rights import Scope
+from weft.protocols.lane import valid_name
+from weft.protocols.shard.completeness import UNREADABLE
 from weft.storage.cluster_log import ClusterState, Declaration, Fact
 from weft.storage.table.schemas import ExpectedEdges
 
@@ -351,10 +353,11 @@ def test_streams_are_read_again_after_an_entry_about_one(monkeypatch: pytest.Mon
     assert set(expected) == {("default", "a"), ("default", "c")}, "of a restored store"
 
 
-def test_a_declaration_that_cannot_be_read_expects_no_edge() -> None:
+def test_a_declaration_that_cannot_be_read_expects_an_edge_that_never_comes() -> None:
     cluster, expected = Cluster(), ExpectedEdges()
     cluster.declare(expect_edges(("default", "a"), ("oven-1", "oven-2")))
     cluster.write("stream", "default/b", b'{"expected_edges": 7}')
     expected.refresh(cluster.state)
-    assert dict(expected) == {("default", "a"): ("oven-1", "oven-2")}
+    assert dict(expected) == {("default", "a"): ("oven-1", "oven-2"), ("default", "b"): (UNREADABLE,)}
+    assert not valid_name(UNREADABLE)
     assert list(expected.unusable) == ["default/b"]

@@ -39,14 +39,14 @@ from weft.protocols.chunk_index import (
     index_of,
 )
 from weft.protocols.segment import GapReason
-from weft.protocols.shard.completeness import Reason
+from weft.protocols.shard.completeness import UNREADABLE, Reason
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import ConflictBody, RetireBody, RetiredBy
 from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster
-from weft.storage.cluster_log import Author, ClusterLog
+from weft.storage.cluster_log import Author, Change, ClusterLog
 from weft.storage.object_store import ObjectStore, open_store
 
 NO_SPARK = cast(SparkSession, None)
@@ -105,7 +105,7 @@ def situation(number: int, now: int) -> Situation:
                 controls.append(Control(ControlKind.CONFLICT, *name, msgspec.msgpack.encode(ConflictBody(0, kind))))
                 then.append(LaneUpdate(*name, 1, [(10, 20)], [], Mark(now - SECOND, 20), None))
         first.append(update)
-    expected = chance.sample(EXPECTED, chance.choice([0, 0, 1, 1, 2]))
+    expected = [UNREADABLE] if number % 10 == 0 else chance.sample(EXPECTED, chance.choice([0, 0, 1, 1, 2]))
     return Situation(stream, tuple(expected), [(first, []), ([], controls), (then, [])])
 
 
@@ -140,12 +140,18 @@ async def write(store: ObjectStore, situations: list[Situation], now: int) -> No
 
 async def declare(store: ObjectStore, stream: str, edges: tuple[str, ...] | None) -> None:
     log = ClusterLog(store, (await open_cluster(store, None)).cluster_id)
-    await log.append(expect_edges(("default", stream), edges), Author(time.time_ns(), "mara", ""))
+    decide = (
+        expect_edges(("default", stream), edges)
+        if edges != (UNREADABLE,)
+        else lambda _: Change("stream", f"default/{stream}", b'{"expected_edges": {"of_a_later_release": ["oven-1"]}}')
+    )
+    await log.append(decide, Author(time.time_ns(), "mara", ""))
 
 
 def never_heard(reasons: object) -> list[str]:
     """The expected edges among the reasons of an answer."""
-    return sorted(each.edge for each in reasons if each.reason == Reason.EXPECTED)  # type: ignore[attr-defined]
+    named = {Reason.EXPECTED: lambda each: each.edge, Reason.DECLARATION: lambda _: UNREADABLE}
+    return sorted(named[each.reason](each) for each in reasons if each.reason in named)  # type: ignore[attr-defined]
 
 
 def in_ns(text: str | None) -> int | None:
@@ -173,7 +179,9 @@ def test_all_who_are_asked_give_one_answer(tmp_path: Path) -> None:
             assert list(map(sorted, missing)) == [missing[0]] * 3, each
             assert answers[0] is None or not missing[0], each
             reasons |= {str(reason.reason) for reason in api.held_back_by}
-    assert {"expected_edge_missing", "hole", "no_mark", "conflict", "silent"} <= reasons, "the streams differ"
+    assert {"expected_edge_missing", "declaration_unreadable", "hole", "no_mark", "silent"} <= reasons, (
+        "the streams differ"
+    )
 
 
 def test_what_is_declared_meanwhile_counts_at_the_next_look(fleet: Fleet) -> None:
@@ -192,6 +200,9 @@ def test_what_is_declared_meanwhile_counts_at_the_next_look(fleet: Fleet) -> Non
     assert moment(Complete(edges=["press-*", "w*"])) is None, "and who asks for both does"
     asyncio.run(declare(store, STREAM, ("press-9",)))
     assert moment(Complete(edges=["press-*"])) is None, "it is one of the presses that were asked for"
+    asyncio.run(declare(store, STREAM, (UNREADABLE,)))
+    for edges in ("all", ["press-*"]):
+        assert moment(Complete(edges=edges)) is None, "whom a later release waits for, this one cannot know"
     asyncio.run(declare(store, STREAM, None))
     assert moment(Complete()) == 2
 
