@@ -241,7 +241,7 @@ RULES = {
         ),
     ),
     "shipped-pipelines.md": Rule(
-        before=(TOUR,),
+        before=(TOUR, f"ln -s {ROOT}/examples examples"),  # from the repository's folder
         shared=True,
         says=(r"name: anomalies", r"'state': 'down', 'records': 1", r"'value': 21\.5, 'model_version': '1'"),
     ),
