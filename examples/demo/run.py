@@ -69,7 +69,7 @@ CUT_S_MAX = 300.0
 """Time after which a demo without such a window fails. A machine that is busy with other work takes minutes."""
 KILL_AT = 0.45
 """Fraction of the second edge's messages after which it is killed."""
-DRAIN_S_MAX = 240.0
+DRAIN_S_MAX = 600.0
 """Time after which a demo fails that has not everything at the hub and in complete windows."""
 POLL_S = 0.2
 STOP_S_MAX = 3.0
@@ -240,8 +240,7 @@ class Demo:
             for edge, names in ((self.shop, SHOP_DEVICES), (self.greenhouse, GREENHOUSE_DEVICES))
         }
         self._all_devices = [each for devices in self._devices.values() for each in devices]
-        self._pipeline: SparkCommand | None = None
-        self._statistics: SparkCommand | None = None
+        self._spark: SparkCommand | None = None
         self._cut_at: datetime | None = None
         self._is_back = self._is_killed = False
         self._interrupted = False
@@ -339,12 +338,12 @@ class Demo:
 
     def _follow_pipeline(self, counts: Mapping[str, tuple[int, int]]) -> None:
         """Start the pipeline once there is the stream, and tell of the window that the outage makes late."""
-        if self._pipeline is None:
+        if self._spark is None:
             if counts.get(STREAM, (0, 0))[0]:
-                self._pipeline = SparkCommand(self._directory, PIPELINE, *self._hours.command)
+                self._spark = SparkCommand(self._directory, PIPELINE, *self._hours.command)
                 self.console.print(f"[green]up[/]    pipeline {PIPELINE} in Spark; its hours are {HOUR_S} s here")
             return
-        self._pipeline.has_ended()
+        self._spark.has_ended()
         seen = self._hours.look(self._cut_at)
         if seen is not None:
             is_early = seen is self._hours.early
@@ -362,16 +361,18 @@ class Demo:
         behind = sum(edge.status()["functions"][THINNED_STREAM]["lag_records"] for edge in self._devices)
         if behind or any(counts.get(name) != (end, end) for name, end in ends.items()):
             return False
-        if self._statistics is None:
-            sql = ("sql", self.hub.store, STATISTICS, "--json", "--rows", str(HOURS_MAX))
-            self._statistics = SparkCommand(self._directory, "statistics", *sql)
-        is_whole = self._hours.whole is not None and not self._hours.incomplete and self._hours.records == ends[STREAM]
-        return is_whole and self._statistics.has_ended()
+        return self._hours.whole is not None and not self._hours.incomplete and self._hours.records == ends[STREAM]
 
     def prove(self) -> bool:
         """Show what Spark counted and what the audits find. Return whether everything agrees."""
-        assert self._statistics is not None
-        statistics = [json.loads(line) for line in self._statistics.output.read_text().splitlines()]
+        assert self._spark is not None
+        self._spark.stop()
+        sql = ("sql", self.hub.store, STATISTICS, "--json", "--rows", str(HOURS_MAX))
+        self._spark = command = SparkCommand(self._directory, "statistics", *sql)
+        with self.console.status("Spark: statistics per device and hour"):
+            while not command.has_ended():
+                self._pause()
+        statistics = [json.loads(line) for line in command.output.read_text().splitlines()]
         show_statistics(self.console, statistics)
         audits = {stream: self._audit(stream) for stream in (STREAM, THINNED_STREAM)}
         good = [
@@ -428,10 +429,9 @@ Stop it with: kill {" ".join(str(node.pid) for node in self._nodes)}; remove it 
         )  # fmt: skip
 
     def stop(self, keep: bool) -> None:
-        """End the commands of Spark and, without ``keep``, the nodes."""
-        for command in (self._pipeline, self._statistics):
-            if command is not None:
-                command.stop()
+        """End the command of Spark and, without ``keep``, the nodes."""
+        if self._spark is not None:
+            self._spark.stop()
         for node in () if keep else reversed(self._nodes):
             node.stop()
         self._relay.close()
