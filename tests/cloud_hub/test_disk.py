@@ -6,11 +6,11 @@ import asyncio
 import errno
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.cloud_hub.live import get, running_hub
 from tests.support.waiting import until
+from weft.cloud_hub.hub import DAY_S, LOOK_S, StoreDisk
 from weft.cloud_hub.store import DAY_S, LOOK_S, StoreDisk
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.object_store import open_store
@@ -48,7 +48,7 @@ class Watch:
             await self.disk.look(self.store)
 
     def says(self) -> str:
-        return disk_text({"disk": msgspec.to_builtins(self.disk.view())}, NOW)
+        return disk_text(self.disk.view(), NOW)
 
 
 async def test_it_says_until_when_the_disk_lasts_once_the_growth_is_known(tmp_path: Path) -> None:
@@ -103,4 +103,4 @@ async def test_status_and_metrics_of_a_hub_say_what_is_free(tmp_path: Path, *, i
         assert disk["free_bytes"] > 0
         assert disk["seconds_left"] is None, "no growth was seen yet"
     else:
-        assert disk_text({"disk": disk}, NOW) == "a bucket: it has no such bound"
+        assert disk_text(disk, NOW) == "a bucket: it has no such bound"

@@ -16,7 +16,8 @@ import pytest
 from tests.support import forked
 from tests.support.waiting import PATIENCE_S
 from weft.commands.common import get_status
-from weft.commands.running import RunningHub
+from weft.commands.running import RunningHub, whole
+from weft.hub_api.answers import EdgesAnswer
 from weft.output import Failed
 
 CONFIG = "node: press-shop-7\ndata_dir: data\nstreams: {telemetry: {from: 'plant/{line}/telemetry'}}\n"
@@ -174,7 +175,7 @@ def test_a_node_that_ends_within_its_answer_does_not_answer() -> None:
 
 @pytest.mark.parametrize("cursors", [["a", "a"], ["a", "b", "a"]])
 def test_a_list_that_does_not_go_on_ends_the_command(monkeypatch: pytest.MonkeyPatch, cursors: list[str]) -> None:
-    answers = iter([{"edges": [cursor], "next_after": cursor} for cursor in cursors])
-    monkeypatch.setattr(RunningHub, "get", lambda *_: next(answers))
-    with pytest.raises(Failed, match=r"/v1/edges at http://127\.0\.0\.1:1: the list does not continue after 'a'"):
-        RunningHub("http://127.0.0.1:1").pages("/v1/edges", "edges")
+    answers = iter([EdgesAnswer(edges=[], next_after=cursor) for cursor in cursors])
+    monkeypatch.setattr(RunningHub, "_answer", lambda *_: next(answers))
+    with pytest.raises(Failed, match="the list of edges does not continue after 'a'"):
+        whole("edges", RunningHub("http://127.0.0.1:1").edges)

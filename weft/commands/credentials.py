@@ -6,10 +6,11 @@ import getpass
 import os
 import sys
 import warnings
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 import click
+import msgspec
 
 from weft.client import logins
 from weft.client.logins import Login, LoginsUnusable
@@ -189,7 +190,7 @@ def login_command(
     token = None if is_without else _token(name, token_file)
     made = Login(url, token, *(None if each is None else os.path.abspath(each) for each in (ca_file, certificate, key)))
     tls = trusting(made.ca_file, made.certificate, made.key)
-    identity = RunningHub(url, token=token, tls=tls).get("/v1/whoami")
+    identity = RunningHub(url, token=token, tls=tls).whoami()
     with using(logins.path()):
         try:
             logins.write({**_known_logins(), name: made})
@@ -198,11 +199,10 @@ def login_command(
     if as_json:
         print_json({"name": name, "url": url, "whoami": identity})
         return
-    by_certificate = identity.get("certificate")
-    whose = identity["token"] or (
-        f"the certificate {by_certificate!r}" if by_certificate else "no token: the hub has none"
+    whose = identity.token or (
+        f"the certificate {identity.certificate!r}" if identity.certificate else "no token: the hub has none"
     )
-    click.echo(harmless(f"{name} is {url}, as {whose}, tenant {identity['tenant'] or 'all'}: kept in {logins.path()}"))
+    click.echo(harmless(f"{name} is {url}, as {whose}, tenant {identity.tenant or 'all'}: kept in {logins.path()}"))
     if token is not None and url.startswith("http://") and not is_loopback(urlsplit(url).hostname or ""):
         click.echo("warning: the URL begins with http://, so the token crosses the network readable", err=True)
 
@@ -271,11 +271,12 @@ def whoami(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     \b
     weft hub whoami hub.yaml --token-file press-7.token
     """
-    facts = running_hub(hub, token_file).get("/v1/whoami")
+    identity = running_hub(hub, token_file).whoami()
     if as_json:
-        print_json(facts)
+        print_json(identity)
         return
-    no_token = "none: the hub has no tokens" if facts.get("certificate") is None else "none"
+    no_token = "none" if identity.certificate else "none: the hub has no tokens"
     without = {"token": no_token, "certificate": "none", "edge": "none", "until": "none", "rights": "all"}
+    facts: dict[str, Any] = msgspec.to_builtins(identity)
     fields = {name: " ".join(value) if isinstance(value, list) else value for name, value in facts.items()}
     print_facts({name: harmless(str(value or without.get(name, ""))) for name, value in fields.items()})

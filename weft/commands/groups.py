@@ -533,14 +533,18 @@ first token can be added before the first start of a hub.""",
                         ),
                         "list": Command(
                             "hub_tokens:list_tokens",
-                            "List the tokens in the cluster log of CONFIG, not the tokens themselves.",
+                            "List the tokens in the cluster log of HUB, not the tokens themselves.",
                         ),
                         "pair": Command(
                             "hub_tokens:pair",
                             "Show a code by which the machine of EDGE gets a token from the hubs of CONFIG: "
                             "`weft edge pair URL CODE`.",
                         ),
-                        "remove": Command("hub_tokens:remove", "Withdraw token NAME from the cluster log of CONFIG."),
+                        "remove": Command(
+                            "hub_tokens:remove",
+                            "Withdraw token NAME at HUB: a configuration on this machine, a URL or the name of a "
+                            "login.",
+                        ),
                         "rotate": Command(
                             "hub_tokens:rotate",
                             "Give token NAME at the hubs of CONFIG another secret and print it.",

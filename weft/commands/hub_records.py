@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
 
 import click
 import msgspec
@@ -19,7 +18,7 @@ import msgspec
 from weft.client import HubRefusal
 from weft.commands.common import ExistingPath, json_option, tenant_option
 from weft.commands.node_log import parse_since
-from weft.commands.running import RunningHub, any_hub_argument, hub_argument, running_hub
+from weft.commands.running import RunningHub, any_hub_argument, hub_argument, running_hub, whole
 from weft.config.units import approximate_duration, approximate_size, parse_duration, parse_size
 from weft.output import (
     FAILURE_EXIT_CODE,
@@ -36,7 +35,7 @@ from weft.text.fleet import show_streams
 from weft.text.record import shown, shown_payload
 
 if TYPE_CHECKING:
-    from weft.hub_api.answers import RecordOfStream
+    from weft.hub_api.answers import PublishedTo, PullAnswer, RecordOfStream, TraceAnswer
 
 
 # ``weft hub tail`` and ``weft hub trace``: records of a stream at a running hub, and the way of one.
@@ -141,24 +140,24 @@ def trace(
     weft hub trace hub.yaml telemetry 3/120845
     """
     if (name := NAME.fullmatch(record)) is not None:
-        asked: dict[str, Any] = dict(zip(("edge", "log", "seq"), name.groups(), strict=True))
+        asked: dict[str, Any] = {"edge": name[1], "log": name[2], "seq": int(name[3])}
     elif (place := PLACE.fullmatch(record)) is not None:
-        asked = dict(zip(("shard", "offset"), place.groups(), strict=True))
+        asked = {"shard": int(place[1]), "offset": int(place[2])}
     else:
         raise Refused(f"{record!r} names no record: expected EDGE/LOG/SEQ (LOG has 16 digits), or SHARD/OFFSET")
-    asked |= {} if tenant is None else {"tenant": tenant}
-    running, path = running_hub(hub, token_file), f"/v1/streams/{quote(stream, safe='')}/trace"
-    found = running.get(f"{path}?{urlencode(asked)}")
-    while found["record"] is None and (found["next_chunk"] is not None or found["next_shard"] is not None):
-        begun = asked | ({} if found["next_chunk"] is None else {"chunk": found["next_chunk"]})
-        if found["next_shard"] is not None:
-            begun["shard" if "offset" in asked else "from_shard"] = found["next_shard"]
-        found = running.get(f"{path}?{urlencode(begun)}")
+    asked["tenant"] = tenant
+    running = running_hub(hub, token_file)
+    found = running.trace(stream, **asked)
+    while found.record is None and (found.next_chunk is not None or found.next_shard is not None):
+        begun = asked | {"chunk": found.next_chunk}
+        if found.next_shard is not None:
+            begun["shard" if "offset" in asked else "from_shard"] = found.next_shard
+        found = running.trace(stream, **begun)
     if as_json:
         print_json(found)
     else:
         _show(found)
-    return 0 if found["record"] is not None else FAILURE_EXIT_CODE
+    return 0 if found.record is not None else FAILURE_EXIT_CODE
 
 
 _STANDING = {
@@ -167,24 +166,23 @@ _STANDING = {
 }  # fmt: skip
 
 
-def _show(found: dict[str, Any]) -> None:
-    record, gap = found["record"], found.get("gap")
-    why = "" if gap is None else f": {gap['reason']}, with numbers {gap['first']} to {gap['end'] - 1}"
-    facts = {"record": _STANDING.get(found["standing"], found["standing"]) + why}
+def _show(found: TraceAnswer) -> None:
+    record, gap, chunk, row = found.record, found.gap, found.chunk, found.row
+    why = f": {gap.reason}, with numbers {gap.first} to {gap.end - 1}" if gap else ""
+    facts = {"record": _STANDING[found.standing] + why}
     if record is not None:
         facts |= {
-            "edge": f"{record['edge']}, log {record['log']}, number {record['seq']}",
-            "taken in": f"{record['time']} at the edge, {record['received']} at the hub",
-            "key": shown(record["key"]),
-            "made by": shown(record.get("origin", "")) or "a device",
+            "edge": f"{record.edge}, log {record.log}, number {record.seq}",
+            "taken in": f"{record.time} at the edge, {record.received} at the hub",
+            "key": shown(record.key),
+            "made by": shown(record.origin or "") or "a device",
         }
-        of = [shown(str(value)) for name, value in record.get("headers", ()) if name == "weft.source"]
+        of = [shown(str(value)) for name, value in record.headers or () if name == "weft.source"]
         if of:
             facts["made of"] = "; ".join(of)
-        facts["place"] = f"offset {record['offset']} of shard {record['shard']}"
-    chunk, row = found["chunk"], found["row"]
-    facts["chunk"] = "the log has it no more" if chunk is None else chunk["key"]
-    facts["row"] = "none yet, or none any more" if row is None else f"{row['number']} of {row['file']}"
+        facts["place"] = f"offset {record.offset} of shard {record.shard}"
+    facts["chunk"] = "the log has it no more" if chunk is None else chunk.key
+    facts["row"] = "none yet, or none any more" if row is None else f"{row.number} of {row.file}"
     print_facts(facts)
 
 
@@ -233,20 +231,18 @@ def publish(
     except ValueError as error:
         raise Refused(f"--expires: {error}") from None
     running = running_hub(hub, token_file)
-    body = {
-        "topic": topic, "payload_base64": base64.b64encode(data).decode(), "expires_s": expires_s, "qos": qos,
-    }  # fmt: skip
-    sending = _Sending(running, tenant, body, key or (secrets.token_hex(8) if group else ""))
+    message = {"topic": topic, "payload": data, "expires_s": expires_s, "qos": qos, "tenant": tenant}
+    sending = _Sending(running, message, key or (secrets.token_hex(8) if group else ""))
     began = time.monotonic()
     try:
         for made in sending.to_group(group) if group else [sending.to(running, {"edges": edges})]:
             for each in [] if as_json else made:
-                if "error" not in each:
-                    click.echo(f"{each['edge']}: message {each['number']} is stored, until {each['expires']}")
+                if not each.error:
+                    click.echo(f"{each.edge}: message {each.number} is stored, until {each.expires}")
     except Failed as failure:
         if not group:
             raise
-        stored = counted(sum("error" not in each for each in sending.made), "message")
+        stored = counted(sum(not each.error for each in sending.made), "message")
         advice = f"to continue, and publish none of them again, add `--key {sending.key}`"
         raise Failed(f"{failure}. {stored} stored before; {advice}") from None
     if as_json:
@@ -267,17 +263,21 @@ def _named(words: tuple[str, ...], group: str) -> tuple[list[str], str, str]:
 
 
 class _Sending:
-    """A message to edges, and what became of it so far."""
+    """A message to edges, and what became of it so far.
 
-    def __init__(self, hub: RunningHub, tenant: str, body: dict[str, Any], key: str) -> None:
-        self._hub, self._body, self.key = hub, body, key
-        self._path = f"/v1/messages?{urlencode({'tenant': tenant})}"
-        self.made: list[dict[str, Any]] = []
+    Args:
+        message: arguments of ``publish`` but for the edges.
+        key: idempotency key; empty for none.
+    """
+
+    def __init__(self, hub: RunningHub, message: dict[str, Any], key: str) -> None:
+        self._hub, self._message, self.key = hub, message, key
+        self.made: list[PublishedTo] = []
         """An entry for each edge."""
         self.missing: dict[int, str] = {}
         """Shards whose edges are not known at present, each with the reason."""
 
-    def to_group(self, group: str) -> Iterator[list[dict[str, Any]]]:
+    def to_group(self, group: str) -> Iterator[list[PublishedTo]]:
         """Publish to a group page by page; yield the entries of each."""
         after: str | None = ""
         while after is not None:
@@ -286,20 +286,21 @@ class _Sending:
             if after is not None and after <= before:
                 raise Failed(f"the hub answered page {after!r} of the group after {before!r}: report this")
 
-    def to(self, hub: RunningHub, whom: dict[str, Any]) -> list[dict[str, Any]]:
+    def to(self, hub: RunningHub, whom: dict[str, Any]) -> list[PublishedTo]:
         """Publish to edges, at the processes that own their shards; return the entries."""
-        made, left = list[dict[str, Any]](), {hub.url: whom}
+        made: list[PublishedTo] = []
+        left = {hub.url: whom}
         for hop in range(HOPS_MAX):
             asked, left = left, {}
             for where, of in asked.items():
-                sent = {**self._body, **of, "redirect": hop < HOPS_MAX - 1}
-                answer = hub.at(where).request(self._path, sent, self.key)
+                sent = {**self._message, **of, "redirect": hop < HOPS_MAX - 1}
+                answer = hub.at(where).publish(**sent, idempotency_key=self.key or None)
                 if "group" in of:
-                    self._next_after = answer["next_after"]
-                    self.missing |= {each["shard"]: each["trouble"] for each in answer.get("missing_shards", ())}
-                for each in answer["messages"]:
-                    if "url" in each:
-                        left.setdefault(each["url"].rstrip("/"), {"edges": []})["edges"].append(each["edge"])
+                    self._next_after = answer.next_after or None
+                    self.missing |= {each.shard: each.trouble for each in answer.missing_shards or ()}
+                for each in answer.messages:
+                    if each.url:
+                        left.setdefault(each.url.rstrip("/"), {"edges": []})["edges"].append(each.edge)
                     else:
                         made.append(each)
                         self.made.append(each)
@@ -308,8 +309,8 @@ class _Sending:
 
 def _print_failures(sending: _Sending) -> None:
     """Raise ``Failed`` if a message was not stored, or may be missing."""
-    failed = [each for each in sending.made if "error" in each]
-    failures = [f"{each['edge']}: {each['error']}. {each['advice']}" for each in failed[:3]]
+    failed = [each for each in sending.made if each.error]
+    failures = [f"{each.edge}: {each.error}. {each.advice}" for each in failed[:3]]
     if len(failed) > len(failures):
         failures.append(f"and {len(failed) - len(failures)} more; `--json` has all of them")
     if failed:
@@ -336,28 +337,25 @@ def messages(hub: str, edge: str, *, tenant: str, token_file: str | None, as_jso
     """
     running = running_hub(hub, token_file)
     for _ in range(HOPS_MAX):
-        facts = running.request(f"/v1/messages?{urlencode({'tenant': tenant, 'edge': edge, 'redirect': 1})}")
-        if "url" not in facts:
+        facts = running.messages(edge, tenant=tenant, redirect="1")
+        if not facts.url:
             break
-        running = running.at(facts["url"])
+        running = running.at(facts.url)
     else:
         raise Failed("the hub's processes are dividing the shards: try again in some seconds")
     if as_json:
         print_json(facts)
         return
     rows = [
-        (each["number"], each["topic"], "waiting", each["accepted"], "expired" if each["expired"] else "")
-        for each in facts["waiting"]
+        (each.number, each.topic, "waiting", each.accepted, "expired" if each.expired else "")
+        for each in facts.waiting or ()
     ]
-    rows += [
-        (each["number"], each["topic"], each["outcome"], each["accepted"], each["reason"] or "")
-        for each in facts["outcomes"]
-    ]
+    rows += [(each.number, each.topic, each.outcome, each.accepted, each.reason or "") for each in facts.outcomes or ()]
     print_table(
         ("message", "topic", "state", "accepted", "why"), [[harmless(str(cell)) for cell in row] for row in rows]
     )
-    if facts["trouble"]:
-        click.echo(f"the edge says: {harmless(facts['trouble'])}")
+    if facts.trouble:
+        click.echo(f"the edge says: {harmless(facts.trouble)}")
 
 
 # ``weft hub pull`` and ``weft hub pulls``: windows of records that edges keep, brought to the hub.
@@ -400,30 +398,27 @@ def pull(
     weft hub pull hub.yaml --cancel 5f0c3a9b1d2e
     """
     running = running_hub(hub, token_file)
-    query = urlencode({"tenant": tenant})
     if cancel is not None:
         if edge is not None:
             raise Refused("give either EDGE and STREAM, or --cancel ID")
-        made = running.request(f"/v1/pulls/{quote(cancel, safe='')}?{query}", method="DELETE")
+        made = running.cancel_pull(cancel, tenant=tenant)
     else:
         if edge is None or stream is None or since is None or until is None:
             raise Refused("give EDGE, STREAM, --from and --to; or --cancel ID")
         first, end = window(since, until, time.time_ns())
         try:
-            body: dict[str, Any] = {"bytes_max": parse_size(size), "expires_s": parse_duration(expires)}
+            bytes_max, expires_s = parse_size(size), parse_duration(expires)
         except ValueError as error:
             raise Refused(f"--max or --expires: {error}") from None
-        body |= {"edge": edge, "stream": stream, "from": str(first), "to": str(end)}
-        made = running.request(f"/v1/pulls?{query}", body)
+        made = running.pull(edge, stream, first, end, bytes_max=bytes_max, expires_s=expires_s, tenant=tenant)
     if wait:
-        asked = f"/v1/pulls?{urlencode({'tenant': tenant, 'id': made['id']})}"
-        made = until_over(made, lambda: running.request(asked)["pulls"][0])
+        made = until_over(made, lambda: running.pulls(tenant=tenant, id=made.id).pulls[0])
     if as_json:
         print_json(made)
     else:
         click.echo(said(made))
-    if made["state"] in ("refused", "failed", "expired"):
-        raise Failed(f"pull {made['id']} has brought {counted(made['records_received'], 'record')}: see the reason")
+    if made.state in ("refused", "failed", "expired"):
+        raise Failed(f"pull {made.id} has brought {counted(made.records_received, 'record')}: see the reason")
 
 
 @click.command()
@@ -438,38 +433,36 @@ def pulls(hub: str | None, *, edge: str | None, tenant: str, token_file: str | N
     \b
     weft hub pulls hub.yaml --edge press-7
     """
-    running = running_hub(hub, token_file)
-    query = {"tenant": tenant} | ({} if edge is None else {"edge": edge})
-    facts = running.request(f"/v1/pulls?{urlencode(query)}")
+    facts = running_hub(hub, token_file).pulls(tenant=tenant, edge=edge)
     if as_json:
         print_json(facts)
         return
     rows = [
         (
-            each["id"], each["edge"], each["stream"], _short(each["from"]), _short(each["to"]), each["state"],
-            f"{each['records_received']}/{each['records']}", approximate_size(each["bytes_received"]),
-            "" if each["rest_seconds"] is None else approximate_duration(each["rest_seconds"]), _why(each),
+            each.id, each.edge, each.stream, _short(each.from_), _short(each.to), each.state,
+            f"{each.records_received}/{each.records}", approximate_size(each.bytes_received),
+            "" if each.rest_seconds is None else approximate_duration(each.rest_seconds), _why(each),
         )
-        for each in facts["pulls"]
+        for each in facts.pulls
     ]  # fmt: skip
     print_table(
         ("pull", "edge", "stream", "from", "to", "state", "records", "bytes", "rest", "why"),
         [[harmless(str(cell)) for cell in row] for row in rows],
     )
-    if facts["more"]:
-        click.echo(f"and {facts['more']} older ones")
+    if facts.more:
+        click.echo(f"and {facts.more} older ones")
 
 
 def until_over(
-    made: dict[str, Any], look: Callable[[], dict[str, Any]], sleep: Callable[[float], None] = time.sleep
-) -> dict[str, Any]:  # fmt: skip
+    made: PullAnswer, look: Callable[[], PullAnswer], sleep: Callable[[float], None] = time.sleep
+) -> PullAnswer:  # fmt: skip
     """Return a pull that is over. A hub that restarts meanwhile does not end the wait.
 
     Raises:
         Failed: the hub does not answer for a minute.
     """
     silent_s = 0.0
-    while made["state"] not in OVER:
+    while made.state not in OVER:
         sleep(LOOK_S)
         try:
             made, silent_s = look(), 0.0
@@ -492,24 +485,24 @@ def window(since: str, until: str, now_ns: int) -> tuple[int, int]:
     return first, parse_since("--to", until, now_ns)
 
 
-def said(made: dict[str, Any]) -> str:
+def said(made: PullAnswer) -> str:
     """Return a pull for people."""
-    text = f"pull {made['id']}: {made['state']}"
-    if made["records"]:
-        text += f", {made['records_received']} of {counted(made['records'], 'record')}"
-        text += f", about {approximate_size(made['bytes'])} in all"
+    text = f"pull {made.id}: {made.state}"
+    if made.records:
+        text += f", {made.records_received} of {counted(made.records, 'record')}"
+        text += f", about {approximate_size(made.bytes)} in all"
     why = _why(made)
     return harmless(f"{text}; {why}" if why else text)
 
 
-def _why(made: dict[str, Any]) -> str:
-    lost = [f"{each['first']}-{each['end'] - 1}" for each in made["lost"][:3]]
-    more = f" and {len(made['lost']) - 3} more ranges" if len(made["lost"]) > 3 else ""
+def _why(made: PullAnswer) -> str:
+    lost = [f"{each.first}-{each.end - 1}" for each in made.lost[:3]]
+    more = f" and {len(made.lost) - 3} more ranges" if len(made.lost) > 3 else ""
     text = f"the edge no longer had the records {', '.join(lost)}{more}" if lost else ""
-    reason = made["reason"] or ""
-    if made["state"] == "refused" and made["kept_from"]:
-        reason += f"; its oldest record of the stream is of {_short(made['kept_from'])}"
-    if made["state"] == "asked" and not made["linked_here"]:
+    reason = made.reason or ""
+    if made.state == "refused" and made.kept_from:
+        reason += f"; its oldest record of the stream is of {_short(made.kept_from)}"
+    if made.state == "asked" and not made.linked_here:
         reason = reason or "waits until the edge links"
     return "; ".join(each for each in (reason, text) if each)
 
@@ -536,16 +529,16 @@ def streams_command(
     up to a minute longer for shards of its other processes.
     """
     running = running_hub(hub, token_file)
-    facts = running.pages(f"/v1/streams?{urlencode({'tenant': tenant})}" if tenant else "/v1/streams", "streams")
-    of_token = "default"
-    if running.has_token and not tenant and not facts["streams"]:
-        of_token = running.get("/v1/whoami")["tenant"]
+    facts = whole("streams", running.streams, tenant=tenant or None)
+    of_token: str | None = "default"
+    if running.has_token and not tenant and not facts.streams:
+        of_token = running.whoami().tenant
     if as_json:
         print_json(facts)
         return
-    for missing in facts.get("missing_shards", []):
-        click.echo(f"warning: shard {missing['shard']} cannot be read: {missing['trouble']}", err=True)
-    if facts["streams"]:
-        show_streams(facts["streams"], time.time(), with_columns=columns)
+    for missing in facts.missing_shards or ():
+        click.echo(f"warning: shard {missing.shard} cannot be read: {missing.trouble}", err=True)
+    if facts.streams:
+        show_streams(facts.streams, time.time(), with_columns=columns)
     else:
         click.echo(f"the hub has no streams of tenant {tenant or of_token} yet; --tenant names another")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
+from msgspec import UNSET
 
 from weft.commands.common import (
     ExistingPath,
@@ -14,7 +16,7 @@ from weft.commands.common import (
     load_hub,
     print_verdicts,
 )
-from weft.commands.running import RunningHub, any_hub_argument, running_hub
+from weft.commands.running import RunningHub, any_hub_argument, running_hub, whole
 from weft.output import Failed, harmless, print_facts, print_json, print_table
 from weft.text.fleet import (
     cluster_log_position,
@@ -26,6 +28,12 @@ from weft.text.fleet import (
     show_quality,
     table_makers,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weft.hub_api.answers import EdgeOfHub
+    from weft.hub_api.status import LastBackupOfStore, LinkOfProcess, StatusAnswer, TroublesAnswer
 
 EDGES_SHOWN = 200
 CLOCK_DIFFERS_S, CLOCKS_NAMED = 60.0, 3
@@ -55,126 +63,124 @@ def status(hub: str | None, token_file: str | None, edges: int, as_json: bool) -
     weft hub status https://hub.example.com --token-file admin.token
     """
     running = running_hub(hub, token_file)
-    facts = running.get("/v1/status")
-    facts |= running.pages("/v1/edges", "edges")
-    unread = facts.get("missing_shards", [])
-    facts |= running.get("/v1/troubles") | {"missing_shards": unread}
-    here = set[str]()
-    if running.port is not None:
-        here = {facts["name"]}.union(*(_join(facts, running.beside(peer["port"])) for peer in facts["peers"]))
-    _add_strays(facts)
+    first, listed, troubles = running.status(), whole("edges", running.edges), running.troubles()
+    beside = [] if running.port is None else first.peers
+    others = [each for peer in beside if (each := _status_of(running.beside(peer.port))) is not None]
+    facts = _joined(first, others)
+    listed = msgspec.structs.replace(listed, edges=_with_strays(listed.edges, facts.links))
     if as_json:
-        print_json(facts)
+        parts: list[dict[str, Any]] = [msgspec.to_builtins(each) for each in (facts, listed, troubles)]
+        print_json(parts[0] | parts[1] | parts[2] | {"missing_shards": listed.missing_shards or []})
         return
     print_facts(_of_the_node(facts))
     shards = [
-        (
-            s["shard"],
-            "none" if s["chunk"] is None else s["chunk"],
-            s["lanes"],
-            s["written"]["records"],
-            s["pending_bytes"],
-            s["trouble"] or "",
-        )
-        for s in facts["shards"]
+        (s.shard, "none" if s.chunk is None else s.chunk, s.lanes, s.written.records, s.pending_bytes, s.trouble or "")
+        for s in facts.shards
     ]
     print_table(("shard", "chunk", "lanes", "records written", "pending bytes", "trouble"), shards)
-    show_cluster_log(facts["cluster_log"], time.time())
-    show_issuer(facts["jwt"])
-    if trouble := facts["clock"]["trouble"]:
+    show_cluster_log(facts.cluster_log, time.time())
+    show_issuer(facts.jwt or None)
+    if trouble := facts.clock.trouble:
         click.echo(f"CLOCK: {trouble}. Off by a minute, the node takes no links, writes no chunk and claims nothing")
-    if differ := [each for each in facts["links"] if abs(each.get("clock_off_seconds") or 0.0) > CLOCK_DIFFERS_S]:
-        named = ", ".join(f"{each['tenant']}/{each['edge']}" for each in differ[:CLOCKS_NAMED])
-        click.echo(f"CLOCK: {len(differ)} of {len(facts['links'])} linked edges have synchronised clocks a minute or "
+    if differ := [each for each in facts.links if abs(each.clock_off_seconds or 0.0) > CLOCK_DIFFERS_S]:
+        named = ", ".join(f"{each.tenant}/{each.edge}" for each in differ[:CLOCKS_NAMED])
+        click.echo(f"CLOCK: {len(differ)} of {len(facts.links)} linked edges have synchronised clocks a minute or "
                    f"more from this hub's ({named}{', ...' if len(differ) > CLOCKS_NAMED else ''}): one side is "
                    "wrong")  # fmt: skip
-    _show_troubles(facts)
-    if makers := table_makers(facts["tables"]):
+    _show_troubles(troubles)
+    if makers := table_makers(facts.tables):
         print_table(("tables", "made by", "since", "records behind"), makers)
-    for table in facts["tables"]:
-        for stopped in table["stopped"]:
+    for table in facts.tables:
+        for stopped in table.stopped:
             print_stopped(hub or "CONFIG", table, stopped)
-    show_quality(facts.get("quality", []))
-    for missing in facts.get("missing_shards", []):
-        click.echo(f"warning: edges of shard {missing['shard']} are missing here: {missing['trouble']}", err=True)
-    show_edges(facts["edges"], time.time(), edges or None, here, facts.get("links_unknown_at", []))
+    show_quality(facts.quality or ())
+    for missing in listed.missing_shards or ():
+        click.echo(f"warning: edges of shard {missing.shard} are missing here: {missing.trouble}", err=True)
+    here = set() if running.port is None else {each.name for each in (first, *others)}
+    show_edges(listed.edges, time.time(), edges or None, here, listed.links_unknown_at or ())
 
 
-def _show_troubles(facts: dict[str, Any]) -> None:
+def _show_troubles(found: TroublesAnswer) -> None:
     """Print conflicts, open gaps and lost records of all hosts."""
     conflicts = [
-        (f"{each['tenant']}/{each['edge']}", each["log"], each["stream"], each["since"], each["why"])
-        for each in facts["conflicts"]
+        (f"{each.tenant}/{each.edge}", each.log, each.stream, each.since, each.why) for each in found.conflicts
     ]
     if conflicts:
         print_table(("conflict: edge", "log", "stream", "since", "why"), conflicts)
-    if facts["conflicts_more"]:
-        click.echo(f"and {facts['conflicts_more']} more conflicts")
+    if found.conflicts_more:
+        click.echo(f"and {found.conflicts_more} more conflicts")
     open_gaps = [
-        (f"{each['tenant']}/{each['edge']}", each["log"], each["stream"], each["first"], each["since"], each["until"])
-        for each in facts["open_gaps"]
+        (f"{each.tenant}/{each.edge}", each.log, each.stream, each.first, each.since, each.until)
+        for each in found.open_gaps
     ]
     if open_gaps:
         print_table(("open gap: edge", "log", "stream", "from seq", "since", "until"), open_gaps)
-    if facts["open_gaps_more"]:
-        click.echo(f"and {facts['open_gaps_more']} more open gaps")
-    lost = [
-        (f"{each['tenant']}/{each['edge']}", each["log"], each["stream"], each["records"], each["first_seq"])
-        for each in facts["lost"]
-    ]
+    if found.open_gaps_more:
+        click.echo(f"and {found.open_gaps_more} more open gaps")
+    lost = [(f"{each.tenant}/{each.edge}", each.log, each.stream, each.records, each.first_seq) for each in found.lost]
     if lost:
         click.echo("LOST: this hub had acknowledged these records. Its store was restored to an earlier state, or lost "
                    "objects; the edges send again what they still have")  # fmt: skip
         print_table(("edge", "log", "stream", "records", "from seq"), lost)
-    if unknown := facts.get("lost_unknown_at"):
-        click.echo(f"warning: what was lost at {harmless(', '.join(unknown))} is not known here yet", err=True)
+    if found.lost_unknown_at:
+        unknown = harmless(", ".join(found.lost_unknown_at))
+        click.echo(f"warning: what was lost at {unknown} is not known here yet", err=True)
 
 
-def _of_the_node(facts: dict[str, Any]) -> dict[str, str]:
-    tls, away = facts["tls"], facts["store"]["trouble"]
+def _of_the_node(facts: StatusAnswer) -> dict[str, str]:
+    tls, store = facts.tls, facts.store or None
+    away = None if store is None else store.trouble
     return {
-        "hub": facts["cluster_id"],
-        "software": facts["software"],
-        "level": f"{facts['level']} (this release knows {facts['release_level']})",
-        "cluster log": cluster_log_position(facts["cluster_log"]),
-        "last backup": _backup(facts["backup"]),
-        "store's disk": disk_text(facts["store"], time.time()),
+        "hub": facts.cluster_id,
+        "software": facts.software,
+        "level": f"{facts.level} (this release knows {facts.release_level})",
+        "cluster log": cluster_log_position(facts.cluster_log),
+        "last backup": _backup(facts.backup or None),
+        "store's disk": disk_text(UNSET if store is None else store.disk, time.time()),
         **({} if away is None else {"STORE": away}),
-        **({} if tls is None else {"certificate": f"{tls['certificate']}, valid until {tls['expires'][:10]}"}),
+        **({} if tls is None else {"certificate": f"{tls.certificate}, valid until {tls.expires[:10]}"}),
     }
 
 
-def _backup(last: dict[str, str] | None) -> str:
-    return "none is known" if last is None else f"up to {last['up_to'][:19]}Z, at {harmless(last['place'])}"
+def _backup(last: LastBackupOfStore | None) -> str:
+    return "none is known" if last is None else f"up to {last.up_to[:19]}Z, at {harmless(last.place)}"
 
 
-def _join(facts: dict[str, Any], peer: RunningHub) -> set[str]:
-    """Add another process's links, own shards and tables to the facts of the first. Return its name."""
+def _status_of(peer: RunningHub) -> StatusAnswer | None:
+    """Return the status of another process of this machine; None, after a warning, without an answer."""
     try:
-        others = peer.get("/v1/status")
+        return peer.status()
     except Failed as failure:
         click.echo(f"warning: {failure}. That process's shards, links and tables are missing here", err=True)
-        return set()
-    owned = [shard for shard in others["shards"] if shard["own"]]
-    shown = {shard["shard"]: shard for shard in [*facts["shards"], *owned]}
-    facts["shards"] = [shown[number] for number in sorted(shown)]
+        return None
+
+
+def _joined(first: StatusAnswer, others: Sequence[StatusAnswer]) -> StatusAnswer:
+    """Return the status of one process with the links, own shards and tables of others."""
+    shown = {each.shard: each for each in first.shards}
+    shown |= {each.shard: each for other in others for each in other.shards if each.own}
     # Only the process that makes a table knows what stops it.
-    made = {
-        (each["tenant"], each["stream"]): each for each in others["tables"] if each.get("process") == others["name"]
-    }
-    facts["tables"] = [made.get((each["tenant"], each["stream"]), each) for each in facts["tables"]]
-    for part in ("links", "latest_tables", "quality"):
-        facts[part] = [*facts.get(part, []), *others.get(part, [])]
-    return {others["name"]}
+    made = {(each.tenant, each.stream): each for other in others for each in other.tables if each.process == other.name}
+    every = (first, *others)
+    return msgspec.structs.replace(
+        first,
+        shards=[shown[number] for number in sorted(shown)],
+        tables=[made.get((each.tenant, each.stream), each) for each in first.tables],
+        links=[each for one in every for each in one.links],
+        latest_tables=[each for one in every for each in one.latest_tables or ()],
+        quality=[each for one in every for each in one.quality or ()],
+    )
 
 
-def _add_strays(facts: dict[str, Any]) -> None:
-    """Report edges as connected whose link to a process of this machine the first process does not know yet."""
-    links = {(link["tenant"], link["edge"]): link for link in facts["links"] if link["edge"]}
-    for edge in facts["edges"]:
-        link = links.get((edge["tenant"], edge["edge"]))
-        if link is not None and edge["connected_since"] is None:
-            edge.update(connected_since=link["connected_since"], software=link["software"])
+def _with_strays(edges: Sequence[EdgeOfHub], links: Sequence[LinkOfProcess]) -> list[EdgeOfHub]:
+    """Return edges as connected whose link to a process of this machine the first process does not know yet."""
+    linked = {(link.tenant, link.edge): link for link in links if link.edge}
+    found = list(edges)
+    for at, edge in enumerate(edges):
+        if edge.connected_since is None and (link := linked.get((edge.tenant, edge.edge))) is not None:
+            since, software = link.connected_since, link.software or None
+            found[at] = msgspec.structs.replace(edge, connected_since=since, software=software)
+    return found
 
 
 # ``weft hub doctor``: what this machine, its store, its clock and its ports are like.

@@ -8,11 +8,9 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 import click
 
-from weft.client import pages
 from weft.cloud_hub.facts import tenants as tenant_changes
 from weft.cloud_hub.facts.fact import (
     TENANT,
@@ -37,7 +35,7 @@ from weft.commands.hub_store import (
     declaring,
     read_facts,
 )
-from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
+from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub, whole
 from weft.config.units import approximate_duration, approximate_size, parse_size
 from weft.hub_api.answers import moment
 from weft.output import Failed, Refused, print_facts, print_json, print_table
@@ -45,6 +43,7 @@ from weft.protocols.errors import CodecError
 from weft.storage.table.schemas import STREAM
 
 if TYPE_CHECKING:
+    from weft.hub_api.answers import UsageAnswer
     from weft.storage.cluster_log import ClusterState
 
 
@@ -204,7 +203,7 @@ def list_tenants(hub: str | None, *, token_file: str | None, as_json: bool) -> N
     """
     quotas = list(_OPTIONS)
     if not names_a_config(hub):
-        there = [each for page in pages(running_hub(hub, token_file).tenants) for each in page.tenants]
+        there = whole("tenants", running_hub(hub, token_file).tenants).tenants
         if as_json:
             print_json([{"name": each.tenant, "version": each.version, "quotas": each.quotas} for each in there])
             return
@@ -278,7 +277,6 @@ def _quotas(given: dict[str, str | None]) -> tuple[Quotas, frozenset[str]]:
 
 # ``weft hub usage``: what a tenant uses of a running hub.
 
-PAGES_MAX = 100
 DAY_S = 86_400.0
 GROWTH_AFTER_S = 600.0
 """Time since the start of a process after which its rate is worth a figure a day."""
@@ -299,59 +297,48 @@ def usage(hub: str | None, *, tenant: str, token_file: str | None, as_json: bool
     \b
     weft hub usage hub.yaml --tenant acme
     """
-    running = running_hub(hub, token_file)
-    found: dict[str, Any] | None = None
-    after: str | None = None
-    for _ in range(PAGES_MAX):
-        query = {"tenant": tenant} | ({} if after is None else {"after": after})
-        page = running.request(f"/v1/usage?{urlencode(query)}")
-        found = page if found is None else {**found, "streams": [*found["streams"], *page["streams"]]}
-        after = page["next_after"]
-        if after is None:
-            break
-    assert found is not None, "there is a first page"
+    found = whole("streams", running_hub(hub, token_file).usage, tenant=tenant)
     if as_json:
         print_json(found)
         return
     _show(found, time.time())
 
 
-def _show(found: dict[str, Any], now: float) -> None:
-    quotas, received = found["quotas"], found["received"]
+def _show(found: UsageAnswer, now: float) -> None:
+    quotas, received = found.quotas, found.received
 
-    def of(used: int, quota: str) -> str:
-        return f"{used}" if quotas[quota] is None else f"{used} of {quotas[quota]}"
+    def of(used: int, quota: int | None) -> str:
+        return f"{used}" if quota is None else f"{used} of {quota}"
 
     facts = {
-        "tenant": found["tenant"],
-        "links": of(found["links"], "links"),
-        "lanes": of(found["lanes"], "lanes"),
-        "streams": of(found["streams_count"], "streams"),
-        "received": f"{approximate_size(received['bytes'])}, {received['records']} records since {found['since']}"
-        + _growth(received["bytes"], found["since"], now),
+        "tenant": found.tenant,
+        "links": of(found.links, quotas.links),
+        "lanes": of(found.lanes, quotas.lanes),
+        "streams": of(found.streams_count, quotas.streams),
+        "received": f"{approximate_size(received.bytes)}, {received.records} records since {found.since}"
+        + _growth(received.bytes, found.since, now),
     }
-    if found["table_bytes"] is not None and quotas["table_bytes"] is not None:
-        sizes = approximate_size(found["table_bytes"]), approximate_size(quotas["table_bytes"])
-        facts["tables"] = f"{sizes[0]} of {sizes[1]}"
-    if quotas["bytes_per_second"] is not None:
-        facts["bytes a second"] = f"at most {approximate_size(quotas['bytes_per_second'])}"
-    if quotas["records_per_second"] is not None:
-        facts["records a second"] = f"at most {quotas['records_per_second']}"
-    if found["share"] < 1:
-        facts["share of this process"] = f"{found['share']:.0%} of the rates"
-    if found["throttled_seconds"]:
-        facts["throttled"] = f"links were asked to wait {approximate_duration(found['throttled_seconds'])} in all"
-    if found["refused"]:
-        facts["refused"] = f"{found['refused']} links and lanes beyond a quota"
+    if found.table_bytes is not None and quotas.table_bytes is not None:
+        facts["tables"] = f"{approximate_size(found.table_bytes)} of {approximate_size(quotas.table_bytes)}"
+    if quotas.bytes_per_second is not None:
+        facts["bytes a second"] = f"at most {approximate_size(quotas.bytes_per_second)}"
+    if quotas.records_per_second is not None:
+        facts["records a second"] = f"at most {quotas.records_per_second}"
+    if found.share < 1:
+        facts["share of this process"] = f"{found.share:.0%} of the rates"
+    if found.throttled_seconds:
+        facts["throttled"] = f"links were asked to wait {approximate_duration(found.throttled_seconds)} in all"
+    if found.refused:
+        facts["refused"] = f"{found.refused} links and lanes beyond a quota"
     print_facts(facts)
     print_table(
         ("stream", "records in the log", "bytes received", "records received", "table"),
         [
             (
-                each["stream"], each["records"], each["received"]["bytes"], each["received"]["records"],
-                "unknown" if each["table_bytes"] is None else approximate_size(each["table_bytes"]),
+                each.stream, each.records, each.received.bytes, each.received.records,
+                "unknown" if each.table_bytes is None else approximate_size(each.table_bytes),
             )
-            for each in found["streams"]
+            for each in found.streams
         ],
     )  # fmt: skip
 

@@ -23,14 +23,12 @@ from weft.cloud_hub.facts.tokens import (
     end_of_token,
     has_other_secret,
     import_token,
-    last_uses,
     pair_token,
-    remove_token,
     rotate_token,
-    token_view,
 )
 from weft.cloud_hub.facts.tokens import open_hubs as declare_open_hubs
 from weft.commands.common import (
+    ExistingPath,
     certificate_of,
     config_argument,
     confirm,
@@ -43,17 +41,17 @@ from weft.commands.common import (
     yes_option,
 )
 from weft.commands.hub_store import (
+    administration_of,
     begin,
     decision_options,
     declare,
     declare_all,
     declaring,
     end_of,
-    on_store,
     read_facts,
 )
 from weft.commands.new_files import write_new
-from weft.commands.running import RunningHub
+from weft.commands.running import RunningHub, any_hub_argument, hub_argument, whole
 from weft.config.units import approximate_duration
 from weft.hub_api.answers import moment
 from weft.hub_api.rights import InvalidGrant, Right, Rights, Scope, role_grants
@@ -170,10 +168,10 @@ def _linked(config_file: str) -> list[str] | None:
     certificate = certificate_of(config)
     try:
         running = RunningHub(url_here(config.listen, certificate), tls=tls_of(certificate))
-        edges = running.pages("/v1/edges", "edges")["edges"]
+        edges = whole("edges", running.edges).edges
     except Failed:
         return None
-    return sorted(f"{each['tenant']}/{each['edge']}" for each in edges if each["connected_since"] is not None)
+    return sorted(f"{each.tenant}/{each.edge}" for each in edges if each.connected_since is not None)
 
 
 def print_preview(config_file: str, names: Sequence[str], *, as_json: bool) -> None:
@@ -354,6 +352,11 @@ to_option = click.option(
 expires_option = click.option(
     "--expires", metavar="TIME", help="End of the token: a duration such as 90d, or a date. None by default."
 )
+
+
+def _token_file_option(grant: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    text = f"File with a token that has the grant {grant}, for a URL or a login."
+    return click.option("--token-file", type=ExistingPath(dir_okay=False), help=text)
 
 
 @click.command()
@@ -584,14 +587,16 @@ def rotate(
 
 
 @click.command()
-@config_argument
+@hub_argument
 @click.argument("name")
+@_token_file_option("tokens")
 @decision_options
 @json_option
-def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json: bool) -> None:
-    """Withdraw token NAME from the cluster log of CONFIG. Its links end two seconds later."""
-    state = declare(config_file, remove_token(name), by, reason)
-    left = len(state.facts(TOKEN))
+def remove(hub: str, name: str, *, token_file: str | None, reason: str, by: str | None, as_json: bool) -> None:
+    """Withdraw token NAME at HUB: a configuration on this machine, a URL or the name of a login. Its links end two
+    seconds later."""
+
+    left = administration_of(hub, token_file, by).remove_token(name, reason=reason).left
     if as_json:
         print_json({"removed": name, "left": left})
         return
@@ -602,16 +607,17 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json:
 
 
 @click.command("list")
-@config_argument
+@any_hub_argument
+@_token_file_option("acts")
 @json_option
-def list_tokens(config_file: str, *, as_json: bool) -> None:
-    """List the tokens in the cluster log of CONFIG, not the tokens themselves.
+def list_tokens(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
+    """List the tokens in the cluster log of HUB, not the tokens themselves.
 
-    A use is shown within an hour; the first one of a token within two minutes. A link that is open is a use.
+    HUB is a configuration on this machine, a URL or the name of a login. A use is shown within an hour; the first one
+    of a token within two minutes. A link that is open is a use.
     """
-    facts = read_facts(config_file).facts(TOKEN)
-    uses, now = on_store(config_file, last_uses), time.time_ns()
-    found = [token_view(fact, now, uses.get(fact.name)) for _, fact in sorted(facts.items())]
+
+    found = whole("tokens", administration_of(hub, token_file).tokens).tokens
     if as_json:
         print_json(found)
         return

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
+import msgspec
 
-from weft.client import Client, HubRefusal, HubUnreachable
+from weft.client import Client, HubRefusal, HubUnreachable, pages
 from weft.client.logins import HUB_VARIABLE, LoginsUnusable, find, of_environment, read
-from weft.client.operations import Operations, Request
+from weft.client.operations import Listed, Operations, Request
 from weft.commands.common import (
     ANOTHER_PROGRAM,
     STATUS_BYTES_MAX,
@@ -31,7 +30,10 @@ from weft.protocols.lane import valid_name
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Callable
 
+Args = ParamSpec("Args")
+AList = TypeVar("AList", bound=Listed)
 T = TypeVar("T")
 TIMEOUT_S = 30.0
 TOO_MANY = 429
@@ -78,39 +80,6 @@ class RunningHub(Operations):
             bytes_max=STATUS_BYTES_MAX,
         )  # fmt: skip
 
-    def get(self, path: str) -> Any:
-        """Return the JSON document at ``path``."""
-        return self.request(path)
-
-    def pages(self, path: str, key: str) -> dict[str, Any]:
-        """Return a list of the API, with all its pages joined. ``Failed`` when there is no answer, or no end of it."""
-        whole: dict[str, Any] = {key: []}
-        after, named = "", set[str]()
-        while True:
-            page = self.get(path + after)
-            whole = {**whole, **page, key: [*whole[key], *page[key]]}
-            if page["next_after"] is None:
-                return whole
-            if page["next_after"] in named:
-                raise Failed(
-                    f"{path} at {self.url}: the list does not continue after {page['next_after']!r}. Is a hub of this "
-                    "release at that address?"
-                )
-            named.add(page["next_after"])
-            after = f"{'&' if '?' in path else '?'}{urlencode({'after': page['next_after']})}"
-
-    def request(
-        self, path: str, body: dict[str, Any] | None = None, key: str = "", *, method: str | None = None
-    ) -> Any:  # fmt: skip
-        """Return the JSON of the answer to a request, after the time that the hub may ask to wait.
-
-        Args:
-            key: idempotency key.
-        """
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Idempotency-Key": key} if key else {}
-        return self._answer(Request(Any, path, data, headers, method))
-
     def _answer(self, request: Request[T], /) -> T:
         try:
             client = self.client()
@@ -135,6 +104,30 @@ class RunningHub(Operations):
             return Failed(f"{self.url}{request.path} answered {refusal.status} {refusal.reason}: {advice}")
         said = f"{refusal.detail}; {refusal.advice}" if refusal.detail else ANOTHER_PROGRAM
         return Failed(f"the hub answered {refusal.status} {refusal.reason}: {said}")
+
+
+def whole(part: str, ask: Callable[Args, AList], *args: Args.args, **query: Args.kwargs) -> AList:
+    """Return a list of the API with all its pages joined: the last page, with the members of all.
+
+    Args:
+        part: name of the field with the members.
+        ask: method of the operation.
+
+    Raises:
+        Failed: there is no answer, or no end of the list.
+    """
+    members, named = list[Any](), set[object]()
+    for page in pages(ask, *args, **query):
+        members += getattr(page, part)
+        if page.next_after in named:
+            raise Failed(
+                f"the list of {part} does not continue after {page.next_after!r}. Is a hub of this release at that "
+                "address?"
+            )
+        named.add(page.next_after)
+        last: Any = page
+    joined: AList = msgspec.structs.replace(last, **{part: members})
+    return joined
 
 
 def names_a_config(hub: str | None) -> bool:

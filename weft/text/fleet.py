@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from weft.config.units import YEAR_S, approximate_duration, approximate_size, format_size
 from weft.output import counted, print_facts, print_table
 from weft.text.record import shown
+
+if TYPE_CHECKING:
+    from msgspec import UnsetType
+
+    from weft.hub_api.answers import DiskOfEdge, EdgeOfHub, HeldBackReason, StreamOf, TableOfStream
+    from weft.hub_api.status import (
+        ClusterLogPosition,
+        DiskOfStore,
+        KeysOfIssuer,
+        QualityOfNode,
+        StoppedOffsets,
+        TableOfNode,
+    )
 
 _UNKNOWN = "unknown"
 _EDGE_COLUMNS = (
@@ -24,7 +37,7 @@ ENDS_SOON_S = 14 * 86_400.0
 
 
 def show_edges(
-    edges: list[dict[str, Any]], now: float, most: int | None, here: Collection[str], unknown_at: Sequence[str]
+    edges: Sequence[EdgeOfHub], now: float, most: int | None, here: Collection[str], unknown_at: Sequence[str]
 ) -> None:
     """Print the edges that a hub knows: those with an alarm first, then those without a link.
 
@@ -37,42 +50,41 @@ def show_edges(
     all_known = not unknown_at
     if unknown_at:
         click.echo(f"warning: the edges that are linked to {', '.join(unknown_at)} are not known here yet", err=True)
-    away = [each for each in edges if each["connected_since"] is None and not each["retired"]]
-    gone = {(each["tenant"], each["edge"]) for each in away}
+    away = [each for each in edges if each.connected_since is None and not each.retired]
+    gone = {(each.tenant, each.edge) for each in away}
 
-    def order(each: Mapping[str, Any]) -> tuple[object, ...]:
-        name = each["tenant"], each["edge"]
-        return not each["alarms"], name not in gone, *name
+    def order(each: EdgeOfHub) -> tuple[object, ...]:
+        name = each.tenant, each.edge
+        return not each.alarms, name not in gone, *name
 
     ordered = sorted(edges, key=order)
     shown_edges = ordered if most is None else ordered[:most]
     if edges:
         print_table(_EDGE_COLUMNS, [_edge_row(each, now, here, all_known=all_known) for each in shown_edges])
-    in_trouble, linked = (sum(bool(each[key]) for each in edges) for key in ("alarms", "connected_since"))
+    in_trouble, linked = sum(bool(each.alarms) for each in edges), sum(bool(each.connected_since) for each in edges)
     not_connected = f"{len(away)} not connected" + ("" if all_known else " or unknown")
     click.echo(f"{counted(len(edges), 'edge')}: {linked} connected, {not_connected}, {in_trouble} with an alarm")
     if len(shown_edges) < len(edges):
         click.echo(f"{len(edges) - len(shown_edges)} of them are not shown: --edges 0 shows all")
 
 
-def disk_text(store: Mapping[str, Any], now: float) -> str:
+def disk_text(disk: DiskOfStore | UnsetType | None, now: float) -> str:
     """Return the free space of the store's disk, and until when it lasts.
 
     Args:
-        store: of the status of a process.
         now: seconds since 1970.
     """
-    if (disk := store["disk"]) is None:
+    if disk is None:
         return "a bucket: it has no such bound"
-    if disk["free_bytes"] is None:
+    if not disk or disk.free_bytes is None:
         return _UNKNOWN
-    if not disk["free_bytes"]:
+    if not disk.free_bytes:
         return "none free: the hub takes nothing until there is room"
-    free = f"{approximate_size(disk['free_bytes'])} free"
-    if (by_day := disk["bytes_per_day"]) is None:
+    free = f"{approximate_size(disk.free_bytes)} free"
+    if (by_day := disk.bytes_per_day) is None:
         return f"{free}; until when it lasts is unknown for an hour after the start"
-    over = f"of the last {approximate_duration(disk['seen_seconds'])}"
-    if (left := disk["seconds_left"]) is None:
+    over = f"of the last {approximate_duration(disk.seen_seconds)}"
+    if (left := disk.seconds_left) is None:
         return f"{free}; it did not shrink in the time {over}".replace("in the time of", "in")
     until = (
         "for more than a year" if left > YEAR_S else f"until {datetime.fromtimestamp(now + left, UTC):%Y-%m-%d %H:%MZ}"
@@ -80,39 +92,39 @@ def disk_text(store: Mapping[str, Any], now: float) -> str:
     return f"{free}; it lasts {until} at the rate {over}: {approximate_size(by_day)} a day"
 
 
-def _edge_row(edge: dict[str, Any], now: float, here: Collection[str], *, all_known: bool) -> tuple[object, ...]:
-    since, at = edge["connected_since"], edge.get("connected_at")
+def _edge_row(edge: EdgeOfHub, now: float, here: Collection[str], *, all_known: bool) -> tuple[object, ...]:
+    since, at = edge.connected_since, edge.connected_at
     link = ("none" if all_known else _UNKNOWN) if since is None else f"for {_ago(since, now)}"
     if at and at not in here:
         link += f" at {shown(at)}"
-    alarms = [f"{each['reason']} ({each['stream']}): {each['why']}" for each in edge["alarms"]]
-    if edge["retired"]:
+    alarms = [f"{each.reason} ({each.stream}): {each.why}" for each in edge.alarms]
+    if edge.retired:
         alarms.append("retired")
     return (
-        f"{edge['tenant']}/{edge['edge']}",
-        edge["logs"][0] if edge["logs"] else "",
-        "never" if edge["last_seen"] is None else f"{_ago(edge['last_seen'], now)} ago",
+        f"{edge.tenant}/{edge.edge}",
+        edge.logs[0] if edge.logs else "",
+        "never" if edge.last_seen is None else f"{_ago(edge.last_seen, now)} ago",
         link,
-        shown((edge["software"] or _UNKNOWN).removeprefix("weft ")),
-        _outage_left(edge.get("disk"), now, is_linked=since is not None),
-        edge["missing_records"],
-        _UNKNOWN if edge["complete_up_to"] is None else f"{_ago(edge['complete_up_to'], now)} ago",
+        shown((edge.software or _UNKNOWN).removeprefix("weft ")),
+        _outage_left(edge.disk or None, now, is_linked=since is not None),
+        edge.missing_records,
+        _UNKNOWN if edge.complete_up_to is None else f"{_ago(edge.complete_up_to, now)} ago",
         shown("; ".join(alarms)),
     )
 
 
-def _outage_left(disk: Mapping[str, Any] | None, now: float, *, is_linked: bool) -> str:
+def _outage_left(disk: DiskOfEdge | None, now: float, *, is_linked: bool) -> str:
     """Return the time for which an edge can take records without a hub, as it said; from then on without a link."""
     if disk is None:
         return _UNKNOWN
-    left = disk["outage_seconds_left"]
+    left = disk.outage_seconds_left
     if left is None:
-        return _UNKNOWN if disk["bytes_per_second"] is None else "no end"
+        return _UNKNOWN if disk.bytes_per_second is None else "no end"
     lasts = "none" if left == 0 else "over a year" if left > YEAR_S else approximate_duration(left)
-    return lasts if is_linked else f"{lasts} {_ago(disk['reported'], now)} ago"
+    return lasts if is_linked else f"{lasts} {_ago(disk.reported, now)} ago"
 
 
-def show_streams(streams: list[dict[str, Any]], now: float, *, with_columns: bool = False) -> None:
+def show_streams(streams: Sequence[StreamOf], now: float, *, with_columns: bool = False) -> None:
     """Print a hub's streams, and of a few of them their columns.
 
     Args:
@@ -123,47 +135,49 @@ def show_streams(streams: list[dict[str, Any]], now: float, *, with_columns: boo
     print_table(columns, [_stream_row(each, now) for each in streams])
     click.echo()
     if with_columns or len(streams) <= COLUMNS_STREAMS_MAX:
-        print_facts({each["stream"]: _columns(each) for each in streams})
+        print_facts({each.stream: _columns(each) for each in streams})
     else:
         click.echo(f"{len(streams)} streams: --columns shows the columns of their tables")
 
 
-def _stream_row(stream: dict[str, Any], now: float) -> tuple[object, ...]:
-    rate, up_to = stream.get("records_per_second"), stream["complete_up_to"]
+def _stream_row(stream: StreamOf, now: float) -> tuple[object, ...]:
+    rate, up_to = stream.records_per_second, stream.complete_up_to
     return (
-        stream["stream"],
-        stream["records"],
+        stream.stream,
+        stream.records,
         _UNKNOWN if rate is None else f"{rate:.3g}" if rate < 1000 else f"{rate:,.0f}",
-        stream["edges"],
+        stream.edges,
         _UNKNOWN if up_to is None else f"{_ago(up_to, now)} ago",
-        shown("; ".join(_held_back(each) for each in stream.get("held_back_by", []))),
-        *_table(stream.get("table")),
+        shown("; ".join(_held_back(each) for each in stream.held_back_by or ())),
+        *_table(stream.table),
     )
 
 
-def _held_back(reason: dict[str, Any]) -> str:
-    return f"{reason['edge'] or 'the hub'} ({reason['reason']})"
+def _held_back(reason: HeldBackReason) -> str:
+    return f"{reason.edge or 'the hub'} ({reason.reason})"
 
 
-def _table(table: dict[str, Any] | None) -> tuple[object, ...]:
+def _table(table: TableOfStream | None) -> tuple[object, ...]:
     if table is None:
         return _UNKNOWN, _UNKNOWN
-    behind = "nothing" if not table["lag_records"] else counted(table["lag_records"], "record")
-    if table["is_stopped"]:
+    behind = "nothing" if not table.lag_records else counted(table.lag_records, "record")
+    if table.is_stopped:
         behind += ", STOPPED: see `weft hub status`"
-    if table["error"]:
-        behind += f", {shown(table['error'])}"
-    size = "" if table.get("bytes") is None else f", {format_size(table['bytes'])} in {counted(table['files'], 'file')}"
-    return f"{table['path']} (version {table['version']}{size})", behind
+    if table.error:
+        behind += f", {shown(table.error)}"
+    size = ""
+    if isinstance(table.bytes, int) and isinstance(table.files, int):
+        size = f", {format_size(table.bytes)} in {counted(table.files, 'file')}"
+    return f"{table.path} (version {table.version}{size})", behind
 
 
-def _columns(stream: dict[str, Any]) -> str:
+def _columns(stream: StreamOf) -> str:
     """Return the columns of a stream's table; before there is one, the topic levels that it will have."""
-    table = stream.get("table")
+    table = stream.table
     if table is None:
-        levels = ", ".join(stream["fields"]) or "none"
-        return f"topic levels: {levels}; payload: {stream['payload']} (the table is not known here)"
-    return ", ".join(f"{each['name']} {each['type']}" for each in table["columns"])
+        levels = ", ".join(stream.fields) or "none"
+        return f"topic levels: {levels}; payload: {stream.payload} (the table is not known here)"
+    return ", ".join(f"{each.name} {each.type}" for each in table.columns)
 
 
 def _ago(moment: str, now: float) -> str:
@@ -183,51 +197,51 @@ def _until(moment: str, now: float) -> float:
         return math.inf
 
 
-def cluster_log_position(facts: Mapping[str, Any]) -> str:
+def cluster_log_position(facts: ClusterLogPosition) -> str:
     """Return the position of the cluster log that a hub process knows."""
-    return f"entry {facts['entry']}, as of {approximate_duration(facts['seen_seconds_ago'])} ago"
+    return f"entry {facts.entry}, as of {approximate_duration(facts.seen_seconds_ago or 0.0)} ago"
 
 
-def show_quality(streams: Sequence[Mapping[str, Any]]) -> None:
+def show_quality(streams: Sequence[QualityOfNode]) -> None:
     """Print the quality rules in alarm and the vanished fields, if there are some."""
     for stream in streams:
-        name = f"{stream['tenant']}/{stream['stream']}"
-        for rule in stream["rules"]:
-            if rule["state"] == "alarm":
-                click.echo(f"QUALITY: {name}, rule {rule['name']}: {rule['why']}")
-        for each in stream["vanished"]:
-            click.echo(f"QUALITY: {name}, field {each['field']} has no value in the last {each['rows']:,} rows")
+        name = f"{stream.tenant}/{stream.stream}"
+        for rule in stream.rules:
+            if rule.state == "alarm":
+                click.echo(f"QUALITY: {name}, rule {rule.name}: {rule.why}")
+        for each in stream.vanished:
+            click.echo(f"QUALITY: {name}, field {each.field} has no value in the last {each.rows:,} rows")
 
 
-def show_issuer(facts: Mapping[str, Any] | None) -> None:
+def show_issuer(facts: KeysOfIssuer | None) -> None:
     """Print what is wrong with the keys of the issuer of tokens at a hub process, if something is."""
-    if facts is None or not facts["trouble"]:
+    if facts is None or not facts.trouble:
         return
     kept = "its tokens open nothing"
-    if facts["keys"]:
-        kept = f"its {counted(facts['keys'], 'key')} may be used until {facts['kept_until']}"
-    age = approximate_duration(facts["failing_seconds"])
-    click.echo(f"JWT: the key set {shown(facts['key_set'])} could not be read for {age}, {kept}: "
-               f"{shown(facts['trouble'])}")  # fmt: skip
+    if facts.keys:
+        kept = f"its {counted(facts.keys, 'key')} may be used until {facts.kept_until}"
+    age = approximate_duration(facts.failing_seconds)
+    click.echo(f"JWT: the key set {shown(facts.key_set)} could not be read for {age}, {kept}: "
+               f"{shown(facts.trouble)}")  # fmt: skip
 
 
-def show_cluster_log(facts: Mapping[str, Any], now: float) -> None:
+def show_cluster_log(facts: ClusterLogPosition, now: float) -> None:
     """Print what is wrong with the cluster log at a hub process, if something is, and which token ends soon.
 
     Args:
         now: seconds since 1970.
     """
-    age = approximate_duration(facts["seen_seconds_ago"])
-    if facts["trouble"]:
-        click.echo(f"CLUSTER LOG: not read for {age}, entry {facts['entry']} stays in force: {facts['trouble']}")
-    end = facts.get("next_end")
-    if end is not None and (rest_s := _until(end["until"], now)) < ENDS_SOON_S:
-        click.echo(f"TOKENS: {shown(end['token'])} ends in {approximate_duration(rest_s)}, and has no later secret: "
-                   f"`weft hub token rotate CONFIG {shown(end['token'])}`")  # fmt: skip
-    for each in facts["skipped"]:
-        click.echo(f"CLUSTER LOG: entry {each['entry']} is passed over: {each['why']}")
-    for each in facts["unusable"]:
-        click.echo(f"CLUSTER LOG: this release cannot use {each['kind']} {each['name']!r}: {each['why']}")
+    age = approximate_duration(facts.seen_seconds_ago or 0.0)
+    if facts.trouble:
+        click.echo(f"CLUSTER LOG: not read for {age}, entry {facts.entry} stays in force: {facts.trouble}")
+    end = facts.next_end
+    if end and (rest_s := _until(end.until, now)) < ENDS_SOON_S:
+        click.echo(f"TOKENS: {shown(end.token)} ends in {approximate_duration(rest_s)}, and has no later secret: "
+                   f"`weft hub token rotate CONFIG {shown(end.token)}`")  # fmt: skip
+    for each in facts.skipped:
+        click.echo(f"CLUSTER LOG: entry {each.entry} is passed over: {each.why}")
+    for fact in facts.unusable:
+        click.echo(f"CLUSTER LOG: this release cannot use {fact.kind} {fact.name!r}: {fact.why}")
 
 
 # Makers of a hub's tables, for a person.
@@ -236,7 +250,7 @@ TABLES_NAMED = 5
 HUB = "hub"
 
 
-def table_makers(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, int]]:
+def table_makers(tables: Sequence[TableOfNode]) -> list[tuple[str, str, str, int]]:
     """Return a row for each maker of tables: names of tables, the maker, its start, and its records that are not rows.
 
     Args:
@@ -245,31 +259,29 @@ def table_makers(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, st
     Returns:
         The rows; none if the hub's nodes make all tables.
     """
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[TableOfNode]] = {}
     for table in tables:
-        made_by = table["made_by"]
-        maker = (made_by["name"], made_by["since"] or "") if made_by else (HUB, "")
+        made_by = table.made_by
+        maker = (made_by.name, made_by.since or "") if made_by else (HUB, "")
         groups.setdefault(maker, []).append(table)
     if groups.keys() <= {(HUB, "")}:
         return []
-    return [
-        (_named(group), *maker, sum(each["lag_records"] for each in group)) for maker, group in sorted(groups.items())
-    ]
+    return [(_named(group), *maker, sum(each.lag_records for each in group)) for maker, group in sorted(groups.items())]
 
 
-def _named(tables: Sequence[Mapping[str, Any]]) -> str:
-    names = [f"{each['tenant']}/{each['stream']}" for each in tables[:TABLES_NAMED]]
+def _named(tables: Sequence[TableOfNode]) -> str:
+    names = [f"{each.tenant}/{each.stream}" for each in tables[:TABLES_NAMED]]
     more = len(tables) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")
 
 
-def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, Any]) -> None:
+def print_stopped(config_file: str, table: TableOfNode, stopped: StoppedOffsets) -> None:
     """Print the records that stop a table, and the command that skips them."""
     click.echo(
-        f"STOPPED: the table of {table['tenant']}/{table['stream']} waits behind offsets {stopped['first']} to "
-        f"{stopped['end'] - 1} of shard {stopped['shard']}: {stopped['reason']}"
+        f"STOPPED: the table of {table.tenant}/{table.stream} waits behind offsets {stopped.first} to "
+        f"{stopped.end - 1} of shard {stopped.shard}: {stopped.reason}"
     )
     click.echo(
-        f"  To skip them: weft hub skip {config_file} {table['stream']} --tenant {table['tenant']} "
-        f"--shard {stopped['shard']} --from {stopped['first']} --to {stopped['end']} --reason '...'"
+        f"  To skip them: weft hub skip {config_file} {table.stream} --tenant {table.tenant} "
+        f"--shard {stopped.shard} --from {stopped.first} --to {stopped.end} --reason '...'"
     )

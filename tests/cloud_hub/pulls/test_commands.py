@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from weft.commands.hub_records import SILENT_S_MAX, said, until_over, window
+from weft.hub_api.answers import PullAnswer
 from weft.output import Failed, Refused
 
 NOON = 1_795_608_000 * 10**9
@@ -34,11 +36,13 @@ def test_windows_that_are_none(since: str, until: str) -> None:
         window(since, until, NOON)
 
 
-def pull(**fields: Any) -> dict[str, Any]:
-    return {
-        "id": "5f0c", "state": "done", "records": 0, "records_received": 0, "bytes": 0, "lost": [], "reason": None,
-        "kept_from": None, "linked_here": True,
-    } | fields  # fmt: skip
+def pull(**fields: Any) -> PullAnswer:
+    return msgspec.convert({
+        "id": "5f0c", "tenant": "default", "edge": "press-7", "stream": "vibration", "from": "", "to": "",
+        "state": "done", "records": 0, "records_received": 0, "bytes": 0, "bytes_received": 0, "rest_seconds": None,
+        "lost": [], "log": None, "reason": None, "kept_from": None, "linked_here": True, "asked": "", "expires": "",
+        "ended": None, "by": None,
+    } | fields, PullAnswer)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,7 @@ def pull(**fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_pull_in_words(made: dict[str, Any], words: str) -> None:
+def test_a_pull_in_words(made: PullAnswer, words: str) -> None:
     assert words in said(made)
 
 
@@ -70,7 +74,7 @@ def test_a_wait_outlives_a_restart_of_the_hub() -> None:
             raise found
         return found
 
-    assert until_over(pull(state="asked"), look, lambda _: None)["state"] == "done"
+    assert until_over(pull(state="asked"), look, lambda _: None).state == "done"
 
 
 def test_a_wait_for_a_hub_that_is_gone_ends() -> None:
