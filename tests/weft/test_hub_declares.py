@@ -542,7 +542,7 @@ def test_expected_edges_of_a_stream_without_a_table_are_asked_about(config: Path
     assert "is the name right?" in weft("hub", "stream", "expect", config, "telemetrie", "b").stderr
 
 
-async def test_a_url_names_a_running_hub_that_sets_quotas_and_pauses_a_region(tmp_path: Path) -> None:
+async def test_a_url_names_a_running_hub_that_sets_quotas_withdraws_tokens_and_pauses_a_region(tmp_path: Path) -> None:
     store = MemoryStore()
     (tmp_path / "root.token").write_text(ADMIN)
 
@@ -567,7 +567,11 @@ async def test_a_url_names_a_running_hub_that_sets_quotas_and_pauses_a_region(tm
         assert "there is no tenant 'none'" in await ask("tenant", "set", "none", "--links", "1")
         assert "name the CONFIG" in await ask("tenant", "set", "acme", "--isolation", "own")
         assert "--by is for a configuration" in await ask("tenant", "set", "acme", "--links", "1", "--by", "mara")
+        assert "there is no token 'none'" in await ask("token", "remove", "none")
         assert "there are: east" in await ask("region", "pause", "south")
         assert f"weft hub region resume {hub.url} east" in await ask("region", "pause", "east", "--reason", "moved")
         assert "continue within some seconds" in await ask("region", "resume", "east")
         assert "east is not paused" in await ask("region", "resume", "east")
+        assert [each["name"] for each in json.loads(await ask("token", "list", "--json"))] == ["ada"]
+        assert "\nada\t" in await ask("token", "list")
+        assert json.loads(await ask("token", "remove", "ada", "--json")) == {"removed": "ada", "left": 0}

@@ -34,7 +34,7 @@ from weft.storage.filesystem import DirectoryInUse
 if TYPE_CHECKING:
     import ssl
 
-    from weft.client import Client, HubRefusal
+    from weft.client import HubRefusal
     from weft.storage.object_store import ObjectStore
 
 
@@ -224,7 +224,7 @@ def get_status(bind: str, path: str, token_file: str | None = None, certificate:
     Args:
         certificate: the node's own, if it speaks TLS.
     """
-    from weft.client import Client
+    from weft.client import Client, HubRefusal, HubUnreachable
     from weft.network.reload import read_token
 
     url = url_here(bind, certificate)
@@ -232,11 +232,18 @@ def get_status(bind: str, path: str, token_file: str | None = None, certificate:
         token = None if token_file is None else read_token(token_file)
     except ValueError as error:
         raise Failed(str(error)) from None
-
-    def client() -> Client:
-        return Client(url, token=token, tls=tls_of(certificate), timeout_s=STATUS_TIMEOUT_S, bytes_max=STATUS_BYTES_MAX)
-
-    return fetched(client, url, path, has_token=token is not None)
+    try:
+        client = Client(
+            url, token=token, tls=tls_of(certificate), timeout_s=STATUS_TIMEOUT_S, bytes_max=STATUS_BYTES_MAX
+        )
+        return json.loads(client.fetch(path).body)
+    except HubRefusal as refusal:
+        advice = advice_on(path, refusal, has_token=token is not None)
+        raise Failed(f"{url}{path} answered {refusal.status} {refusal.reason}: {advice}") from None
+    except HubUnreachable as error:
+        raise Failed(f"{error}; is the node running?") from None
+    except (OSError, ValueError) as error:
+        raise Failed(f"{url}{path} does not answer ({error}); is the node running?") from None
 
 
 def url_here(bind: str, certificate: str | None) -> str:
@@ -245,25 +252,6 @@ def url_here(bind: str, certificate: str | None) -> str:
     if address.port == 0:
         raise Failed("the node uses any free port, so its address is unknown. Set a port in the configuration")
     return f"{'http' if certificate is None else 'https'}://{address.from_here}"
-
-
-def fetched(client: Callable[[], Client], url: str, path: str, *, has_token: bool) -> Any:
-    """Return the JSON document at ``path``. ``Failed`` when there is no answer.
-
-    Args:
-        client: makes the client of ``url``.
-    """
-    from weft.client import HubRefusal, HubUnreachable
-
-    try:
-        return json.loads(client().fetch(path).body)
-    except HubRefusal as refusal:
-        advice = advice_on(path, refusal, has_token=has_token)
-        raise Failed(f"{url}{path} answered {refusal.status} {refusal.reason}: {advice}") from None
-    except HubUnreachable as error:
-        raise Failed(f"{error}; is the node running?") from None
-    except (OSError, ValueError) as error:
-        raise Failed(f"{url}{path} does not answer ({error}); is the node running?") from None
 
 
 def tls_of(certificate: str | None) -> ssl.SSLContext | None:
