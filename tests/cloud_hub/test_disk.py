@@ -10,7 +10,6 @@ import pytest
 
 from tests.cloud_hub.live import get, running_hub
 from tests.support.waiting import until
-from weft.cloud_hub.hub import DAY_S, LOOK_S, StoreDisk
 from weft.cloud_hub.store import DAY_S, LOOK_S, StoreDisk
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.object_store import open_store

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import pytest
@@ -148,10 +149,13 @@ async def declare(store: ObjectStore, stream: str, edges: tuple[str, ...] | None
     await log.append(decide, Author(time.time_ns(), "mara", ""))
 
 
-def never_heard(reasons: object) -> list[str]:
+def never_heard(reasons: Iterable[Any]) -> list[str]:
     """The expected edges among the reasons of an answer."""
-    named = {Reason.EXPECTED: lambda each: each.edge, Reason.DECLARATION: lambda _: UNREADABLE}
-    return sorted(named[each.reason](each) for each in reasons if each.reason in named)  # type: ignore[attr-defined]
+    named: dict[object, Callable[[Any], str]] = {
+        Reason.EXPECTED: lambda each: each.edge,
+        Reason.DECLARATION: lambda _: UNREADABLE,
+    }
+    return sorted(named[each.reason](each) for each in reasons if each.reason in named)
 
 
 def in_ns(text: str | None) -> int | None:
