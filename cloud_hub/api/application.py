@@ -78,7 +78,7 @@ from weft.hub_api.operations import (
     TYPED_COLUMNS,
 )
 from weft.hub_api.rights import Right
-from weft.hub_api.status import StatusAnswer
+from weft.hub_api.status import StatusAnswer, TroublesAnswer
 from weft.network.http_server import Handler
 from weft.network.problem import PROBLEM_JSON, problem
 from weft.network.tracing import NO_FIGURES
@@ -99,6 +99,10 @@ from weft.storage.table.schemas import Schemas
 
 if TYPE_CHECKING:
     from weft.storage.table_writer.service import TableService
+
+
+def _json_of_view(view: View) -> web.Response:
+    return web.Response(body=msgspec.json.encode(view) + b"\n", content_type="application/json")
 
 
 # ``GET /v1/troubles``: what an operator asks any process about the hub as a whole.
@@ -138,18 +142,18 @@ class TroubleRequests:
         gaps.sort(key=lambda gap: (gap.tenant, gap.edge, gap.log, gap.stream))
         gaps.sort(key=lambda gap: gap.until, reverse=True)
         lost = [*lost_views(self._own()), *elsewhere.lost][:LOST_LISTED_MAX]
-        unknown = {"lost_unknown_at": list(elsewhere.unknown_at)} if elsewhere.unknown_at else {}
-        return _json_of_view({
-            "conflicts": conflicts[:CONFLICTS_MAX],
-            "conflicts_more": more + max(0, len(conflicts) - CONFLICTS_MAX),
-            "open_gaps": gaps[:OPEN_GAPS_MAX],
-            "open_gaps_more": gaps_more + max(0, len(gaps) - OPEN_GAPS_MAX),
-            "lost": lost, **unknown, **shards.view(),
-        })  # fmt: skip
-
-
-def _json_of_view(view: View) -> web.Response:
-    return web.Response(body=msgspec.json.encode(view) + b"\n", content_type="application/json")
+        return answered(
+            TroublesAnswer(
+                conflicts=conflicts[:CONFLICTS_MAX],
+                conflicts_more=more + max(0, len(conflicts) - CONFLICTS_MAX),
+                open_gaps=gaps[:OPEN_GAPS_MAX],
+                open_gaps_more=gaps_more + max(0, len(gaps) - OPEN_GAPS_MAX),
+                lost=lost,
+                lost_unknown_at=list(elsewhere.unknown_at) or UNSET,
+                as_of=shards.as_of,
+                missing_shards=shards.missing_shards,
+            )
+        )
 
 
 # The tables as the process knows them, for its answers and its health.

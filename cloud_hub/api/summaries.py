@@ -32,7 +32,6 @@ from weft.cloud_hub.api.views import (
     StreamPart,
     StreamSummary,
     StreamTally,
-    View,
     merged,
     renamed_lanes,
     stream_parts,
@@ -593,11 +592,6 @@ class Listed(NamedTuple):
     """Numbers of the unreadable shards, with the reasons."""
     now: int
     """Nanoseconds since 1970 by the hub's clock."""
-
-    def view(self) -> View:
-        """Return the members of ``OfShards`` for an answer that is still made as a dict."""
-        members = {"as_of": self.as_of, "missing_shards": self.missing_shards}
-        return {name: value for name, value in members.items() if value is not UNSET}
 
     @property
     def missing_shards(self) -> list[MissingShard] | UnsetType:

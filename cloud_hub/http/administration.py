@@ -12,12 +12,11 @@ from weft.cloud_hub.administration import Administration, quotas_answer
 from weft.cloud_hub.api.answers import LongAnswer, answered, encoded, integer, routes
 from weft.cloud_hub.api.application import HubTables
 from weft.cloud_hub.api.summaries import ShardSummaries
-from weft.cloud_hub.api.views import View
 from weft.cloud_hub.auth.access import Access, Orders
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.facts.tenants import DeclaredQuotas
 from weft.cloud_hub.quotas import StreamUse, Tenants
-from weft.hub_api.answers import ApiError, moment
+from weft.hub_api.answers import ApiError, ReceivedAnswer, StreamUseAnswer, UsageAnswer, moment_of
 from weft.hub_api.operations import OPERATIONS, PAGE_DEFAULT, PAGE_MAX, Operation
 from weft.network.http_server import Handler
 
@@ -89,32 +88,33 @@ class UsageRequests:
         use = self._account.known(tenant)
         names = [name for name in every if name > after and is_readable(name)]
 
-        def stream(name: str) -> View:
+        def stream(name: str) -> StreamUseAnswer:
             records = sum(part.end or 0 for part in every[name])
             came = use.streams.get(name, StreamUse()) if use is not None else StreamUse()
             size = self._tables.stream_bytes(tenant, name)
-            return {"stream": name, "records": records, "received": _received(came), "table_bytes": size}
+            return StreamUseAnswer(stream=name, records=records, received=_received(came), table_bytes=size)
 
         page = await encoded(names[:limit], stream, self._response_bytes_max)
         taken = len(page.views)
-        view = {
-            "tenant": tenant,
-            "quotas": quotas_answer(self._quotas.of(tenant)),
-            "since": moment(self._since),
-            "share": 1.0 if use is None else use.share,
-            "links": self._account.links(tenant),
-            "lanes": sum(part.lanes for parts in every.values() for part in parts),
-            "streams_count": len(every),
-            "table_bytes": self._tables.bytes_of(tenant),
-            "received": _received(StreamUse() if use is None else use.total()),
-            "throttled_seconds": 0.0 if use is None else use.waited_ns / 1e9,
-            "refused": 0 if use is None else use.refused,
-            "streams": page.views,
-            "next_after": names[taken - 1] if taken < len(names) else None,
-            **shards.view(),
-        }
-        return LongAnswer([msgspec.json.encode(view) + b"\n"], headers={"Cache-Control": "no-store"})
+        answer = UsageAnswer(
+            tenant=tenant,
+            quotas=quotas_answer(self._quotas.of(tenant)),
+            since=moment_of(self._since),
+            share=1.0 if use is None else use.share,
+            links=self._account.links(tenant),
+            lanes=sum(part.lanes for parts in every.values() for part in parts),
+            streams_count=len(every),
+            table_bytes=self._tables.bytes_of(tenant),
+            received=_received(StreamUse() if use is None else use.total()),
+            throttled_seconds=0.0 if use is None else use.waited_ns / 1e9,
+            refused=0 if use is None else use.refused,
+            streams=page.views,
+            next_after=names[taken - 1] if taken < len(names) else None,
+            as_of=shards.as_of,
+            missing_shards=shards.missing_shards,
+        )
+        return LongAnswer([msgspec.json.encode(answer) + b"\n"], headers={"Cache-Control": "no-store"})
 
 
-def _received(came: StreamUse) -> View:
-    return {"bytes": came.bytes, "records": came.records}
+def _received(came: StreamUse) -> ReceivedAnswer:
+    return ReceivedAnswer(bytes=came.bytes, records=came.records)
