@@ -26,7 +26,7 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last):
         ),
         (
             f"{StoreError.__module__}.{StoreError.__qualname__}: timed out",
-            "a store failed: timed out. See that",
+            "a store failed: timed out. Check that",
         ),
         (
             "pyspark.errors.PySparkRuntimeError: [X] Python worker failed to connect back.",

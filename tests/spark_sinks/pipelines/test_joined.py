@@ -162,9 +162,9 @@ CONSOLE = "sink: {console: {}}\n"
         (SEVERAL + "steps: [{window: {every: 1h, emit: {n: count(*)}}}]\n" + CONSOLE, "source.streams: has no meaning"),
         (
             SEVERAL + "sink: {stream: {hub: 'http://h', stream: c}}\ncheckpoint: c\n",
-            "sink.stream: takes the rows of one",
+            "sink.stream: writes the rows of one",
         ),
-        (SEVERAL + "sink: {tables: {}}\n", "sink.tables: takes the rows of one stream"),
+        (SEVERAL + "sink: {tables: {}}\n", "sink.tables: writes the rows of one stream"),
         (SEVERAL + "sink: {jdbc: {url: 'jdbc:postgresql://h/x', table: t}}\ncheckpoint: c\n", "name `keys` and"),
         (
             SEVERAL + "sink: {delta: {path: t, mode: upsert, keys: [machine]}}\ncheckpoint: c\n",

@@ -164,7 +164,7 @@ def test_a_key_may_be_null(spark: SparkSession, database: Database) -> None:
         sink(batch((None, 1, mean), ("m1", 1, mean), (None, 2, mean)), 0)
     expected = [("m1", 1, 2.0), (None, 1, 2.0), (None, 2, 2.0)]
     assert database.run("SELECT * FROM $readings ORDER BY machine, hour") == expected
-    with pytest.raises(SinkError, match="share the keys machine=None, hour=1, and nothing says"):
+    with pytest.raises(SinkError, match="share the keys machine=None, hour=1, and nothing orders them"):
         sink(batch((None, 1, 3.0), (None, 1, 4.0)), 1)
     database.run("CREATE TABLE $own (machine text, hour int, mean float8)")
     database.run("CREATE UNIQUE INDEX ON $own (hour, machine)")
@@ -221,7 +221,7 @@ def test_rows_of_one_shard_replace_each_other_in_the_order_of_the_log(spark: Spa
     sink = database.sink(keys=["machine"])
     sink(spark.createDataFrame([(0, 8, "m1", 8), (0, 9, "m1", 9), (0, 7, "m1", 7)], schema), 0)
     assert database.run("SELECT value FROM $readings") == [(9,)]
-    with pytest.raises(SinkError, match="nothing says which is the newest"):
+    with pytest.raises(SinkError, match="nothing orders them"):
         sink(spark.createDataFrame([(0, 8, "m1", 8), (1, 9, "m1", 9)], schema), 1)
 
 
@@ -265,7 +265,7 @@ def test_a_password_in_the_url_is_refused_and_not_shown(url: str) -> None:
         ({"keys": "machine"}, r"write \['machine'\]"),
         ({"name": "q", "order_by": "n"}, "give keys too"),
         ({"name": "q", "table": "a.b.c"}, "expected NAME or SCHEMA.NAME"),
-        ({"name": "q", "table": "a." + "t" * 64}, "names of 1 to 63 bytes"),
+        ({"name": "q", "table": "a." + "t" * 64}, "names have 1 to 63 bytes"),
     ],
 )
 def test_arguments_are_checked_before_anything_starts(arguments: dict[str, Any], sentence: str) -> None:

@@ -74,7 +74,7 @@ def test_results_say_where_they_come_from(spark: SparkSession) -> None:
     ((key, value, headers),) = messages(made.messages(frame))
     assert (key, value, headers["kind"]) == (b"m1", b'{"machine":"m1","mean":2.5}', b"mean")
     assert headers["weft.lineage"] == b'[{"edge":"e","log":"00aa","first":3,"last":9,"count":7}]'
-    with pytest.raises(SinkError, match="do not say where they come from: keep _edge"):
+    with pytest.raises(SinkError, match="lack their origin: keep _edge"):
         made.messages(frame.drop("_from"))
     with pytest.raises(SinkError, match="value: the rows have no payload; give an SQL expression"):
         sink(key="machine").messages(frame)

@@ -192,5 +192,5 @@ def test_a_node_that_does_not_answer_is_passed_over(hub: StreamHub) -> None:
 
 def test_patience_ends_with_the_reason() -> None:
     settings = ProducerSettings(("http://127.0.0.1:9",), "s", "q", "/nowhere", patience_s=0.2)
-    with pytest.raises(SinkError, match=r"has taken nothing of spark-q for 0.2 s: http://127.0.0.1:9: .*refused"):
+    with pytest.raises(SinkError, match=r"has accepted nothing from spark-q for 0.2 s: http://127.0.0.1:9: .*refused"):
         send(settings, rows(0, [1]))
