@@ -22,6 +22,7 @@ from docs.tools.monitoring.files import alert_rows, monitoring_files
 from docs.tools.picture import picture
 from tests.architecture import amqp_conformance, mqtt_conformance
 from weft.cli import cli
+from weft.commands.groups import COMMANDS, SUMMARIES, Command, Group
 from weft.config.metrics.edge import EDGE_METRICS
 from weft.config.metrics.hub import HUB_METRICS
 from weft.config.metrics.metric import PROCESS_METRICS
@@ -60,6 +61,7 @@ DOCS = Path(__file__).parents[1]
 REFERENCE = DOCS / "reference"
 DECISIONS = DOCS / "decisions"
 PICTURE = DOCS / "architecture.svg"
+SUMMARY_FILE = DOCS.parent / "weft" / "commands" / SUMMARIES
 MONITORING = DOCS.parent / "deploy" / "monitoring"
 _DECISION = re.compile(r"^##? (\d{4}): (.+)\n\n(?:Status: .+\n)?Date: (\S+)$", re.MULTILINE)
 _GENERATED = "<!-- Written by docs/tools/generate.py from the code. Edit the code. -->"
@@ -163,8 +165,24 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
+def _commands(group: Group) -> Iterator[Command]:
+    """Yield the commands of a group and of those in it."""
+    for entry in group.commands.values():
+        if isinstance(entry, Group):
+            yield from _commands(entry)
+        else:
+            yield entry
+
+
+def summaries() -> str:
+    """Return the first sentence of each command, as lists of commands show it."""
+    texts = {each.place: each.load("").get_short_help_str(1000) for each in _commands(COMMANDS)}
+    return "".join(f"{place}\t{text}\n" for place, text in sorted(texts.items()))
+
+
 def main() -> None:
     """Write everything."""
+    SUMMARY_FILE.write_text(summaries())
     for file, text in pages().items():
         (REFERENCE / file).write_text(text)
     (DECISIONS / "README.md").write_text(decisions_page())

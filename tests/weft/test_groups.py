@@ -39,7 +39,7 @@ def test_a_list_of_commands_says_what_the_command_says(path: str) -> None:
     """Cut at any width, as click cuts the docstring."""
     entry = ALL[path]
     command, listed = entry.load("name"), click.Command(None, help=entry.summary)
-    rooms = range(20, 140)
+    rooms = range(20, 140)  # ./run fix writes the summaries
     assert [listed.get_short_help_str(room) for room in rooms] == [command.get_short_help_str(room) for room in rooms]
 
 
