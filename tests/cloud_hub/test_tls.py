@@ -23,7 +23,7 @@ from tests.support.waiting import until
 from weft.cloud_hub import preflight
 from weft.cloud_hub.cluster import Owners, Site
 from weft.cloud_hub.hub import Hub
-from weft.commands.common import get_status
+from weft.commands.running import get_status
 from weft.config.listeners import HubTls
 from weft.config.models import HubConfig
 from weft.config.units import parse_bind

@@ -15,8 +15,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.waiting import PATIENCE_S
-from weft.commands.common import get_status
-from weft.commands.running import RunningHub, whole
+from weft.commands.running import RunningHub, get_status, whole
 from weft.hub_api.answers import EdgesAnswer
 from weft.output import Failed
 

@@ -14,7 +14,7 @@ from tests.support.certificates import Authority, Pem
 from tests.support.processes import Log, Node, Start, publish, weft
 from tests.support.waiting import wait_until
 from tests.weft.test_hub_processes import port
-from weft.commands.common import get_status
+from weft.commands.running import get_status
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 __all__ = ["port"]

@@ -1,9 +1,8 @@
-"""Parts that several commands share: loading a configuration, reading a node's own status."""
+"""Parts that several commands share: loading a configuration, options, errors of files and stores."""
 
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from weft.config.errors import ConfigError, Finding, Problem, SettingError
 from weft.config.load import Loaded, load
 from weft.config.machine import Verdict, is_well, why_denied, why_unreadable
 from weft.config.models import EdgeConfig, HubConfig
-from weft.config.units import is_bucket, parse_bind
+from weft.config.units import is_bucket
 from weft.output import (
     FAILURE_EXIT_CODE,
     USAGE_EXIT_CODE,
@@ -32,15 +31,9 @@ from weft.output import (
 from weft.storage.filesystem import DirectoryInUse
 
 if TYPE_CHECKING:
-    import ssl
-
-    from weft.client import HubRefusal
     from weft.storage.object_store import ObjectStore
 
 
-STATUS_TIMEOUT_S = 10.0
-STATUS_BYTES_MAX = 64 << 20
-ANOTHER_PROGRAM = "another program answers there. Check the address in the configuration"
 _BUCKET_ADVICE = "Check the store's address, its endpoint and the credentials in the environment"
 
 Config = TypeVar("Config", bound=msgspec.Struct)
@@ -215,85 +208,6 @@ def open_hub_store(uri: str) -> ObjectStore:
         raise Refused(str(error)) from None
     except StoreUnfit as error:
         raise Failed(str(error)) from None
-
-
-def get_status(bind: str, path: str, token_file: str | None = None, certificate: str | None = None) -> Any:
-    """Return the JSON document that a running node of this machine serves at ``path``. ``Failed`` when there is no
-    answer.
-
-    Args:
-        certificate: the node's own, if it speaks TLS.
-    """
-    from weft.client import Client, HubRefusal, HubUnreachable
-    from weft.network.reload import read_token
-
-    url = url_here(bind, certificate)
-    try:
-        token = None if token_file is None else read_token(token_file)
-    except ValueError as error:
-        raise Failed(str(error)) from None
-    try:
-        client = Client(
-            url, token=token, tls=tls_of(certificate), timeout_s=STATUS_TIMEOUT_S, bytes_max=STATUS_BYTES_MAX
-        )
-        return json.loads(client.fetch(path).body)
-    except HubRefusal as refusal:
-        advice = advice_on(path, refusal, has_token=token is not None)
-        raise Failed(f"{url}{path} answered {refusal.status} {refusal.reason}: {advice}") from None
-    except HubUnreachable as error:
-        raise Failed(f"{error}; is the node running?") from None
-    except (OSError, ValueError) as error:
-        raise Failed(f"{url}{path} does not answer ({error}); is the node running?") from None
-
-
-def url_here(bind: str, certificate: str | None) -> str:
-    """Return the URL of a running node of this machine."""
-    address = parse_bind(bind)
-    if address.port == 0:
-        raise Failed("the node uses any free port, so its address is unknown. Set a port in the configuration")
-    return f"{'http' if certificate is None else 'https'}://{address.from_here}"
-
-
-def tls_of(certificate: str | None) -> ssl.SSLContext | None:
-    """Return the context that trusts a hub of this machine by its own certificate."""
-    if certificate is None:
-        return None
-    from weft.network.tls import own_context
-
-    return own_context(certificate)
-
-
-def certificate_of(config: HubConfig) -> str | None:
-    """Return the file of a hub's certificate; None if it speaks plain HTTP."""
-    return None if config.tls is None else config.tls.certificate
-
-
-def advice_on(path: str, refusal: HubRefusal, *, has_token: bool) -> str:
-    """Return advice on a refusal, in the terms of a command line."""
-    if not refusal.detail:
-        return ANOTHER_PROGRAM
-    scope = _SCOPES.get(path.partition("?")[0], "reader")
-    makes = f"`weft hub token add CONFIG NAME --scope {scope} --to FILE`"
-    if refusal.status == 401 and not has_token:
-        return (
-            f"the hub wants a token, and none was given. Give one with --token-file or `weft login`; {makes} makes one"
-        )
-    if refusal.status == 401:
-        return f"{refusal.detail}. Give another one with --token-file; {makes} makes one"
-    if refusal.status == 403:
-        return f"{refusal.detail}. Give another one with --token-file: {refusal.advice}"
-    return f"{refusal.detail}. {refusal.advice}"
-
-
-_SCOPES = {
-    "/v1/status": "admin",
-    "/v1/nodes": "admin",
-    "/v1/troubles": "admin",
-    "/v1/regions": "admin",
-    "/v1/acts": "admin",
-    "/metrics": "admin",
-}
-"""Page -> scope of the tokens that open it, where `reader` does not."""
 
 
 @contextmanager

@@ -29,14 +29,11 @@ from weft.cloud_hub.facts.tokens import (
 from weft.cloud_hub.facts.tokens import open_hubs as declare_open_hubs
 from weft.commands.common import (
     ExistingPath,
-    certificate_of,
     config_argument,
     confirm,
     json_option,
     load_hub,
     tenant_option,
-    tls_of,
-    url_here,
     using,
     yes_option,
 )
@@ -51,7 +48,15 @@ from weft.commands.hub_store import (
     read_facts,
 )
 from weft.commands.new_files import write_new
-from weft.commands.running import RunningHub, any_hub_argument, hub_argument, whole
+from weft.commands.running import (
+    RunningHub,
+    any_hub_argument,
+    certificate_of,
+    hub_argument,
+    tls_of,
+    url_here,
+    whole,
+)
 from weft.config.units import approximate_duration
 from weft.hub_api.answers import moment
 from weft.hub_api.rights import InvalidGrant, Right, Rights, Scope, role_grants

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.commands.common import ExistingPath, get_status, load_edge
+from weft.commands.common import ExistingPath, load_edge
 from weft.config.machine import why_denied
 from weft.config.units import parse_duration_ns
 from weft.edge_node.check.streams import Flow, intake_patterns, streams_of
@@ -84,6 +84,8 @@ class NodeLog:
 
     def status(self) -> dict[str, Any]:
         """Return the status that the running node reports. ``Failed`` when no node answers."""
+        from weft.commands.running import get_status  # the client of hubs, which other commands do without
+
         if self.config is None:
             raise Failed("only its folder was named")
         if self.config.http is None:

@@ -1,7 +1,9 @@
-"""A running hub, as commands ask it: the one of a configuration on this machine, or any by its URL or a login."""
+"""A running hub, as commands ask it: the one of a configuration on this machine, or any by its URL or a login; and the
+status of a node of this machine."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -12,19 +14,10 @@ import msgspec
 from weft.client import Client, HubRefusal, HubUnreachable, pages
 from weft.client.logins import HUB_VARIABLE, LoginsUnusable, find, of_environment, read
 from weft.client.operations import Listed, Operations, Request
-from weft.commands.common import (
-    ANOTHER_PROGRAM,
-    STATUS_BYTES_MAX,
-    advice_on,
-    certificate_of,
-    load_hub,
-    tls_of,
-    url_here,
-    using,
-)
+from weft.commands.common import load_hub, using
 from weft.config.units import parse_bind
 from weft.network.reload import read_token
-from weft.network.tls import ClientTlsFiles, client_context
+from weft.network.tls import ClientTlsFiles, client_context, own_context
 from weft.output import Failed, Refused
 from weft.protocols.lane import valid_name
 
@@ -32,13 +25,17 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
+    from weft.config.models import HubConfig
+
 Args = ParamSpec("Args")
 AList = TypeVar("AList", bound=Listed)
 T = TypeVar("T")
-TIMEOUT_S = 30.0
+TIMEOUT_S, STATUS_TIMEOUT_S = 30.0, 10.0
+STATUS_BYTES_MAX = 64 << 20
 TOO_MANY = 429
 WAITS_MAX, WAIT_S_MAX = 20, 99
 """Number of times that a request waits for as long as the hub asks, and the longest such time."""
+ANOTHER_PROGRAM = "another program answers there. Check the address in the configuration"
 UNNAMED = "name the hub: its CONFIG on this machine, its URL, or the name of a login (`weft login`); or set WEFT_HUB"
 
 hub_argument = click.argument("hub", metavar="HUB")
@@ -47,7 +44,7 @@ any_hub_argument = click.argument("hub", metavar="[HUB]", required=False)
 
 
 class RunningHub(Operations):
-    """A hub that runs. A method of an operation, as of each request here, raises ``Failed`` without an answer.
+    """A hub that runs. A method of an operation raises ``Failed`` without an answer.
 
     Args:
         port: its port on this machine, if a configuration of this machine names it.
@@ -207,3 +204,80 @@ def _check_token_file(path: str) -> None:
             read_token(path)
     except ValueError as error:
         raise Failed(str(error)) from None
+
+
+# A node of this machine, asked by the address in its configuration.
+
+
+def get_status(bind: str, path: str, token_file: str | None = None, certificate: str | None = None) -> Any:
+    """Return the JSON document that a running node of this machine serves at ``path``. ``Failed`` when there is no
+    answer.
+
+    Args:
+        certificate: the node's own, if it speaks TLS.
+    """
+    url = url_here(bind, certificate)
+    try:
+        token = None if token_file is None else read_token(token_file)
+    except ValueError as error:
+        raise Failed(str(error)) from None
+    try:
+        client = Client(
+            url, token=token, tls=tls_of(certificate), timeout_s=STATUS_TIMEOUT_S, bytes_max=STATUS_BYTES_MAX
+        )
+        return json.loads(client.fetch(path).body)
+    except HubRefusal as refusal:
+        advice = advice_on(path, refusal, has_token=token is not None)
+        raise Failed(f"{url}{path} answered {refusal.status} {refusal.reason}: {advice}") from None
+    except HubUnreachable as error:
+        raise Failed(f"{error}; is the node running?") from None
+    except (OSError, ValueError) as error:
+        raise Failed(f"{url}{path} does not answer ({error}); is the node running?") from None
+
+
+def url_here(bind: str, certificate: str | None) -> str:
+    """Return the URL of a running node of this machine."""
+    address = parse_bind(bind)
+    if address.port == 0:
+        raise Failed("the node uses any free port, so its address is unknown. Set a port in the configuration")
+    return f"{'http' if certificate is None else 'https'}://{address.from_here}"
+
+
+def tls_of(certificate: str | None) -> ssl.SSLContext | None:
+    """Return the context that trusts a hub of this machine by its own certificate."""
+    if certificate is None:
+        return None
+    return own_context(certificate)
+
+
+def certificate_of(config: HubConfig) -> str | None:
+    """Return the file of a hub's certificate; None if it speaks plain HTTP."""
+    return None if config.tls is None else config.tls.certificate
+
+
+def advice_on(path: str, refusal: HubRefusal, *, has_token: bool) -> str:
+    """Return advice on a refusal, in the terms of a command line."""
+    if not refusal.detail:
+        return ANOTHER_PROGRAM
+    scope = _SCOPES.get(path.partition("?")[0], "reader")
+    makes = f"`weft hub token add CONFIG NAME --scope {scope} --to FILE`"
+    if refusal.status == 401 and not has_token:
+        return (
+            f"the hub wants a token, and none was given. Give one with --token-file or `weft login`; {makes} makes one"
+        )
+    if refusal.status == 401:
+        return f"{refusal.detail}. Give another one with --token-file; {makes} makes one"
+    if refusal.status == 403:
+        return f"{refusal.detail}. Give another one with --token-file: {refusal.advice}"
+    return f"{refusal.detail}. {refusal.advice}"
+
+
+_SCOPES = {
+    "/v1/status": "admin",
+    "/v1/nodes": "admin",
+    "/v1/troubles": "admin",
+    "/v1/regions": "admin",
+    "/v1/acts": "admin",
+    "/metrics": "admin",
+}
+"""Page -> scope of the tokens that open it, where `reader` does not."""

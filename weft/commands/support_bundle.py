@@ -20,8 +20,9 @@ import click
 import msgspec
 
 from weft.client import Client, HubRefusal, HubUnreachable
-from weft.commands.common import ExistingPath, certificate_of, config_argument, json_option, load_edge, load_hub, tls_of
+from weft.commands.common import ExistingPath, config_argument, json_option, load_edge, load_hub
 from weft.commands.new_files import write_new
+from weft.commands.running import certificate_of, tls_of
 from weft.config.units import parse_bind
 from weft.output import Failed, print_json
 
