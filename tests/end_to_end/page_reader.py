@@ -79,7 +79,7 @@ class PageReader:
 
     def _open(self, command: str, **options: Any) -> subprocess.Popen[str]:
         """Start a command in the terminal's folder; with neither bash nor an interpreter where `weft` is all of it."""
-        words = _words(command)
+        words = words_of(command)
         arguments = [sys.executable, "-m", *words] if words[:1] == ["weft"] else ["bash", "-c", command]
         return forked.Popen(
             arguments, env=self._environment, cwd=self.folder, stdout=subprocess.PIPE, text=True, **options
@@ -117,7 +117,7 @@ class PageReader:
             return
         if not command.startswith("mosquitto_pub"):
             self.settle()
-        if _words(command)[:1] != ["weft"]:
+        if words_of(command)[:1] != ["weft"]:
             command = _KEEP.format(state=self._state, command=command)
         with self._open(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             try:
@@ -263,8 +263,8 @@ def _drain(process: subprocess.Popen[str], said: list[str]) -> None:
     said.extend(process.stdout)
 
 
-def _words(command: str) -> list[str]:
-    """Return the words of a command that a shell would pass on as they stand, else nothing."""
+def words_of(command: str) -> list[str]:
+    """Return the words of a command that a shell would pass on as they stand, else nothing. Names with ``*`` stay."""
     parts = shlex.shlex(command.replace("\\\n", " "), posix=True, punctuation_chars=True)
     parts.whitespace_split = True
     words = list(parts)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.page_blocks import RUN, SHOWN, Block, blocks, commands
-from tests.end_to_end.page_reader import PageReader, page_reader, stand_in
+from tests.end_to_end.page_reader import PageReader, page_reader, stand_in, words_of
 from tests.end_to_end.page_rules import CANNOT_RUN, PAGES, ROOT, RULES, TOUR, Rule
 from tests.storage.object_store.buckets import s3_endpoint
 from tests.support.kafka import Kafka, connector_jars
@@ -241,6 +241,12 @@ def test_every_reason_to_leave_a_command_out_is_used() -> None:
 def test_commands_are_told_apart_as_a_shell_does() -> None:
     text = "# a comment\nweft a \\\n  b  # it's one\n\nweft 'c\nd'\n"
     assert list(commands(text)) == ["weft a \\\n  b  # it's one", "weft 'c\nd'"]
+
+
+def test_a_command_that_a_shell_would_change_is_left_to_it() -> None:
+    assert words_of("weft a 'b-*' \"$.c > 1\" \\\n  --d  # e") == ["weft", "a", "b-*", "$.c > 1", "--d"]
+    for text in ("weft a > b", "weft a; weft b", 'weft "$A"', "weft $(a)", "weft a | b", "weft ~/a"):
+        assert words_of(text) == []
 
 
 def test_no_block_of_a_page_goes_unseen(tmp_path: Path) -> None:
