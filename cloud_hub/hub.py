@@ -39,19 +39,20 @@ from weft.cloud_hub.cluster import ClusterCache, Membership, Owners, Site, Work
 from weft.cloud_hub.console.changes import ChangeStreams, ConsolePages
 from weft.cloud_hub.down.hub_down import HubDown
 from weft.cloud_hub.down.lane_writer import ActsStream
-from weft.cloud_hub.down.requests import Messages, message_rates, read_body
 from weft.cloud_hub.facts.acts import OwnActs
 from weft.cloud_hub.facts.declarations import Declarations, Watched
 from weft.cloud_hub.facts.tokens import TokenUse
 from weft.cloud_hub.http.administration import AdministrationRequests, UsageRequests
 from weft.cloud_hub.http.listener import SHUTDOWN_S, HubListener
+from weft.cloud_hub.http.messages import Messages, message_rates
 from weft.cloud_hub.http.pairing import PairRequests
-from weft.cloud_hub.http.validation import Asked, SelfDescription
+from weft.cloud_hub.http.pulls import PullRequests
+from weft.cloud_hub.http.validation import Asked, SelfDescription, read_body
 from weft.cloud_hub.links import edge_link
 from weft.cloud_hub.links.edge_link import EdgeLink, FrameBudget, HubLinkLog
 from weft.cloud_hub.links.open_links import LinkedEdges, OpenLinks, note_refused
 from weft.cloud_hub.pipelines import FIGURES_READ_S, PipelineRequests
-from weft.cloud_hub.pulls import HubPulls, PullRequests
+from weft.cloud_hub.pulls import HubPulls
 from weft.cloud_hub.quotas import LinkQuota, TenantCounts, Tenants
 from weft.cloud_hub.regions.regions import RegionLink, Regions
 from weft.cloud_hub.rollouts import FleetConfigs

@@ -340,7 +340,7 @@ def parse(
     """Read a text as ``load`` reads a file; ``file`` is its name in errors."""
     node = _compose(text, file)
     if overlays:
-        # ROOMS: import gone  # where there are any, and not in every node
+        # where there are any, and not in every node
 
         node = lay_over(node, overlays)
     if settings:

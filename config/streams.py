@@ -52,8 +52,6 @@ class CheckedSchema(PayloadSchema, frozen=True, kw_only=True):
         # Imported here: few edges have such a file.
         from weft.config.payload_schema.documents import read_schema_file
 
-        # ROOMS: import gone
-
         try:
             text = read_schema_file(self.file, self.message).text
         except ValueError as error:

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from weft.cloud_hub.api.answers import choice, integer, routes, time_parameter
@@ -198,6 +198,39 @@ class SelfDescription:
 
 
 def _encoded() -> bytes:
-    # ROOMS: import gone
-
     return msgspec.json.encode(document()) + b"\n"
+
+
+NOTHING_STORED = "nothing was stored; send it again"
+BODY_S = 10.0
+"""Longest time that a request's body may take."""
+PLAIN = "identity"
+"""Content-Encoding of a body that is not packed (RFC 9110, section 8.4.1), the only one that the hub takes."""
+CODING_SHOWN_MAX = 40
+"""Longest part of another one in an answer."""
+
+
+async def read_body(request: web.Request, bytes_max: int, advice: str) -> bytes:
+    """Return the body of a request.
+
+    Args:
+        advice: what to do when it is too long.
+
+    Raises:
+        ApiError: 408, 413, 415.
+    """
+    if (coding := request.headers.get(hdrs.CONTENT_ENCODING, PLAIN)).lower() != PLAIN:
+        raise ApiError(415, f"a body with the coding {coding[:CODING_SHOWN_MAX]!r}", "send it without Content-Encoding")
+    if (request.content_length or 0) > bytes_max:
+        raise ApiError(413, f"a body of {request.content_length} bytes", f"at most {bytes_max} are possible")
+    try:
+        async with asyncio.timeout(BODY_S):
+            body = await request.content.read(bytes_max + 1)
+            while len(body) <= bytes_max and (more := await request.content.read(bytes_max + 1 - len(body))):
+                body += more
+                await asyncio.sleep(0)  # of tiny chunks, some thousand are parsed at each read
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come in {BODY_S:g} s", NOTHING_STORED) from None
+    if len(body) > bytes_max:
+        raise ApiError(413, f"a body of more than {bytes_max} bytes", advice)
+    return body

@@ -17,9 +17,7 @@ from tests.hostile.waits import at_most
 from tests.support.certificates import Authority, Pem
 from tests.support.processes import Node, memory_bytes
 from tests.support.stopwatch import Stopwatch
-from weft.commands.common import get_status
 from weft.commands.running import get_status
-from examples.demo.fabric import free_port
 from weft.network.tls import ClientTlsFiles
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]

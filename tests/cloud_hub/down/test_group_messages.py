@@ -19,10 +19,10 @@ from tests.support.processes import weft
 from tests.support.speed import slowness
 from tests.support.steps import STEP_S_MAX, TRIES, stepped
 from tests.support.waiting import Patience
-from weft.cloud_hub.down import requests
-from weft.cloud_hub.down.requests import UnknownGroup, members
 from weft.cloud_hub.facts import edges as edge_configs
 from weft.cloud_hub.facts.edges import Groups
+from weft.cloud_hub.http import messages as requests
+from weft.cloud_hub.http.messages import UnknownGroup, members
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.shard.lane_session import DOWN_STREAM, LaneClaim, LaneSession
 from weft.output import Failed

@@ -14,7 +14,8 @@ from weft.cloud_hub.facts import pulls as facts
 from weft.cloud_hub.facts.fact import PULL_KIND, decode
 from weft.cloud_hub.facts.pulls import HOUR_NS, OTHER_LOGS, PullCache, PullDocument, PullsFull, end, plan
 from weft.cloud_hub.facts.pulls import ask as declare_ask
-from weft.cloud_hub.pulls import REPORTS_MAX, HubPulls, LinkPulls, PullRequests
+from weft.cloud_hub.http.pulls import PullRequests
+from weft.cloud_hub.pulls import REPORTS_MAX, HubPulls, LinkPulls
 from weft.protocols.lane import NodeName
 from weft.protocols.link import PullRequest, PullStage, PullState
 from weft.protocols.shard.shard_state import ShardState

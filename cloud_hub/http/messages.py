@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
-from aiohttp import hdrs, web
+from aiohttp import web
 from msgspec import UNSET
 
 from weft.bounds import NestedShares, Rates
@@ -22,6 +22,7 @@ from weft.cloud_hub.down.edge_queue import Draft, KeyConflict, QueueFull
 from weft.cloud_hub.down.hub_down import HubDown, OutcomeUnknown, UnknownEdge
 from weft.cloud_hub.down.lane_writer import CannotWrite
 from weft.cloud_hub.facts.edges import GroupKey, Groups
+from weft.cloud_hub.http.validation import NOTHING_STORED, read_body
 from weft.cloud_hub.shard.lane_session import DOWN_STREAM
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.shard.shards import Shards
@@ -128,19 +129,12 @@ def _is_alive(state: ShardState, tenant: str, edge: str) -> bool:
 
 
 BODY_BYTES_MAX = 512 << 10
-BODY_S = 10.0
-"""Longest time that a request's body may take."""
-PLAIN = "identity"
-"""Content-Encoding of a body that is not packed (RFC 9110, section 8.4.1), the only one that the hub takes."""
-CODING_SHOWN_MAX = 40
-"""Longest part of another one in an answer."""
 UNDER_WAY_MAX, UNDER_WAY_OF_ONE_MAX = 2000, 500
 """Maximum number of messages that wait for the store, for all requests together and for those of one token."""
 UNDER_WAY_BYTES_MAX, UNDER_WAY_BYTES_OF_ONE_MAX = 64 << 20, 16 << 20
 """Maximum bytes of their payloads, once for each edge."""
 SHOWN_MAX = 1000
 """Maximum number of outcomes in an answer."""
-_NOTHING_STORED = "nothing was stored; send it again"
 
 
 BURST_S = 10.0
@@ -334,35 +328,9 @@ async def _answered(work: Callable[[], Awaitable[T]]) -> T:
         advice = "whether it was stored is unknown: look at GET /v1/messages?edge=NAME before sending it again"
         raise ApiError(503, str(error), advice) from error
     except CannotWrite as error:
-        raise ApiError(503, str(error), _NOTHING_STORED) from error
+        raise ApiError(503, str(error), NOTHING_STORED) from error
     except (StoreError, NotFound, CodecError, CollectedPast) as error:
-        raise ApiError(503, f"the log cannot be read: {public_reason(error)}", _NOTHING_STORED) from error
-
-
-async def read_body(request: web.Request, bytes_max: int, advice: str) -> bytes:
-    """Return the body of a request.
-
-    Args:
-        advice: what to do when it is too long.
-
-    Raises:
-        ApiError: 408, 413, 415.
-    """
-    if (coding := request.headers.get(hdrs.CONTENT_ENCODING, PLAIN)).lower() != PLAIN:
-        raise ApiError(415, f"a body with the coding {coding[:CODING_SHOWN_MAX]!r}", "send it without Content-Encoding")
-    if (request.content_length or 0) > bytes_max:
-        raise ApiError(413, f"a body of {request.content_length} bytes", f"at most {bytes_max} are possible")
-    try:
-        async with asyncio.timeout(BODY_S):
-            body = await request.content.read(bytes_max + 1)
-            while len(body) <= bytes_max and (more := await request.content.read(bytes_max + 1 - len(body))):
-                body += more
-                await asyncio.sleep(0)  # of tiny chunks, some thousand are parsed at each read
-    except TimeoutError:
-        raise ApiError(408, f"the body did not come in {BODY_S:g} s", _NOTHING_STORED) from None
-    if len(body) > bytes_max:
-        raise ApiError(413, f"a body of more than {bytes_max} bytes", advice)
-    return body
+        raise ApiError(503, f"the log cannot be read: {public_reason(error)}", NOTHING_STORED) from error
 
 
 async def _read(request: web.Request) -> MessageRequest:
