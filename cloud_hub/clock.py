@@ -14,10 +14,13 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from weft.cloud_hub.part import Part
+from weft.config.metrics.exposition import Sample
 from weft.config.units import approximate_duration
+from weft.hub_api.status import ClockOfNode
 from weft.storage.chunk_log import BOOT_CLOCK
 from weft.storage.host import synchronised_reader
 from weft.storage.object_store import ObjectStore, StoreError, Written
@@ -64,7 +67,7 @@ class _Difference(NamedTuple):
         return max(self.low - other.high, other.low - self.high)
 
 
-class HubClock:
+class HubClock(Part):
     """The wall clock of one hub process, with the word of others on it.
 
     A bucket's server has a clock of its own, and decides. A folder's times are mostly by this machine's clock: they
@@ -181,6 +184,14 @@ class HubClock:
         """Return by how much the clock is off, if by seconds or more; None while it is right."""
         off = self.off_ns
         return self._sentence(off) if self._grade(off) else None
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield how far the clock is off for Prometheus."""
+        yield Sample("weft_hub_clock_off_seconds", self.off_ns / 1e9)
+
+    def views(self) -> dict[str, object]:
+        """Return the part of the status about the clock."""
+        return {"clock": ClockOfNode(self.off_ns / 1e9, self.doubted())}
 
     def agreed(self) -> int:
         """Return the time as most of the recent looks have it: that of the wall clock, without what it is off by.

@@ -13,7 +13,6 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from aiohttp import web
 
@@ -51,6 +50,7 @@ from weft.cloud_hub.http.validation import Asked, SelfDescription, read_body
 from weft.cloud_hub.links import edge_link
 from weft.cloud_hub.links.edge_link import EdgeLink, FrameBudget, HubLinkLog
 from weft.cloud_hub.links.open_links import LinkedEdges, OpenLinks, note_refused
+from weft.cloud_hub.part import Part, Step
 from weft.cloud_hub.pipelines import FIGURES_READ_S, PipelineRequests
 from weft.cloud_hub.pulls import HubPulls
 from weft.cloud_hub.quotas import LinkQuota, TenantCounts, Tenants
@@ -58,26 +58,25 @@ from weft.cloud_hub.regions.regions import RegionLink, Regions
 from weft.cloud_hub.rollouts import FleetConfigs
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.sequencer import CommitPace, Sequencer
-from weft.cloud_hub.shard.shards import ShardCache, Shards, conflict_views, lost_views, open_gap_views, shard_views
+from weft.cloud_hub.shard.shards import ShardCache, Shards, lost_views
 from weft.cloud_hub.splits import Clocks, EveryLog, Load, ShardMaker
 from weft.cloud_hub.store import HubStore
 from weft.cloud_hub.tables.hub_tables import hub_tables
 from weft.config.log_lines import Throttle
 from weft.config.release import SOFTWARE
 from weft.hub_api.answers import ApiError
-from weft.hub_api.status import ClockOfNode, LostOfLane, StatusAnswer, StoreOfNode
+from weft.hub_api.status import LostOfLane, StatusAnswer
 from weft.protocols.chunk_index import RELEASE, FoldRules
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import RegionPositions
 from weft.storage.cluster import Cluster
 from weft.storage.cluster_log import ClusterLog
 from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.opening import requests_of
 
 # The way from a hub process to edges, put together: messages, configurations, and requests for records.
 
 
-class ToEdges:
+class ToEdges(Part):
     """The way down of one process, except for messages, which ``down`` has: links bring these up to their end.
 
     Args:
@@ -125,38 +124,10 @@ def boot_time_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-# The parts of a hub process, in the order of their start.
-
-
-def _nothing() -> None:
-    """Do nothing."""
-
-
 async def _done(step: Callable[[], Awaitable[None] | None]) -> None:
     """Make a step, whether it has to be waited for or not."""
     if (waits := step()) is not None:
         await waits
-
-
-class Part(Protocol):
-    """A part of the process: the hub starts and ends it without knowing what it is."""
-
-    def start(self) -> Awaitable[None] | None:
-        """Begin to work."""
-
-    def close(self) -> Awaitable[None] | None:
-        """End, also if the start failed or never was. Parts that were started later have ended by then."""
-
-
-class Step:
-    """A part of which the hub only has the start, or the end."""
-
-    def __init__(
-        self,
-        start: Callable[[], Awaitable[None] | None] = _nothing,
-        close: Callable[[], Awaitable[None] | None] = _nothing,
-    ) -> None:
-        self.start, self.close = start, close
 
 
 class Hub:
@@ -173,7 +144,6 @@ class Hub:
         self._refusals = Refusals(time.monotonic)
         self._known = ClusterCache(store.cluster)
         self._closing = contextlib.AsyncExitStack()
-        self._links = OpenLinks(settings.links_max, settings.links_per_token_max, self._refusals, clock.now)
         self._frames = FrameBudget(self._refusals, time.monotonic)
         self._link_log = HubLinkLog(time.monotonic)
         self._listener = HubListener(settings, self._refusals)
@@ -185,7 +155,8 @@ class Hub:
         of_links = Step(partial(edge_link.logger.addFilter, throttle), partial(edge_link.logger.removeFilter, throttle))
         self.parts: Sequence[Part] = (
             of_links,
-            Step(close=self._listener.close),
+            clock,
+            self._listener,
             self._declared,
             self._shards,
             self._down,
@@ -193,12 +164,13 @@ class Hub:
             self._tenants,
             self._acts_stream,
             self._tables,
-            self._figures,
+            *self._of_store,
+            self._of_edges,
             self._rates,
             self._summaries,
             Step(close=self._tails.close),
-            Step(close=self._changes.close),
-            Step(partial(self._links.start, self._declared.credentials), self._links.close),
+            self._changes,
+            self._links,
             Step(self._listen, self._listener.stop_listening),
             Step(self._announce, self._membership.close),
             *self._for_people,
@@ -258,7 +230,10 @@ class Hub:
         self._declared = declared = Declarations(
             settings, store, cluster.cluster_id, now=clock.agreed, doubted=clock.doubted
         )
-        declared.watch(Watched.LOG, partial(self._links.end_revoked, declared.credentials))
+        self._links = OpenLinks(
+            settings.links_max, settings.links_per_token_max, self._refusals, clock.now, declared.credentials
+        )
+        declared.watch(Watched.LOG, self._links.end_revoked)
         self._access = Access(
             declared.credentials, settings.open_to_network, settings.hosts, self._listener.certificates,
             self._refusals.events, now=clock.now,
@@ -323,11 +298,14 @@ class Hub:
         self._moments = moments = StreamCompleteness(
             shards, declared.expected_edges, clock, known=known, peers=settings.peers, table_error=tables.error_of
         )
-        self._figures = StreamFigures(
-            known, tables.rows, tables.service is not None, time.monotonic, moments.expecting, peers=settings.peers
-        )
+        self._of_edges = EdgeFigures(self._own, clock.now, time.monotonic, peers=settings.peers, links=self._edge_links)
         self._rates = StreamRates(self._positions, time.monotonic)
         self._summaries = ShardSummaries(store, shards, moments, lambda: bool(owners.others()), time.monotonic)
+        self._orders = Orders(self._access, clock, read_body)
+        self._pipelines = PipelineRequests(store, self._orders, clock.now, time.monotonic)
+        figures = StreamFigures(known, tables.service, clock, time.monotonic, moments.expecting, peers=settings.peers)
+        # The first process of a host knows streams and pipelines as a whole.
+        self._of_store: Sequence[Part] = (figures, self._pipelines) if settings.process == 0 else ()
         self._changes = ChangeStreams(
             self._positions, self._links.since, lambda: declared.position, self._access, self._refusals
         )
@@ -348,9 +326,8 @@ class Hub:
         application = self._api.application(
             self._listener.middleware, inner=[access.middleware, Asked(access).middleware]
         )
-        orders = Orders(access, clock, read_body)
-        pipelines = PipelineRequests(store, orders, clock.now, time.monotonic)
-        ProcessRequests(self.status, self.serve_link, self.health, self._metrics(pipelines), access).add_to(application)
+        metrics = Metrics(self.parts, self._refusals)
+        ProcessRequests(self.status, self.serve_link, self.health, metrics, access).add_to(application)
         self._to_edges.add_to(application, access)
         TroubleRequests(
             access, summaries=self._summaries, own=self._own, elsewhere=self._elsewhere
@@ -361,38 +338,22 @@ class Hub:
             store, log, clock, self._settings, self._known, known=self._declared.state,
             split=self._membership.read_soon,
         )  # fmt: skip
-        AdministrationRequests(administration, orders).add_to(application)
+        AdministrationRequests(administration, self._orders).add_to(application)
         UsageRequests(
             access, clock, self._tenants, self._summaries, quotas=self._declared.quotas, tables=self._tables,
             response_bytes_max=self._settings.response_bytes_max,
         ).add_to(application, self._api.bounded)  # fmt: skip
-        pipelines.add_to(application)
+        self._pipelines.add_to(application)
         self._changes.add_to(application)
         self._tails.add_to(application)
         ConsolePages(access).add_to(application)
         SelfDescription(access).add_to(application)
         return application
 
-    def _metrics(self, pipelines: PipelineRequests) -> Metrics:
-        # The first process of a host knows streams and pipelines as a whole.
-        is_first = self._settings.process == 0
-        return Metrics(
-            self._shards, self._figures if is_first else None, self._links, self._clock, self._tables.collected,
-            clocks_differ=self._links.clocks_differ,
-            edges=EdgeFigures(
-                self._own, self._clock.now, time.monotonic, peers=self._settings.peers, links=self._edge_links
-            ),
-            tables=self._tables.maker, refusals=self._refusals, events=self._refusals.events.counts,
-            declared=self._declared.samples, of_listener=self._listener.samples,
-            requests=requests_of(self._store.store),
-            of_tables=self._tables.samples, tenants=self._tenants.samples, regions=self._regions.samples,
-            disk=self._store.disk.samples, pipelines=pipelines.samples if is_first else None,
-        )  # fmt: skip
-
     # -- steps of start and end
 
     async def _listen(self) -> None:
-        await self._listener.start(self._application())
+        await self._listener.listen(self._application())
         self._owners.listens(self._listener.port)
 
     async def _announce(self) -> None:
@@ -504,29 +465,15 @@ class Hub:
 
     def status(self) -> StatusAnswer:
         """Return the document of ``GET /v1/status``."""
-        own = self._own()
-        gaps, gaps_more = open_gap_views(sequencer.state for sequencer in own)
         return StatusAnswer(
             software=SOFTWARE,
             cluster_id=self.cluster.cluster_id.hex(),
-            store=StoreOfNode(self._store.fence.trouble, self._store.disk.view()),
-            clock=ClockOfNode(self._clock.off_ns / 1e9, self._clock.doubted()),
             level=self._membership.level,
             release_level=self._rules.level,
             name=self._owners.own,
             state=self._owners.state,
-            tls=self._listener.view(),
             process=self._settings.process,
             processes=self._settings.processes,
-            cluster_log=self._declared.view(),
-            jwt=self._declared.jwt_view(),
-            backup=self._declared.backup_view(),
             peers=self._owners.peers(),
-            shards=shard_views(self._shards, self._owners),
-            **self._tables.views(),
-            conflicts=conflict_views(sequencer.state for sequencer in own),
-            open_gaps=gaps,
-            open_gaps_more=gaps_more,
-            lost=lost_views(own),
-            links=self._links.views(),
+            **{member: view for part in self.parts for member, view in part.views().items()},
         )

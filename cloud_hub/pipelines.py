@@ -16,6 +16,7 @@ from aiohttp import web
 
 from weft.cloud_hub.api.answers import answered, routes
 from weft.cloud_hub.auth.access import Orders, decoded
+from weft.cloud_hub.part import Part
 from weft.config.metrics.exposition import Sample
 from weft.hub_api.answers import ApiError, PipelineReport, PipelinesAnswer, ReportedAnswer, moment_of
 from weft.hub_api.bodies import Report
@@ -70,7 +71,7 @@ class _Read(NamedTuple):
     """Key -> report."""
 
 
-class PipelineRequests:
+class PipelineRequests(Part):
     """Handlers of the requests.
 
     Args:
@@ -90,6 +91,7 @@ class PipelineRequests:
         """Tenant -> its reports."""
         self._all: _Read | None = None
         """Those of all tenants, for metrics."""
+        self._figures: list[Sample] = []
         self._locks = [asyncio.Lock() for _ in range(16)]
 
     def add_to(self, application: web.Application) -> None:
@@ -187,8 +189,8 @@ class PipelineRequests:
         except NotFound:
             return None
 
-    async def samples(self) -> list[Sample]:
-        """Return the figures of all tenants' pipelines, as of a minute ago where another process got the report. While
+    async def refresh(self) -> None:
+        """Gather the figures of all tenants' pipelines, as of a minute ago where another process got the report. While
         the store does not answer, those that reported to this process are all."""
         async with self._lock(PIPELINES):
             if self._all is None or self._monotonic() - self._all.at >= FIGURES_AGE_S:
@@ -198,7 +200,11 @@ class PipelineRequests:
                 except (StoreError, TimeoutError):
                     self._all = _Read(self._monotonic(), 0, {})
             found, now = self._merged(PIPELINES, self._all), self._now()
-        return [each for key in sorted(found)[:FIGURES_MAX] for each in _samples(key, found[key], now)]
+        self._figures = [each for key in sorted(found)[:FIGURES_MAX] for each in _samples(key, found[key], now)]
+
+    def samples(self) -> list[Sample]:
+        """Return the figures as of the last ``refresh``."""
+        return self._figures
 
     async def _of_tenant(self, tenant: str) -> dict[str, _CachedReport]:
         """Return the reports of a tenant by the name of the pipeline, those of other processes some seconds old."""

@@ -15,6 +15,7 @@ from weft.bounds import Owner, OwnerKind, Refusals
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.facts.fact import Quotas
 from weft.cloud_hub.facts.tenants import DeclaredQuotas
+from weft.cloud_hub.part import Part
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines import Repeats, left_out
@@ -284,7 +285,7 @@ class TenantUse:
             self.rate.set(quotas.bytes_per_second, quotas.records_per_second, share, now)
 
 
-class Tenants:
+class Tenants(Part):
     """All tenants at this process.
 
     Args:

@@ -12,15 +12,16 @@ from typing import Any, TypeVar
 
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.part import Part
 from weft.cloud_hub.settings import HubSettings
 from weft.config.metrics.exposition import Sample
 from weft.config.units import is_bucket as is_bucket_uri
-from weft.hub_api.status import DiskOfStore
+from weft.hub_api.status import DiskOfStore, StoreOfNode
 from weft.storage.cluster import NEW_SHARDS, Cluster, ClusterUnusable, open_cluster, read_cluster
 from weft.storage.fenced_store import FencedStore, check_store
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, StoreError, StoreUnfit, open_store
 from weft.storage.object_store.directory import DirectoryStore
-from weft.storage.object_store.opening import PlacedStore, bare
+from weft.storage.object_store.opening import PlacedStore, bare, requests_of
 from weft.storage.object_store.probe import probe_in_sequence, race, raced_key
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class StoreStart:
             wait = min(2 * wait, RETRY_MAX_S)
 
 
-class HubStore:
+class HubStore(Part):
     """The store of one hub process, which was tried; ``open`` makes it.
 
     Args:
@@ -143,6 +144,16 @@ class HubStore:
             with contextlib.suppress(StoreError, AlreadyExists):
                 await placed.create(note, b"weft probe: raced")
         return cls(placed, cluster, fence, start, raced=raced, process=settings.process)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the calls of the store by kind, and the free space of its disk."""
+        for kind, count in requests_of(self.store).items():
+            yield Sample("weft_hub_store_requests_total", count, (kind,))
+        yield from self.disk.samples()
+
+    def views(self) -> dict[str, object]:
+        """Return the part of the status about the store."""
+        return {"store": StoreOfNode(self.fence.trouble, self.disk.view())}
 
     def start(self) -> None:
         """Begin what the start of the process has left for the time when it serves edges."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ from weft.cloud_hub.api.views import LaneOf, StreamPart, View, renamed_lanes
 from weft.cloud_hub.auth.access import Access, headers_of
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster import Membership
+from weft.cloud_hub.part import Part
 from weft.cloud_hub.shard.collector import ShardCollector
 from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
 from weft.cloud_hub.shard.shards import LOST_LISTED_MAX, Shards, lost_views
@@ -159,7 +160,7 @@ class TroubleRequests:
 # The tables as the process knows them, for its answers and its health.
 
 
-class HubTables:
+class HubTables(Part):
     """The tables as one process knows them. This base is for a process that makes none: it knows nothing of them."""
 
     maker: TableService | None = None
@@ -169,14 +170,11 @@ class HubTables:
     collected: Sequence[ShardCollector] = ()
     """The shards whose old chunks this process deletes."""
 
-    def start(self) -> None:
-        """Begin to make tables."""
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
 
     def grow(self, cluster: Cluster) -> None:
         """Adopt new shards."""
-
-    async def close(self) -> None:
-        """Stop. What was written stays, and the next process continues from there."""
 
     def rows(self, tenant: str, stream: str) -> int | None:  # noqa: ARG002
         """Return the number of records of a stream that are table rows; None if this process does not know it."""
@@ -206,9 +204,18 @@ class HubTables:
         """Return the bytes of a stream's table of all rows, as of the last look for small files; None while unknown."""
         return None
 
-    def samples(self) -> Iterable[Sample]:
-        """Return the figures of quality rules, sizes and traces for Prometheus."""
-        return [Sample(f"weft_hub_trace_{name}", value) for name, value in NO_FIGURES.items()]
+    def samples(self) -> Iterator[Sample]:
+        """Yield the figures of old chunks, and of what the tables' maker has."""
+        yield from self._of_chunks()
+        for name, value in NO_FIGURES.items():
+            yield Sample(f"weft_hub_trace_{name}", value)
+
+    def _of_chunks(self) -> Iterator[Sample]:
+        old = {each.log.shard: (0, each.log.watermark) for each in self._shards}
+        old |= {each.shard: (each.deleted, each.watermark) for each in self.collected}
+        for shard, (deleted, watermark) in sorted(old.items()):
+            yield Sample("weft_hub_deleted_chunks_total", deleted, (str(shard),))
+            yield Sample("weft_hub_watermark", watermark, (str(shard),))
 
 
 # Health of a hub process: reasons to restart it, and reasons to send it no work.

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from weft.bounds import Shares
-from weft.bounds.bound import RefusalCount, SecurityEvent
+from weft.bounds import Refusals, Shares
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.api.edge_reports import outage_left
 from weft.cloud_hub.api.summaries import LinksElsewhere
 from weft.cloud_hub.api.views import StreamPart, renamed_lanes
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.shard.collector import ShardCollector
+from weft.cloud_hub.part import Part
 from weft.cloud_hub.shard.lane_session import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM, is_hubs_own
-from weft.cloud_hub.shard.sequencer import Sequencer, ShardCounters
+from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import ShardCache
 from weft.config.metrics import exposition
-from weft.config.metrics.exposition import AnySample, HistogramSample, Sample, build_info
+from weft.config.metrics.exposition import AnySample, Sample, build_info
 from weft.config.metrics.hub import HUB_METRICS
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import Lane, NodeName
 from weft.protocols.shard.completeness import SILENT_NS, Reason, held_back, moment_of
 from weft.protocols.shard.lane_state import LaneState
 from weft.storage.chunk_log import missing_shards
-from weft.storage.histogram import Histogram
 
 if TYPE_CHECKING:
     from weft.storage.table_writer.service import TableService
@@ -56,7 +53,7 @@ ALARMS = (
 """Reasons of lanes that hold an edge back."""
 
 
-class EdgeFigures:
+class EdgeFigures(Part):
     """The figures of the edges of this process's own shards.
 
     Args:
@@ -224,13 +221,13 @@ class TableLag:
         return now - self._notes[0][0] if self._notes else 0.0
 
 
-class StreamFigures:
+class StreamFigures(Part):
     """The figures of all streams of a hub node.
 
     Args:
         shards: every shard of the store, as far as this process knows it.
-        table_rows: (tenant, stream) -> records that are rows; None while unknown.
-        keeps_tables: true when this node makes table rows.
+        tables: the tables; None if another process keeps them.
+        clock: the node's; while it is wrong, no stream is complete up to any time.
         monotonic: seconds.
         expected: returns the streams with expected edges at present, each with its moment.
         peers: whether another cluster may have records that this one lacks.
@@ -239,8 +236,8 @@ class StreamFigures:
     def __init__(
         self,
         shards: ShardCache,
-        table_rows: Callable[[str, str], int | None],
-        keeps_tables: bool,
+        tables: TableService | None,
+        clock: HubClock,
         monotonic: Callable[[], float],
         expected: Callable[[], Mapping[StreamKey, Callable[[], Awaitable[int | None]]]] = dict,
         *,
@@ -249,8 +246,7 @@ class StreamFigures:
         self.figures: list[StreamFigure] = []
         """Figures as of the last ``refresh``."""
         self._shards = shards
-        self._table_rows = table_rows
-        self._keeps_tables = keeps_tables
+        self._tables, self._clock = tables, clock
         self._monotonic = monotonic
         self._expected = expected
         self._peers = peers
@@ -264,7 +260,7 @@ class StreamFigures:
 
     def start(self) -> None:
         """Start noting the tables' positions."""
-        if self._keeps_tables:
+        if self._tables is not None:
             self._task.start(self._note_lags(), name="table-lag")
 
     async def close(self) -> None:
@@ -282,13 +278,30 @@ class StreamFigures:
                 self.figures = self._combined(complete)
                 self._refreshed_at = self._monotonic()
 
+    def samples(self) -> Iterator[Sample]:
+        """Yield the figures as of the last ``refresh``."""
+        is_wrong = self._clock.wrong() is not None
+        for figures in self.figures:
+            labels = (figures.tenant, figures.stream)
+            complete_up_to = 0 if is_wrong or figures.complete_up_to is None else figures.complete_up_to / 1e9
+            yield Sample("weft_hub_stream_records", figures.records, labels)
+            if not is_hubs_own(*labels):
+                yield Sample("weft_hub_stream_complete_up_to_timestamp_seconds", complete_up_to, labels)
+            if figures.lag_records is not None:
+                yield Sample("weft_hub_stream_table_lag_records", figures.lag_records, labels)
+            if figures.lag_seconds is not None:
+                yield Sample("weft_hub_stream_table_lag_seconds", figures.lag_seconds, labels)
+            if self._tables is not None and (size := self._tables.size(*labels)) is not None:
+                yield Sample("weft_hub_stream_table_bytes", size.bytes, labels)
+                yield Sample("weft_hub_stream_table_files", size.files, labels)
+
     async def _note_lags(self) -> None:
         while True:
             self._note_lag()
             await asyncio.sleep(LAG_INTERVAL_S)
 
     def _note_lag(self) -> None:
-        if not self._keeps_tables:
+        if self._tables is None:
             return
         now = self._monotonic()
         for key, (records, rows) in self._counted().items():
@@ -307,7 +320,7 @@ class StreamFigures:
                 del totals[key]
         counted: dict[StreamKey, tuple[int, int | None]] = {}
         for key, records in totals.items():
-            label, rows = self._label(key), self._table_rows(*key)
+            label, rows = self._label(key), None if self._tables is None else self._tables.rows(*key)
             others, others_rows = counted.get(label, (0, 0))
             all_rows = None if rows is None or others_rows is None else rows + others_rows
             counted[label] = records + others, all_rows
@@ -380,154 +393,40 @@ class StreamFigures:
                     *label,
                     records,
                     moment if all_loaded and moment != _UNKNOWN else None,
-                    max(0, records - rows) if self._keeps_tables and rows is not None else None,
+                    max(0, records - rows) if self._tables is not None and rows is not None else None,
                     lag.seconds(now) if lag is not None else None,
                 )
             )
         return figures
 
 
-_COUNTERS = ("chunks", "records", "bytes", "foreign_chunks", "unclear", "reloads")
-_NS = 1_000_000_000
-
-
 class Metrics:
     """The text of ``GET /metrics``.
 
     Args:
-        sequencers: the shards that this process holds at the moment.
-        streams: figures of streams, over all shards; None if another process computes them.
-        links: the open links.
-        clocks_differ: returns the number of linked edges whose synchronised clocks differ from the node's.
-        clock: the node's; while it is wrong, no stream is complete up to any time.
-        collected: the shards whose old chunks this process deletes.
-        tables: the tables; None if another process keeps them.
-        refusals: refusals by bound.
-        events: number of events of each kind.
-        declared: returns the samples of the cluster log.
-        edges: figures of the edges of its own shards.
-        requests: calls of the store, by kind.
-        of_listener, of_tables, tenants, regions, disk: return the figures of the listener, of the tables' quality
-            rules, sizes and traces, of tenants' use, of links to other regions, and of the store's disk.
-        pipelines: returns the figures of pipelines; None if another process has them.
+        parts: of the process; each yields the samples that are about it.
+        refusals: refusals by bound, and events of each kind.
     """
 
-    def __init__(
-        self,
-        sequencers: Iterable[Sequencer],
-        streams: StreamFigures | None,
-        links: Sized,
-        clock: HubClock,
-        collected: Sequence[ShardCollector] = (),
-        *,
-        clocks_differ: Callable[[], int],
-        edges: EdgeFigures,
-        requests: Mapping[str, int],
-        tables: TableService | None = None,
-        refusals: Iterable[RefusalCount] = (),
-        events: Mapping[SecurityEvent, int] | None = None,
-        declared: Callable[[], Iterable[AnySample]] = tuple,
-        of_listener: Callable[[], Iterable[Sample]] = tuple,
-        of_tables: Callable[[], Iterable[Sample]] = tuple,
-        tenants: Callable[[], Iterable[Sample]] = tuple,
-        regions: Callable[[], Iterable[Sample]] = tuple,
-        pipelines: Callable[[], Awaitable[Iterable[Sample]]] | None = None,
-        disk: Callable[[], Iterable[Sample]] = tuple,
-    ) -> None:
-        self._sequencers = sequencers
-        self._streams = streams
-        self._links = links
-        self._clocks_differ = clocks_differ
-        self._edges, self._requests = edges, requests
-        self._clock = clock
-        self._collected = collected
-        self._tables = tables
-        self._refusals = refusals
-        self._events = events or {}
-        self._declared = declared
-        self._of_listener = of_listener
-        self._of_tables, self._tenants, self._regions = of_tables, tenants, regions
-        self._pipelines = pipelines
-        self._disk = disk
+    def __init__(self, parts: Sequence[Part], refusals: Refusals) -> None:
+        self._parts, self._refusals = parts, refusals
 
     async def text(self) -> bytes:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
-        if self._streams is not None:
-            await self._streams.refresh()
-        await self._edges.refresh()
-        of_pipelines = await self._pipelines() if self._pipelines is not None else ()
+        for part in self._parts:
+            await part.refresh()
         await exposition.load()
-        return exposition.render(HUB_METRICS, itertools.chain(self._samples(), of_pipelines))
+        return exposition.render(HUB_METRICS, self._samples())
 
     def _samples(self) -> Iterator[AnySample]:
-        yield Sample("weft_hub_links", len(self._links))
-        yield from self._edges.samples()
-        for kind, count in self._requests.items():
-            yield Sample("weft_hub_store_requests_total", count, (kind,))
-        yield from self._disk()
-        yield from self._of_listener()
-        yield Sample("weft_hub_clock_off_seconds", self._clock.off_ns / _NS)
-        yield Sample("weft_hub_links_clock_differs", self._clocks_differ())
-        yield from self._declared()
-        is_wrong = self._clock.wrong() is not None
+        for part in self._parts:
+            yield from part.samples()
         for refused in self._refusals:
             owner = "others" if refused.owner is None else str(refused.owner)
             yield Sample("weft_hub_refusals_total", refused.times, (refused.bound, owner))
-        for event, times in self._events.items():
+        for event, times in self._refusals.events.counts.items():
             yield Sample("weft_hub_security_events_total", times, (event,))
-        for sequencer in self._sequencers:
-            yield from _shard(sequencer)
-        collected = {each.log.shard: (0, each.log.watermark) for each in self._sequencers}
-        collected |= {each.shard: (each.deleted, each.watermark) for each in self._collected}
-        for shard, (deleted, watermark) in sorted(collected.items()):
-            yield Sample("weft_hub_deleted_chunks_total", deleted, (str(shard),))
-            yield Sample("weft_hub_watermark", watermark, (str(shard),))
-        yield Sample("weft_hub_conflicts", sum(len(each.state.conflicts) for each in self._sequencers))
-        skips = [skip for each in self._sequencers for known in each.state.skips.values() for skip in known]
-        yield Sample("weft_hub_skipped_records", sum(skip.end - skip.first for skip in skips))
-        if self._tables is not None:
-            yield Sample("weft_hub_stopped_tables", self._tables.stopped)
-        yield from self._of_tables()
-        yield from self._tenants()
-        yield from self._regions()
-        yield _sum("weft_hub_store_put_latency_seconds", [each.counters.put for each in self._sequencers])
-        yield _sum("weft_hub_commit_latency_seconds", [each.counters.commit for each in self._sequencers])
-        for figures in self._streams.figures if self._streams is not None else ():
-            labels = (figures.tenant, figures.stream)
-            complete_up_to = 0 if is_wrong or figures.complete_up_to is None else figures.complete_up_to / _NS
-            yield Sample("weft_hub_stream_records", figures.records, labels)
-            if not is_hubs_own(*labels):
-                yield Sample("weft_hub_stream_complete_up_to_timestamp_seconds", complete_up_to, labels)
-            if figures.lag_records is not None:
-                yield Sample("weft_hub_stream_table_lag_records", figures.lag_records, labels)
-            if figures.lag_seconds is not None:
-                yield Sample("weft_hub_stream_table_lag_seconds", figures.lag_seconds, labels)
-            if self._tables is not None and (size := self._tables.size(*labels)) is not None:
-                yield Sample("weft_hub_stream_table_bytes", size.bytes, labels)
-                yield Sample("weft_hub_stream_table_files", size.files, labels)
         yield build_info("weft_hub_build_info")
-
-
-def _shard(sequencer: Sequencer) -> Iterator[Sample]:
-    labels = (str(sequencer.log.shard),)
-    for name in _COUNTERS:
-        yield Sample(f"weft_hub_{name}_total", _value(sequencer.counters, name), labels)
-    yield Sample("weft_hub_retries_total", sequencer.retries, labels)
-    yield Sample("weft_hub_sessions_refused_total", sequencer.sessions.refused, labels)
-    yield Sample("weft_hub_pending_bytes", sequencer.sessions.pending_bytes, labels)
-    yield Sample("weft_hub_chunk", sequencer.state.n, labels)
-    yield Sample("weft_hub_store_trouble", sequencer.trouble is not None, labels)
-
-
-def _value(counters: ShardCounters, name: str) -> int:
-    return int(getattr(counters, name))
-
-
-def _sum(name: str, parts: Sequence[Histogram]) -> HistogramSample:
-    total = Histogram()
-    for part in parts:
-        total.add(part)
-    return HistogramSample(name, total.bounds, total.counts, total.seconds)
 
 
 # Rates of streams: records added to the log in the last minutes.
@@ -551,11 +450,7 @@ class ShardPositions(NamedTuple):
     """Offset after the last record, by stream."""
 
 
-class _Tables(Protocol):
-    def positions(self) -> list[tuple[int, float, dict[StreamKey, int]]]: ...
-
-
-def followed(shards: Iterable[Sequencer], tables: _Tables | None, now: float) -> list[ShardPositions]:
+def followed(shards: Iterable[Sequencer], tables: TableService | None, now: float) -> list[ShardPositions]:
     """Return the positions of the shards that a process follows: those it holds, and those its tables are made from."""
     known = {at[0]: ShardPositions(*at) for at in tables.positions()} if tables is not None else {}
     held = {
@@ -564,7 +459,7 @@ def followed(shards: Iterable[Sequencer], tables: _Tables | None, now: float) ->
     return list({**known, **held}.values())
 
 
-class StreamRates:
+class StreamRates(Part):
     """The rates of all streams of a hub.
 
     Args:

@@ -37,6 +37,7 @@ from weft.cloud_hub.api.views import (
     stream_parts,
 )
 from weft.cloud_hub.clock import ADVICE, HubClock
+from weft.cloud_hub.part import Part
 from weft.cloud_hub.shard.lane_session import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import CachedShard, Shards, conflict_views, open_gap_views
@@ -637,7 +638,7 @@ class _Stored(NamedTuple):
     read_at: float
 
 
-class ShardSummaries:
+class ShardSummaries(Part):
     """The summaries of one process. Event loop's thread only.
 
     Args:

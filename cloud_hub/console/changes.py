@@ -19,6 +19,7 @@ from weft.bounds import Refusals
 from weft.cloud_hub.api.answers import ReaderPlaces, routes
 from weft.cloud_hub.api.metrics import ShardPositions
 from weft.cloud_hub.auth.access import Access
+from weft.cloud_hub.part import Part
 from weft.hub_api.answers import ApiError
 from weft.hub_api.rights import Right
 from weft.network.pages.assets import Assets
@@ -108,7 +109,7 @@ def _after(noted: Mapping[Any, int], number: int) -> Iterator[Any]:
         yield key
 
 
-class ChangeStreams:
+class ChangeStreams(Part):
     """Handler of the request. ``close`` ends the streams that are open.
 
     Args:

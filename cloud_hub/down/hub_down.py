@@ -24,6 +24,7 @@ from weft.cloud_hub.down.edge_queue import (
     outcome_name,
 )
 from weft.cloud_hub.down.lane_writer import CannotWrite, LaneWriter, WriterLost
+from weft.cloud_hub.part import Part
 from weft.cloud_hub.shard.lane_session import BEFORE_NS, DOWN_STREAM, SPARED_NS_MAX, waiting_lanes, waits_from
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
@@ -634,7 +635,7 @@ class UnknownEdge(Exception):
     """The hub has never heard of an edge."""
 
 
-class HubDown:
+class HubDown(Part):
     """Messages to edges. Belongs to the event loop's thread.
 
     Args:

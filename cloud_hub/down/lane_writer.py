@@ -18,6 +18,7 @@ import msgspec
 
 from weft.cloud_hub.facts.acts import NumberedEntry, entries, line
 from weft.cloud_hub.facts.declarations import Declarations, Watched
+from weft.cloud_hub.part import Part
 from weft.cloud_hub.shard.lane_session import (
     AUDIT_EDGE,
     AUDIT_STREAM,
@@ -221,7 +222,7 @@ LOOK_S = 60.0
 """Interval of looks in memory for entries that are not copied, such as after a change of owners."""
 
 
-class ActsStream:
+class ActsStream(Part):
     """Writer of the stream in one hub process. The process that owns the lane's shard writes.
 
     Args:

@@ -24,13 +24,13 @@ from weft.cloud_hub.facts.pulls import PullCache
 from weft.cloud_hub.facts.streams import DeclaredTables
 from weft.cloud_hub.facts.tenants import DeclaredQuotas
 from weft.cloud_hub.facts.tokens import Credentials
+from weft.cloud_hub.part import Part
 from weft.cloud_hub.settings import HubSettings
 from weft.config.metrics.exposition import Sample
 from weft.hub_api.answers import moment_of
 from weft.hub_api.status import (
     ClusterLogPosition,
     EndOfToken,
-    KeysOfIssuer,
     LastBackupOfStore,
     SkippedEntry,
     UnusableFact,
@@ -57,7 +57,7 @@ class Watched(Enum):
     DRAINED = "other processes than before are to give their shards to others"
 
 
-class Declarations:
+class Declarations(Part):
     """The declared facts that this process knows.
 
     Args:
@@ -137,8 +137,16 @@ class Declarations:
         unusable = sum(map(len, self._unusable().values()))
         yield Sample("weft_hub_cluster_log_unusable", len(follower.state.skipped) + unusable)
 
-    def view(self) -> ClusterLogPosition:
-        """Return the state of the cluster log in this process for its status page."""
+    def views(self) -> dict[str, object]:
+        """Return the parts of the status about the cluster log, the issuer of tokens and the last backup."""
+        jwts, last = self.credentials.jwts, self.backups.last
+        return {
+            "cluster_log": self._view(),
+            "jwt": None if jwts is None else jwts.view(),
+            "backup": None if last is None else LastBackupOfStore(last.place, moment_of(last.started)),
+        }
+
+    def _view(self) -> ClusterLogPosition:
         follower = self._follower
         end = self.credentials.next_end
         named = (UnusableFact(kind, name, why) for kind, of in self._unusable().items() for name, why in of.items())
@@ -151,15 +159,6 @@ class Declarations:
             skipped=[SkippedEntry(each.n, each.why) for each in follower.state.skipped],
             unusable=list(islice(named, UNUSABLE_SHOWN_MAX)),
         )
-
-    def backup_view(self) -> LastBackupOfStore | None:
-        """Return the last complete backup for the status page; None if none is known."""
-        last = self.backups.last
-        return None if last is None else LastBackupOfStore(last.place, moment_of(last.started))
-
-    def jwt_view(self) -> KeysOfIssuer | None:
-        """Return the state of the issuer's keys for the status page; None if no tokens of an issuer are taken."""
-        return None if self.credentials.jwts is None else self.credentials.jwts.view()
 
     def _unusable(self) -> dict[str, dict[str, str]]:
         return {

@@ -39,6 +39,7 @@ from weft.cloud_hub.facts.fact import (
     listed,
     read_fact,
 )
+from weft.cloud_hub.part import Part
 from weft.config.log_lines import Repeats, left_out
 from weft.hub_api.answers import TokenOfStore, moment, moment_of
 from weft.hub_api.rights import ANY, GRANT_CHARACTERS_MAX, GRANTS_MAX, Scope
@@ -701,7 +702,7 @@ OBJECT_BYTES_MAX = 16 << 20
 _DECODER = msgspec.json.Decoder(dict[str, int])
 
 
-class TokenUse:
+class TokenUse(Part):
     """The uses that one process sees.
 
     Args:

@@ -14,6 +14,7 @@ from aiohttp import web
 from weft.bounds import Refusals
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.auth.certificates import Certificates, End
+from weft.cloud_hub.part import Part
 from weft.cloud_hub.settings import HubSettings
 from weft.config.errors import SettingError
 from weft.config.machine import why_not_listening
@@ -55,7 +56,7 @@ _UNUSED = {"connections", "connections_refused", "proxy_headers_refused"}
 """Counters of listeners that a hub has no use for: it counts connections otherwise, and reads no PROXY headers."""
 
 
-class HubListener:
+class HubListener(Part):
     """The listener of one hub process. Event loop's thread only.
 
     Args:
@@ -96,8 +97,8 @@ class HubListener:
         assert self.server.addresses, "the hub has not been started"
         return f"{self._settings.scheme}://{Address(*self.server.addresses[0])}"
 
-    async def start(self, application: web.Application) -> None:
-        """Listen.
+    async def listen(self, application: web.Application) -> None:
+        """Begin to listen.
 
         Raises:
             SettingError: the address cannot be bound, or the files of TLS cannot be used.
@@ -146,12 +147,12 @@ class HubListener:
                 ending = "" if field.name in _GAUGES else "_total"
                 yield Sample(f"weft_hub_tls_{field.name}{ending}", getattr(self.counters, field.name))
 
-    def view(self) -> CertificateInForce | None:
+    def views(self) -> dict[str, object]:
         """Return the certificate in force, for status pages; None without TLS."""
         files = self._settings.tls
         if files is None or self._expires is None:
-            return None
-        return CertificateInForce(files.certificate, self._expires.isoformat(), self.counters.reload_failures)
+            return {"tls": None}
+        return {"tls": CertificateInForce(files.certificate, self._expires.isoformat(), self.counters.reload_failures)}
 
     async def stop_listening(self) -> None:
         """Accept no more connections, and read no more files."""

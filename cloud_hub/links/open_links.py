@@ -23,9 +23,11 @@ from weft.cloud_hub.auth.certificates import CertificateIdentity
 from weft.cloud_hub.auth.tokens import TokenIdentity
 from weft.cloud_hub.facts.tokens import WITHOUT_TOKEN, Credentials
 from weft.cloud_hub.links.edge_link import EdgeLink, clock_differs
+from weft.cloud_hub.part import Part
 from weft.cloud_hub.shard.lane_ends import note_conflicts
 from weft.cloud_hub.shard.shards import LOST_LISTED_MAX
 from weft.config.log_lines import Repeats, left_out
+from weft.config.metrics.exposition import Sample
 from weft.hub_api.answers import ApiError, moment_of
 from weft.hub_api.status import LinkOfProcess, LostOfLane
 from weft.protocols.lane import NodeName, format_log_id, valid_name
@@ -63,7 +65,7 @@ class _Left(NamedTuple):
     """The last report, without its functions."""
 
 
-class OpenLinks:
+class OpenLinks(Part):
     """The open links, each with its token.
 
     If a token has reached its share, its oldest link ends: an edge with an unstable network leaves dead links behind,
@@ -75,10 +77,13 @@ class OpenLinks:
         per_token_max: links of one token.
         refusals: counter of the links that ended for a newer one.
         wall_clock: nanoseconds since 1970.
+        tokens: decide whether a token is still in force.
     """
 
-    def __init__(self, links_max: int, per_token_max: int, refusals: Refusals, wall_clock: Callable[[], int]) -> None:
-        self._links_max = links_max
+    def __init__(
+        self, links_max: int, per_token_max: int, refusals: Refusals, wall_clock: Callable[[], int], tokens: Credentials
+    ) -> None:
+        self._links_max, self._tokens = links_max, tokens
         self._per_token_max = per_token_max
         self._refusals = refusals
         self._wall_clock = wall_clock
@@ -98,13 +103,14 @@ class OpenLinks:
     def __iter__(self) -> Iterator[EdgeLink]:
         return iter(self._since)
 
-    def clocks_differ(self) -> int:
-        """Return the number of linked edges whose synchronised clocks are a minute or more from this node's."""
-        return sum(clock_differs(link.clock_off) for link in self._since)
+    def samples(self) -> Iterator[Sample]:
+        """Yield the number of links, and of those whose edges' synchronised clocks are a minute or more off."""
+        yield Sample("weft_hub_links", len(self._since))
+        yield Sample("weft_hub_links_clock_differs", sum(clock_differs(link.clock_off) for link in self._since))
 
-    def views(self) -> list[LinkOfProcess]:
+    def views(self) -> dict[str, object]:
         """Return the links for status pages."""
-        return [_view(link, since) for link, since in self._since.items()]
+        return {"links": [_view(link, since) for link, since in self._since.items()]}
 
     def by_edge(self, at: str = "") -> dict[NodeName, Linked]:
         """Return the linked edges of this process, whose name is ``at``."""
@@ -205,11 +211,11 @@ class OpenLinks:
             if len(self._left) > LEFT_KEPT_MAX:
                 self._left.popitem(last=False)
 
-    def start(self, tokens: Credentials) -> None:
+    def start(self) -> None:
         """Begin to send edges on, and to check whether tokens are still in force."""
         self._tasks = [
             asyncio.create_task(self._send_on(), name="send-on"),
-            asyncio.create_task(self._look(tokens), name="open-links"),
+            asyncio.create_task(self._look(), name="open-links"),
         ]
 
     async def close(self) -> None:
@@ -228,11 +234,11 @@ class OpenLinks:
             except Exception:  # without this task, edges would stay where they are
                 _logger.exception("edges could not be sent on")
 
-    async def _look(self, tokens: Credentials) -> None:
+    async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             try:
-                self.end_revoked(tokens)
+                self.end_revoked()
             except Exception:  # without this task, links of revoked tokens would stay open
                 _logger.exception("links of revoked tokens could not be ended")
 
@@ -253,12 +259,12 @@ class OpenLinks:
         if sent:
             _logger.info("%d edges were sent on to the owners of their shards", sent)
 
-    def end_revoked(self, tokens: Credentials) -> None:
+    def end_revoked(self) -> None:
         """End the links of tokens that are no longer in force, and links without a token if every link needs one."""
         # The certificate of a link is not among the tokens, and its revocation ends the link elsewhere.
         others = [identity for identity in self._by_token if not isinstance(identity, CertificateIdentity)]
-        for identity in tokens.revoked(others):
-            why = WITHOUT_TOKEN if identity is None else tokens.why_over(identity)
+        for identity in self._tokens.revoked(others):
+            why = WITHOUT_TOKEN if identity is None else self._tokens.why_over(identity)
             for link in self._by_token[identity]:
                 link.end(RefuseCode.UNAUTHORISED, *why)
 
@@ -359,7 +365,7 @@ Published = dict[NodeName, LinkedEdge]
 """Entries of an object."""
 
 
-class LinkedEdges:
+class LinkedEdges(Part):
     """The linked edges of the other processes, for one that tells them of its own.
 
     Args:

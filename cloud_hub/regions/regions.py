@@ -14,6 +14,7 @@ import msgspec
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.facts.hub import DeclaredRegions
+from weft.cloud_hub.part import Part
 from weft.cloud_hub.regions.budget import RegionBudget
 from weft.cloud_hub.regions.source import RegionSource, Selection
 from weft.cloud_hub.settings import RegionSettings
@@ -342,7 +343,7 @@ LOOK_S = 1.0
 """Interval of looks for shards that have come or gone."""
 
 
-class Regions:
+class Regions(Part):
     """The links, which follow the owners of shards.
 
     Args:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.part import Part
+from weft.cloud_hub.shard.sequencer import Sequencer, ShardCounters
+from weft.config.metrics.exposition import AnySample, HistogramSample, Sample
 from weft.hub_api.answers import moment, moment_of
 from weft.hub_api.status import ConflictOfLane, LostOfLane, OpenGapOfLane, ShardOfProcess, WrittenByProcess
 from weft.protocols.lane import Lane, format_log_id
@@ -23,6 +25,7 @@ from weft.protocols.shard.lane_state import OpenGap, open_gap
 from weft.protocols.shard.placement import ShardTree
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import missing_shards
+from weft.storage.histogram import Histogram
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +80,7 @@ class CachedShard(NamedTuple):
     """False while nothing is known of it: the state is then empty."""
 
 
-class Shards:
+class Shards(Part):
     """The shards of one hub process.
 
     Args:
@@ -203,6 +206,29 @@ class Shards:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(sequencer.close() for sequencer in self))
 
+    def samples(self) -> Iterator[AnySample]:
+        """Yield the figures of the shards that this process holds."""
+        held = list(self)
+        for sequencer in held:
+            yield from _shard(sequencer)
+        yield Sample("weft_hub_conflicts", sum(len(each.state.conflicts) for each in held))
+        skips = [skip for each in held for known in each.state.skips.values() for skip in known]
+        yield Sample("weft_hub_skipped_records", sum(skip.end - skip.first for skip in skips))
+        yield _sum("weft_hub_store_put_latency_seconds", [each.counters.put for each in held])
+        yield _sum("weft_hub_commit_latency_seconds", [each.counters.commit for each in held])
+
+    def views(self) -> dict[str, object]:
+        """Return the shards that this process holds, and the troubles of its own."""
+        own = self.own
+        gaps, more = open_gap_views(sequencer.state for sequencer in own)
+        return {
+            "shards": [_view(sequencer, self._owners) for sequencer in self],
+            "conflicts": conflict_views(sequencer.state for sequencer in own),
+            "open_gaps": gaps,
+            "open_gaps_more": more,
+            "lost": lost_views(own),
+        }
+
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._idle_s / 10)
@@ -252,11 +278,6 @@ class ShardCache:
         # A log may have a split of which the process has not read yet otherwise.
         new = [shard for shard in missing_shards([each.state for each in known]) if shard >= len(known)]
         return iter([*known, *(CachedShard(ShardState(self._cluster_id, shard), False) for shard in new)])
-
-
-def shard_views(sequencers: Iterable[Sequencer], owners: Ownership) -> list[ShardOfProcess]:
-    """Return the part of ``GET /v1/status`` on the shards that a process holds."""
-    return [_view(sequencer, owners) for sequencer in sequencers]
 
 
 def _view(sequencer: Sequencer, owners: Ownership) -> ShardOfProcess:
@@ -338,3 +359,28 @@ def lost_views(sequencers: Iterable[Sequencer]) -> list[LostOfLane]:
         and (lost := sequencer.sessions.lost_of(lane, held)) is not None
     )  # fmt: skip
     return list(islice(found, LOST_LISTED_MAX))
+
+
+_COUNTERS = ("chunks", "records", "bytes", "foreign_chunks", "unclear", "reloads")
+
+
+def _shard(sequencer: Sequencer) -> Iterator[Sample]:
+    labels = (str(sequencer.log.shard),)
+    for name in _COUNTERS:
+        yield Sample(f"weft_hub_{name}_total", _value(sequencer.counters, name), labels)
+    yield Sample("weft_hub_retries_total", sequencer.retries, labels)
+    yield Sample("weft_hub_sessions_refused_total", sequencer.sessions.refused, labels)
+    yield Sample("weft_hub_pending_bytes", sequencer.sessions.pending_bytes, labels)
+    yield Sample("weft_hub_chunk", sequencer.state.n, labels)
+    yield Sample("weft_hub_store_trouble", sequencer.trouble is not None, labels)
+
+
+def _value(counters: ShardCounters, name: str) -> int:
+    return int(getattr(counters, name))
+
+
+def _sum(name: str, parts: Sequence[Histogram]) -> HistogramSample:
+    total = Histogram()
+    for part in parts:
+        total.add(part)
+    return HistogramSample(name, total.bounds, total.counts, total.seconds)

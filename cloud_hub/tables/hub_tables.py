@@ -56,7 +56,7 @@ def hub_tables(
         name: that of the process in the cluster.
     """
     if settings.table_interval_s is None:
-        return HubTables()
+        return HubTables(shards)
     return MadeTables(settings, store, cluster, clock, declared, shards=shards, logs=logs, name=name)
 
 
@@ -76,7 +76,7 @@ class MadeTables(HubTables):
         from weft.storage.table_writer.service import TableService
         from weft.storage.table_writer.settings import TableTerms
 
-        self._shards = shards
+        super().__init__(shards)
         of_tables, is_first = settings.tables(), settings.process == 0
         self._traces: list[TableTraces] = []
         """The maker of spans, where they are sent somewhere."""
@@ -167,13 +167,14 @@ class MadeTables(HubTables):
         found = self.service.size(tenant, stream) if self.service else None
         return None if found is None else found.bytes
 
-    def samples(self) -> Iterable[Sample]:
-        """Return the figures of quality rules, sizes and traces for Prometheus."""
-        return [
-            *self._quality.samples(),
-            *(self._sizes.samples() if self.service else ()),
-            *_trace_samples(self._traces[0].export.figures() if self._traces else NO_FIGURES),
-        ]
+    def samples(self) -> Iterator[Sample]:
+        """Yield the figures of old chunks, stopped tables, quality rules, sizes and traces for Prometheus."""
+        yield from self._of_chunks()
+        yield Sample("weft_hub_stopped_tables", self.maker.stopped)
+        yield from self._quality.samples()
+        if self.service:
+            yield from self._sizes.samples()
+        yield from _trace_samples(self._traces[0].export.figures() if self._traces else NO_FIGURES)
 
     def _streams(self) -> set[StreamKey]:
         return {key for state in self.maker.states for key in state.next_offset}

@@ -113,6 +113,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("document",),
     ),
     "cloud_hub": (
+        ("part",),
         ("clock", "settings"),
         ("cluster", "shard", "store"),
         ("auth", "splits", "stream_deletion"),

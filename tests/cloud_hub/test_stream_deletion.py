@@ -28,6 +28,7 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub import stream_deletion
+from weft.cloud_hub.api.metrics import StreamFigures
 from weft.cloud_hub.stream_deletion import CannotDelete, Deleted, Deletion, Patience
 from weft.protocols.lane import Lane
 from weft.replication.runner import LinkIdentity
@@ -297,7 +298,7 @@ async def test_a_deleted_stream_is_in_no_answer_of_a_running_hub(store: ObjectSt
         assert status == 404
         assert "was deleted at" in answer["detail"]
         assert "trial is over" in answer["detail"]
-        hub._figures._refreshed_at = None
+        next(part for part in hub.parts if isinstance(part, StreamFigures))._refreshed_at = None
         assert 'stream="telemetry"' not in (await get(hub, "/metrics"))[1]
         async with running_link(hub, log, EDGE, epochs=epochs):
             log.append(*make_batch(lane, 3, 5))

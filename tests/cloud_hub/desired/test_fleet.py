@@ -173,7 +173,7 @@ async def test_a_declaration_that_cannot_be_read_leaves_edges_with_what_they_hav
             await declare(hub, store, lambda _: Change(CONFIG, "of-a-later-release", b"{}"))
             await asyncio.sleep(0.05)
             assert len(door.wanted) == 1
-            assert {each.kind for each in hub._declared.view().unusable} == {"config"}
+            assert {each.kind for each in hub.status().cluster_log.unusable} == {"config"}
 
 
 async def test_two_processes_that_hear_edges_of_one_shard_lose_no_word() -> None:

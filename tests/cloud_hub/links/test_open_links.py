@@ -30,16 +30,16 @@ class Failing(OpenLinks):
         self.sent_on += 1
         raise ValueError(within_s)
 
-    def end_revoked(self, tokens: Credentials) -> None:
+    def end_revoked(self) -> None:
         self.ended += 1
-        raise ValueError(tokens)
+        raise ValueError
 
 
 def test_after_an_error_edges_are_still_sent_on_and_links_of_revoked_tokens_ended() -> None:
     async def main() -> None:
-        links = Failing(10, 10, Refusals(lambda: 0.0), now_ns)
+        links = Failing(10, 10, Refusals(lambda: 0.0), now_ns, Credentials(False, now_ns))
         with silent_logs():
-            links.start(Credentials(False, now_ns))
+            links.start()
             await asyncio.sleep(3.5 * SEND_ON_INTERVAL_S)
             await links.close()
         assert (links.sent_on, links.ended) == (3, int(3.5 * SEND_ON_INTERVAL_S / LOOK_INTERVAL_S))
@@ -68,7 +68,7 @@ class Full:
 
     def __init__(self, total: int) -> None:
         self.refusals = Refusals(lambda: 0.0)
-        self.links = OpenLinks(total, 8, self.refusals, lambda: 0)
+        self.links = OpenLinks(total, 8, self.refusals, lambda: 0, Credentials(False, lambda: 0))
         self._held = contextlib.ExitStack()
 
     def come(self, tenant: str, edge: int) -> Link:

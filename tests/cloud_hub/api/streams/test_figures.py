@@ -16,6 +16,7 @@ from tests.support.clocks import Clock
 from tests.support.waiting import until
 from weft.cloud_hub.api import metrics as module
 from weft.cloud_hub.api.metrics import NOTES_MAX, OTHERS, STREAMS_SLICE_LANES, StreamFigures, TableLag
+from weft.cloud_hub.clock import HubClock
 from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
@@ -43,14 +44,25 @@ class Known(list[Shard]):
 
 
 @dataclass
+class Tables:
+    """What the figures read of the tables."""
+
+    known: dict[tuple[str, str], int]
+
+    def rows(self, *key: str) -> int | None:
+        return self.known.get((key[0], key[1]))
+
+
+@dataclass
 class World:
     shards: list[Shard] = field(default_factory=lambda: [Shard(ShardState(b"c" * 16, n)) for n in range(2)])
     rows: dict[tuple[str, str], int] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
 
     def figures(self, keeps_tables: bool = True, *, peers: bool = False) -> StreamFigures:
-        rows = lambda *key: self.rows.get(key)  # noqa: E731
-        return StreamFigures(Known(self.shards), rows, keeps_tables, self.clock, peers=peers)  # type: ignore[arg-type]
+        shards, tables = Known(self.shards), Tables(self.rows) if keeps_tables else None
+        clock = HubClock(lambda: 0, lambda: 0)
+        return StreamFigures(shards, tables, clock, self.clock, peers=peers)  # type: ignore[arg-type]
 
     def lane(self, shard: int, edge: str, stream: str, complete_s: float | None, records: int = 0) -> None:
         state = self.shards[shard].state
