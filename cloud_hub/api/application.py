@@ -31,7 +31,7 @@ from weft.cloud_hub.api.answers import (
     routes,
 )
 from weft.cloud_hub.api.metrics import Metrics, StreamRates
-from weft.cloud_hub.api.records import SOON, RecordsAnswer, ShardsView, ShardViews, trace_answer
+from weft.cloud_hub.api.records import SOON, RecordsReading, ShardsView, ShardViews, trace_answer
 from weft.cloud_hub.api.series import SeriesReading, SeriesRequest
 from weft.cloud_hub.api.summaries import (
     CONFLICTS_MAX,
@@ -532,7 +532,7 @@ class Api:
         shards, tenant, stream = await self.stream(request)
         limit = integer(request, "limit", RECORDS_DEFAULT, 1, RECORDS_MAX)
         payload = await self.payload_kind(shards, tenant, stream)
-        answer = RecordsAnswer(request, (tenant, stream), payload, limit, self._response_bytes_max)
+        answer = RecordsReading(request, (tenant, stream), payload, limit, self._response_bytes_max)
         states = {state.shard: state for state in shards.states}
         for shard in self._wanted(request, shards):
             if not answer.continues(shard):
@@ -544,10 +544,7 @@ class Api:
                     raise
                 self._log(logging.WARNING, error)
                 shards.missing[shard] = public_reason(error)
-        table = self._tables.view(tenant, stream)
-        more = {"removed_until": views.removed_until(table), "only_latest": views.only_latest(table)}
-        more = {name: value for name, value in more.items() if value is not UNSET}
-        return await answer.encode(shards.missing_view() | more)
+        return await answer.encode(shards.missing_shards, self._tables.view(tenant, stream))
 
     async def _get_series(self, request: web.Request) -> web.Response:
         wanted = SeriesRequest.of(request)
@@ -578,7 +575,7 @@ class Api:
         shards, tenant, stream = await self.stream(request)
         payload = await self.payload_kind(shards, tenant, stream)
         answer = await trace_answer(request, shards, (tenant, stream), payload)
-        return await asyncio.to_thread(_json_of_view, answer)  # its record may have megabytes
+        return await asyncio.to_thread(answered, answer)  # its record may have megabytes
 
     async def _get_rows(self, request: web.Request) -> LongAnswer:
         from weft.cloud_hub.api import rows  # imports pyarrow, as for histories

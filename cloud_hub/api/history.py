@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from weft.cloud_hub.api.views import Search, View, row_view
+from weft.cloud_hub.api.views import FoundRecord, Search, row_view
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind
@@ -126,17 +126,17 @@ class LowestRecords(Lowest):
         view: makes a record of a row.
     """
 
-    def __init__(self, end: int, limit: int, bytes_max: int, view: Callable[[dict[str, Any]], View]) -> None:
+    def __init__(self, end: int, limit: int, bytes_max: int, view: Callable[[dict[str, Any]], FoundRecord]) -> None:
         super().__init__(end, limit, bytes_max)
         self._view = view
-        self.rows: dict[int, View] = {}
+        self.rows: dict[int, FoundRecord] = {}
         self._bytes = 0
 
     def add(self, rows: pa.Table) -> None:
         """Add rows of a file. Those beyond a bound leave, and ``end`` is the lowest of them."""
         for row in map(self._view, plain_rows(rows)):
-            self.rows[row["offset"]] = row
-            self._bytes += _size(row)
+            self.rows[row.record.offset] = row
+            self._bytes += row.size
         if len(self.rows) > self._limit or self._bytes > self._bytes_max:
             self._cut_to_bounds()
         if len(self.rows) == self._limit or self._bytes >= self._bytes_max:
@@ -147,7 +147,7 @@ class LowestRecords(Lowest):
         ordered = sorted(self.rows)
         kept = size = 0
         for offset in ordered[: self._limit]:
-            size += _size(self.rows[offset])
+            size += self.rows[offset].size
             if kept and size > self._bytes_max:
                 break
             kept += 1
@@ -158,11 +158,7 @@ class LowestRecords(Lowest):
         """Drop the rows from an offset on."""
         super().cut(end)
         for offset in [offset for offset in self.rows if offset >= end]:
-            self._bytes -= _size(self.rows.pop(offset))
-
-
-def _size(row: View) -> int:
-    return int(row["_bytes"]) + len(row["key"])
+            self._bytes -= self.rows.pop(offset).size
 
 
 class LowestTable(Lowest):
@@ -269,7 +265,7 @@ class PastPlace(NamedTuple):
 class Past(NamedTuple):
     """Rows of a table as records."""
 
-    records: list[View]
+    records: list[FoundRecord]
     """Records in the order of their offsets."""
     next_offset: int
     """The offset to continue from."""
@@ -368,12 +364,13 @@ class TableReading:
     def records(self, span: tuple[int, int], limit: int, bytes_max: int) -> Past:
         """Return rows as records."""
         first, end = span
-        found = LowestRecords(end, limit, bytes_max, lambda row: row_view(row, self._stream, self._files.payload))
+        payload = self._files.payload
+        found = LowestRecords(end, limit, bytes_max, lambda row: row_view(row, self._shard, self._stream, payload))
         self._read(first, found)
         records = [found.rows[offset] for offset in sorted(found.rows)]
         if found.end < end:
             return Past(records, found.end, False)
-        return Past(records, records[-1]["offset"] + 1 if records else first, True)
+        return Past(records, records[-1].record.offset + 1 if records else first, True)
 
     def rows(self, span: tuple[int, int], limit: int, bytes_max: int, asked: RowsAsked) -> PastRows:
         """Return rows as Arrow."""

@@ -7,26 +7,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from weft.cloud_hub.api.answers import LongAnswer, Page, Part, encoded, integer, time_parameter
-from weft.cloud_hub.api.views import Search, Taken, View, gap_views, long_members, record_views
+from weft.cloud_hub.api.answers import SLICE_S, LongAnswer, Part, integer, time_parameter, with_members
+from weft.cloud_hub.api.views import FoundRecord, Search, Taken, gap_views, only_latest, record_view, removed_until
 from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
 from weft.cloud_hub.shard.shards import LOAD_S_MAX, READ_AGE_S_MAX, Shards
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.answers import ApiError, MissingShard
+from weft.hub_api.answers import (
+    ApiError,
+    ChunkOfRecord,
+    GapView,
+    MissingShard,
+    RecordOfStream,
+    RecordsAnswer,
+    RowOfRecord,
+    TableOfStream,
+    TraceAnswer,
+    moment_of,
+)
 from weft.hub_api.operations import NUMBER_MAX
 from weft.protocols import batch as batches
 from weft.protocols.chunk import batch_times, known_clocks, section_entries
 from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection
 from weft.protocols.errors import CodecError
-from weft.protocols.lane import Lane, by_number, origin_text
+from weft.protocols.lane import Lane, by_number, format_log_id, origin_text
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import LaneState, lane_of
@@ -54,7 +65,7 @@ NOT_ERASED = RangeSet()
 class Helping(NamedTuple):
     """A run of records of one shard, and where to continue."""
 
-    records: list[View]
+    records: list[FoundRecord]
     next_offset: int
     next_chunk: int | None = None
     """Number of the chunk to continue from; None unless the bound on chunks ended the read."""
@@ -137,7 +148,7 @@ class RecordReader:
             return Helping([], offset)
         erased = await self.erased(stream)
         search = search or Search(records_bytes=self._bytes_max)
-        found: list[View] = []
+        found: list[FoundRecord] = []
         for may_repeat in (True, False):
             search.looks_left -= LOCATE_LOOKS
             n = max(chunk, await self.log.locate(*stream, offset))
@@ -179,7 +190,7 @@ class RecordReader:
         Args:
             is_given: whether the reader named the chunk, which may be too late.
         """
-        found: list[View] = []
+        found: list[FoundRecord] = []
         offset, limit, _, payload, erased = wanted
         looked_at, began = 0, offset
         async for each in self.log.indexes(n, only=frozenset([stream])):
@@ -195,7 +206,9 @@ class RecordReader:
                 data = await self.log.section(each.header.n, section)
                 left = min(self._bytes_max, search.records_bytes)
                 step = _RecordRequest(offset, limit - len(found), left, payload, erased)
-                helping = await asyncio.to_thread(search.timed(_decode), section, data, each.footer, step)
+                helping = await asyncio.to_thread(
+                    search.timed(_decode), self.log.shard, section, data, each.footer, step
+                )
                 found += helping.records
                 offset = helping.next_offset
                 search.gave(helping.records)
@@ -284,28 +297,31 @@ def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:
     return next((each for each in footer.streams if (each.tenant, each.stream) == stream), None)
 
 
-def _decode(section: StreamSection, data: bytes, footer: ChunkIndex, wanted: _RecordRequest) -> Helping:
+def _decode(shard: int, section: StreamSection, data: bytes, footer: ChunkIndex, wanted: _RecordRequest) -> Helping:
     offset, limit, bytes_max, payload, erased = wanted
     lanes, clocks = footer.lanes_of(section), known_clocks(footer.clocks_of(section))
-    found: list[View] = []
+    found: list[FoundRecord] = []
     at = section.base_offset
     for entry in section_entries(section, data, lanes):
         if at + entry.take <= offset:
             at += entry.take
             continue
         first = max(offset - at, 0)
-        header = batches.decode_header(entry.batch)
-        times = batch_times(header, lanes[entry.lane], clocks)
-        origin = origin_text(header.origin, by_number(lanes[entry.lane].origins)) if header.origin else None
+        header, lane = batches.decode_header(entry.batch), lanes[entry.lane]
+        taken = Taken(
+            shard, section.stream, lane.edge, format_log_id(lane.log_id), entry.received, moment_of(entry.received),
+            batch_times(header, lane, clocks),
+            origin_text(header.origin, by_number(lane.origins)) if header.origin else None,
+        )  # fmt: skip
         records = batches.records(entry.batch, first=entry.skip + first, end=entry.skip + entry.take)
         at += first
-        for view in record_views(records, lanes[entry.lane], section, Taken(entry.received, times, origin), payload):
-            view["offset"] = at
+        for record in records:
             at += 1
             if erased and at - 1 in erased:
                 continue
-            found.append(view)
-            bytes_max -= view["_bytes"] + len(view["key"])
+            made = record_view(record, at - 1, taken, payload)
+            found.append(made)
+            bytes_max -= made.size
             if len(found) >= limit or bytes_max <= 0:
                 return Helping(found, at)
     return Helping(found, at)
@@ -339,9 +355,6 @@ class ShardsView(NamedTuple):
         """Return the missing shards as an answer names them."""
         return named_shards(self.missing)
 
-    def missing_view(self) -> View:
-        return {} if self.missing_shards is UNSET else {"missing_shards": self.missing_shards}
-
     def unclaimed(self, answer: AnswerT) -> AnswerT:
         """Return an answer without a claim of completeness while a shard is missing: the shard may hold lanes of the
         stream."""
@@ -363,8 +376,8 @@ def named_shards(missing: Mapping[int, str]) -> list[MissingShard] | UnsetType:
 # The answer of ``GET /v1/streams/{stream}/records``: some records of each shard, and where to continue.
 
 
-class RecordsAnswer:
-    """The answer to one request, which is made shard by shard within one budget.
+class RecordsReading:
+    """The records of one answer, which are read shard by shard within one budget.
 
     Args:
         limit: most records of the answer.
@@ -376,7 +389,7 @@ class RecordsAnswer:
     ) -> None:
         self._request, self._stream, self._payload, self._limit = request, stream, payload, limit
         self._search = Search(records_bytes=bytes_max)
-        self._records: list[View] = []
+        self._records: list[FoundRecord] = []
         self._next_offset: dict[str, int] = {}
         self._next_chunk: dict[str, int] = {}
         self._next_shard: int | None = None
@@ -400,7 +413,7 @@ class RecordsAnswer:
                 self._stream, offset, end, self._limit - len(self._records),
                 payload=self._payload, chunk=chunk, search=self._search,
             )  # fmt: skip
-            self._records += [{"shard": state.shard, **record} for record in helping.records]
+            self._records += helping.records
             offset = helping.next_offset
             if helping.next_chunk is not None:
                 self._next_chunk[shard] = helping.next_chunk
@@ -417,35 +430,33 @@ class RecordsAnswer:
         since = time_parameter(request, "since")
         return Beginning(offset, 0) if since is None else await reader.first(state, self._stream, search, since=since)
 
-    async def encode(self, more: View) -> LongAnswer:
-        """Return the answer.
+    async def encode(self, missing_shards: list[MissingShard] | UnsetType, table: TableOfStream | None) -> LongAnswer:
+        """Return the answer, of which the last of ``read`` was.
 
         Args:
-            more: further members of it.
+            table: of the stream; None if it is not known.
         """
-        # What is long of a record is JSON already, and a part of its own: copying it would hold the loop up.
-        long = {at: found for at, record in enumerate(self._records) if (found := long_members(record))}
-        short = [{name: value for name, value in record.items() if name not in long[at]} if at in long else record
-                 for at, record in enumerate(self._records)]  # fmt: skip
-        page: Page[Any] = await encoded(short, lambda record: record, sys.maxsize)  # the reader bounds them
-        head = msgspec.json.encode({"tenant": self._stream[0], "stream": self._stream[1]})[:-1] + b',"records":['
-        rest: View = {"next_offset": self._next_offset, "next_chunk": self._next_chunk, **more}
-        if self._next_shard is not None:
-            rest["next_shard"] = self._next_shard
-        parts: list[Part] = [head]
-        for at, view in enumerate(page.views):
-            if at in long:
-                parts.append(bytes(view)[:-1])
-                for name, value in long[at].items():
-                    parts += (f',"{name}":'.encode(), value)
-                parts.append(b"}")
-            else:
-                parts.append(view)
-            parts.append(b",")
-        if page.views:
-            parts.pop()  # the last comma
-        parts.append(b"]," + msgspec.json.encode(rest)[1:] + b"\n")
-        return LongAnswer(parts)
+        members: list[Part] = []
+        began = time.perf_counter()
+        for each in self._records:
+            if members:
+                members.append(b",")
+            members += each.parts()
+            if time.perf_counter() - began >= SLICE_S:
+                await asyncio.sleep(0)
+                began = time.perf_counter()
+        answer = RecordsAnswer(
+            tenant=self._stream[0],
+            stream=self._stream[1],
+            records=[],
+            next_offset=self._next_offset,
+            next_chunk=self._next_chunk,
+            missing_shards=missing_shards,
+            removed_until=removed_until(table),
+            only_latest=only_latest(table),
+            next_shard=UNSET if self._next_shard is None else self._next_shard,
+        )
+        return LongAnswer(with_members(answer, "records", members))
 
 
 # Shards of other processes as readers of single streams need them: of each, the parts of the streams that were asked
@@ -659,16 +670,31 @@ class RecordPlace(NamedTuple):
     """Number of the chunk to search from in another request; None at the end."""
 
 
-def standing(held: LaneState | None, seq: int) -> View:
+class TracedRecord(NamedTuple):
+    """What a shard has of one record, or where the search for it continues."""
+
+    record: RecordOfStream | None = None
+    chunk: ChunkOfRecord | None = None
+    row: RowOfRecord | None = None
+    next_chunk: int | None = None
+    next_shard: int | None = None
+
+
+Standing = Literal["here", "gone", "to_come", "never_comes", "unknown"]
+
+
+def _standing(held: LaneState | None, seq: int) -> tuple[Standing, GapView | UnsetType]:
     """Return what the hub knows of a number of a lane, which is the lane's word and no look at the records."""
     if held is None:
-        return {"standing": "unknown"}
+        return "unknown", UNSET
     if gap := next((each for each in held.gaps if each.first <= seq < each.end), None):
-        return {"standing": "never_comes", "gap": gap_views([gap])[0]}
-    return {"standing": "here" if seq in held.ranges else "to_come"}
+        return "never_comes", gap_views([gap])[0]
+    return "here" if seq in held.ranges else "to_come", UNSET
 
 
-async def trace_answer(request: web.Request, shards: ShardsView, stream: StreamKey, payload: PayloadKind) -> View:
+async def trace_answer(
+    request: web.Request, shards: ShardsView, stream: StreamKey, payload: PayloadKind
+) -> TraceAnswer:
     """Return the answer of ``GET /v1/streams/{stream}/trace``.
 
     Raises:
@@ -678,8 +704,9 @@ async def trace_answer(request: web.Request, shards: ShardsView, stream: StreamK
     search = Search()
     states = {state.shard: state for state in shards.states}
     chunk = integer(request, "chunk", 0, 0, NUMBER_MAX) if "chunk" in request.query else None
-    answer: View = {"tenant": stream[0], "stream": stream[1], "standing": "unknown", "record": None, "chunk": None,
-                    "row": None, "next_chunk": None, "next_shard": None}  # fmt: skip
+    standing: Standing = "unknown"
+    gap: GapView | UnsetType = UNSET
+    traced = TracedRecord()
     if "offset" in request.query:
         if "shard" not in request.query:
             raise ApiError(400, "shard= is missing beside offset=", ADVICE)
@@ -687,28 +714,40 @@ async def trace_answer(request: web.Request, shards: ShardsView, stream: StreamK
         if shard in states:
             place = RecordPlace(integer(request, "offset", 0, 0, NUMBER_MAX), chunk or 0)
             tracing = ShardTrace(shards.readers[shard], stream, states[shard].next_offset.get(stream, 0), search)
-            answer |= await tracing.follow(shard, place, payload)
-            if answer["next_shard"] is None and answer["record"] is None and (place.offset or 0) < tracing.end:
-                answer["standing"] = "gone"
-        return answer | shards.missing_view()
-    lane, seq = _lane(request, stream)
-    wanted = _shards_of(shards, lane)
-    answer |= standing(next((states[each].lanes[lane] for each in wanted if lane in states[each].lanes), None), seq)
-    if "from_shard" in request.query:
-        begin = shards.number(request, "from_shard")
-        wanted = wanted[wanted.index(begin) :] if begin in wanted else []
-    for shard in wanted:
-        if search.is_spent or search.left <= 0:
-            return answer | {"next_shard": shard} | shards.missing_view()
-        tracing = ShardTrace(shards.readers[shard], stream, states[shard].next_offset.get(stream, 0), search)
-        place, chunk = await tracing.find(lane, seq, chunk), None
-        if place.next_chunk is not None:
-            return answer | {"next_chunk": place.next_chunk, "next_shard": shard} | shards.missing_view()
-        if place.offset is not None:
-            return answer | await tracing.follow(shard, place, payload) | shards.missing_view()
-    if answer["standing"] == "here" and not shards.missing:
-        answer["standing"] = "gone"
-    return answer | shards.missing_view()
+            traced = await tracing.follow(shard, place, payload)
+            if traced.next_shard is None and traced.record is None and (place.offset or 0) < tracing.end:
+                standing = "gone"
+    else:
+        lane, seq = _lane(request, stream)
+        wanted = _shards_of(shards, lane)
+        held = next((states[each].lanes[lane] for each in wanted if lane in states[each].lanes), None)
+        standing, gap = _standing(held, seq)
+        if "from_shard" in request.query:
+            begin = shards.number(request, "from_shard")
+            wanted = wanted[wanted.index(begin) :] if begin in wanted else []
+        for shard in wanted:
+            if search.is_spent or search.left <= 0:
+                traced = TracedRecord(next_shard=shard)
+                break
+            tracing = ShardTrace(shards.readers[shard], stream, states[shard].next_offset.get(stream, 0), search)
+            place, chunk = await tracing.find(lane, seq, chunk), None
+            if place.next_chunk is not None:
+                traced = TracedRecord(next_chunk=place.next_chunk, next_shard=shard)
+                break
+            if place.offset is not None:
+                traced = await tracing.follow(shard, place, payload)
+                break
+        else:
+            if standing == "here" and not shards.missing:
+                standing = "gone"
+    return TraceAnswer(
+        tenant=stream[0],
+        stream=stream[1],
+        standing=standing if traced.record is None else "here",
+        **traced._asdict(),
+        gap=gap,
+        missing_shards=shards.missing_shards,
+    )
 
 
 def _lane(request: web.Request, stream: StreamKey) -> tuple[Lane, int]:
@@ -775,7 +814,7 @@ class ShardTrace:
                 return RecordPlace(None, 0, each.header.n + 1)
         return RecordPlace(None)
 
-    async def follow(self, shard: int, place: RecordPlace, payload: PayloadKind) -> View:
+    async def follow(self, shard: int, place: RecordPlace, payload: PayloadKind) -> TracedRecord:
         """Return the record at an offset, the chunk that has it, and its row."""
         offset = place.offset
         assert offset is not None
@@ -783,18 +822,18 @@ class ShardTrace:
             self._stream, offset, min(offset + 1, self.end), 1, payload=payload, chunk=place.chunk, search=self._search
         )
         # A read continues after what retention removed, and answers the records there.
-        if not found.records or found.records[0]["offset"] != offset:
-            continues = None if found.next_chunk is None or found.records else shard
-            return {"next_chunk": None if continues is None else found.next_chunk, "next_shard": continues}
+        if not found.records or found.records[0].record.offset != offset:
+            if found.next_chunk is None or found.records:
+                return TracedRecord()
+            return TracedRecord(next_chunk=found.next_chunk, next_shard=shard)
         chunk = await self._chunk(offset, place.chunk)
         histories = self._reader.histories()
         row = None if histories is None else await histories.row(self._past(self._log.watermark), offset)
-        return {
-            "standing": "here",
-            "record": {"shard": shard, **found.records[0]},
-            "chunk": None if chunk is None else {"shard": shard, "n": chunk, "key": hub_keys.chunk_key(shard, chunk)},
-            "row": None if row is None else row._asdict(),
-        }
+        return TracedRecord(
+            found.records[0].whole(),
+            None if chunk is None else ChunkOfRecord(shard, chunk, hub_keys.chunk_key(shard, chunk)),
+            None if row is None else RowOfRecord(row.file, row.number),
+        )
 
     async def _chunk(self, offset: int, chunk: int) -> int | None:
         """Return the number of the chunk with an offset; None if the log no longer has it."""

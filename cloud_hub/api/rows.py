@@ -16,11 +16,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.cloud_hub.api.answers import JSON, LongAnswer, Part
+from weft.cloud_hub.api.answers import JSON, LongAnswer, Part, with_members
 from weft.cloud_hub.api.history import PastPlace, RowsAsked, rows_within
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.views import Search, finished
-from weft.hub_api.answers import moment
+from weft.hub_api.answers import RowsAnswer, moment
 from weft.hub_api.operations import ARROW, JSON_ROWS_MAX
 from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection
 from weft.protocols.errors import Corrupt
@@ -103,8 +103,8 @@ async def rows_answer(
     if next_chunk is not None:
         headers[NEXT_CHUNK] = str(next_chunk)
     if wanted.is_json:
-        position = {"next_offset": offset, "next_chunk": next_chunk, "end_offset": end}
-        return LongAnswer(await asyncio.to_thread(_as_json, reading.batches, position), JSON, headers)
+        answer = RowsAnswer([], offset, next_chunk, end)
+        return LongAnswer(await asyncio.to_thread(_as_json, reading.batches, answer), JSON, headers)
     return LongAnswer([await asyncio.to_thread(_encoded, reading.schema, reading.batches)], ARROW, headers)
 
 
@@ -292,11 +292,11 @@ def _encoded(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> memoryview
     return memoryview(sink.getvalue())
 
 
-def _as_json(batches: Sequence[pa.RecordBatch], position: dict[str, int | None]) -> list[Part]:
-    parts: list[Part] = [b'{"rows":[']
+def _as_json(batches: Sequence[pa.RecordBatch], answer: RowsAnswer) -> list[Part]:
+    members: list[Part] = []
     for row in (row for batch in batches for row in _views(batch)):
-        parts += (b"," if len(parts) > 1 else b"", msgspec.json.encode(row))
-    return [*parts, b"]," + msgspec.json.encode(position)[1:] + b"\n"]
+        members += (b"," if members else b"", msgspec.json.encode(row))
+    return with_members(answer, "rows", members)
 
 
 def _views(batch: pa.RecordBatch) -> list[dict[str, Any]]:

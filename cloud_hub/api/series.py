@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
 from weft.cloud_hub.api.answers import choice, integer, time_parameter
 from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.views import Search, View
+from weft.cloud_hub.api.views import FoundRecord, Search
 from weft.config.units import parse_duration_ns
 from weft.hub_api.answers import ApiError, SeriesRow, moment_of, parse_moment
 from weft.hub_api.operations import SERIES_ROWS_DEFAULT, SERIES_ROWS_MAX, SERIES_VALUES
@@ -150,25 +151,24 @@ class SeriesReading:
                 return  # retention or an erasure has removed the rest
             offset, chunk = helping.next_offset, helping.next_chunk or 0
 
-    def _take(self, records: list[View]) -> bool:
+    def _take(self, records: list[FoundRecord]) -> bool:
         """Add records. Return whether the end of the span is behind them."""
         wanted = self._wanted
-        for record in records:
-            if parse_moment(record["received"]) >= wanted.received_end:
+        for record, _, long in records:
+            if parse_moment(record.received) >= wanted.received_end:
                 return True
-            time, edge = parse_moment(record["time"]), record["edge"]
+            time, edge = parse_moment(record.time), record.edge
             if wanted.edge is not None and edge != wanted.edge:
                 continue
-            self._lanes.setdefault((edge, record["log"]), []).append((record["seq"], time))
-            key = record["key"]
-            if not wanted.since <= time < wanted.until or "payload" not in record:
+            self._lanes.setdefault((edge, record.log), []).append((record.seq, time))
+            key = record.key
+            if not wanted.since <= time < wanted.until or not matches(wanted.key_filter, key):
                 continue  # it is there, whatever its clock says: no gap
-            if not matches(wanted.key_filter, key):
-                continue
-            if isinstance(record["payload"], msgspec.Raw):  # beyond ``PAYLOAD_BYTES_MAX``
+            if "payload" in long:  # beyond ``PAYLOAD_BYTES_MAX``
                 self.is_whole = False
+            if record.payload is UNSET:
                 continue
-            for name, value in numbers(record["payload"], wanted.fields):
+            for name, value in numbers(record.payload, wanted.fields):
                 series = (edge, key, name)
                 if series not in self._points and len(self._points) >= SERIES_MAX * len(wanted.fields):
                     self.is_whole = False

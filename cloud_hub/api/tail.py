@@ -16,11 +16,12 @@ import aiohttp
 import msgspec
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
+from msgspec import UNSET
 
 from weft.bounds import Owner, Rates, Refusals
 from weft.cloud_hub.api.answers import AnswerRoom, Part, ReaderPlaces, routes
 from weft.cloud_hub.api.records import SOON, ShardsView
-from weft.cloud_hub.api.views import Search, View
+from weft.cloud_hub.api.views import FoundRecord, Search
 from weft.cloud_hub.auth.access import Access, Charged
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.hub_api.answers import ApiError
@@ -238,16 +239,18 @@ class TailRecord(NamedTuple):
     parts: list[Part]
 
     @classmethod
-    def of(cls, shard: int, view: View) -> TailRecord:
+    def of(cls, found: FoundRecord) -> TailRecord:
         """Encode a record."""
-        texts = {name: text for name, text in view.items() if isinstance(text, str) and len(text) > TEXT_SLICE}
-        rest = {name: value for name, value in view.items() if name not in texts}
-        parts: list[Part] = [msgspec.json.encode({"shard": shard, **rest})]
+        record = found.record
+        payloads = {"payload": record.payload, "payload_base64": record.payload_base64}
+        texts = {name: text for name, text in payloads.items() if isinstance(text, str) and len(text) > TEXT_SLICE}
+        short = msgspec.structs.replace(record, **dict.fromkeys(texts, UNSET)) if texts else record
+        parts: list[Part] = [*found._replace(record=short).parts()]
         for name, text in texts.items():
             parts += (parts.pop()[:-1], b',"' + name.encode() + b'":"')
             parts += (msgspec.json.encode(text[at : at + TEXT_SLICE])[1:-1] for at in range(0, len(text), TEXT_SLICE))
             parts.append(b'"}')
-        return cls(view["edge"], view["key"], parts)
+        return cls(record.edge, record.key, parts)
 
 
 class SharedRead(NamedTuple):
@@ -347,7 +350,7 @@ class TailReads:
                 helping = await shards.readers[place.shard].read(
                     place.stream, place.offset, end, RECORDS_AT_ONCE, payload=kind, chunk=place.chunk, search=search
                 )
-                made = await asyncio.to_thread(search.timed(_encoded), place.shard, helping.records)
+                made = await asyncio.to_thread(search.timed(_encoded), helping.records)
             finally:
                 cost_s = search.worked_s + CHUNK_S * (1 + search.passed)
                 self._of_token.charge(reader.owner, cost_s)
@@ -397,8 +400,8 @@ async def _made(make: Callable[[], Awaitable[T]]) -> T:
     return await make()
 
 
-def _encoded(shard: int, records: list[View]) -> list[TailRecord]:
-    return [TailRecord.of(shard, each) for each in records]
+def _encoded(records: list[FoundRecord]) -> list[TailRecord]:
+    return [TailRecord.of(each) for each in records]
 
 
 LOOK_INTERVAL_S = 0.5

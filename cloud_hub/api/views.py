@@ -19,6 +19,7 @@ from weft.hub_api.answers import (
     MarkView,
     Moment,
     OpenGapView,
+    RecordOfStream,
     RetiredView,
     SeqRange,
     SkippedOffsets,
@@ -32,7 +33,7 @@ from weft.hub_api.answers import (
 from weft.protocols import batch as batches
 from weft.protocols.batch import Flag, header_json
 from weft.protocols.chunk import CLOCKS, BatchTimes
-from weft.protocols.chunk_index import GapRange, LaneUpdate, Mark, StreamKey, StreamSection
+from weft.protocols.chunk_index import GapRange, Mark, StreamKey
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PAYLOAD_BYTES_MAX, PayloadKind, keeps, label_of, strictest
 from weft.protocols.segment import GapReason
@@ -455,7 +456,6 @@ HEADER_BYTES = 16
 """Bytes of a header pair in an answer, beside name and value."""
 PIECE_CHARACTERS = 256 << 10
 """Characters of a text that become JSON in one call, which holds the interpreter: of control characters some 3 ms."""
-_MEMBERS = ("payload", "payload_base64", "headers")
 
 
 def _json_parts(value: Any) -> Iterator[bytes]:
@@ -474,71 +474,118 @@ def _json_parts(value: Any) -> Iterator[bytes]:
         yield msgspec.json.encode(value)
 
 
-def finished(view: View) -> View:
-    """Make the long texts and the arrays of a record or row JSON already: in a thread, since answers are put together
-    on the loop.
+def _is_long(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, str) and len(value) > PIECE_CHARACTERS)
 
-    A text that JSON makes more than twice as long, as none of people is, becomes base64 beside its name and
-    ``_base64``.
-    """
+
+def _long(name: str, value: Any) -> tuple[str, bytes]:
+    """Return a long text or an array as JSON, under its name. A text that JSON makes more than twice as long, as none
+    of people is, becomes base64 under the name and ``_base64``."""
+    parts = [*_json_parts(value)]
+    if isinstance(value, str) and sum(map(len, parts)) > 2 * len(data := value.encode()) + 2:
+        return f"{name}_base64", b'"' + base64.b64encode(data) + b'"'
+    return name, b"".join(parts)
+
+
+def finished(view: View) -> View:
+    """Make the long texts and the arrays of a row JSON already: in a thread, since answers are put together on the
+    loop."""
     for name, value in list(view.items()):
-        if isinstance(value, list) or (isinstance(value, str) and len(value) > PIECE_CHARACTERS):
-            parts = [*_json_parts(value)]
-            if isinstance(value, str) and sum(map(len, parts)) > 2 * len(data := value.encode()) + 2:
+        if _is_long(value):
+            made, data = _long(name, value)
+            if made != name:
                 del view[name]
-                name, parts = f"{name}_base64", [b'"', base64.b64encode(data), b'"']  # noqa: PLW2901
-            view[name] = msgspec.Raw(b"".join(parts))
+            view[made] = msgspec.Raw(data)
     return view
 
 
-def long_members(view: View) -> dict[str, msgspec.Raw]:
-    """Return the members of a record that ``finished`` has made."""
-    return {name: value for name in _MEMBERS if type(value := view.get(name)) is msgspec.Raw}
+class FoundRecord(NamedTuple):
+    """A record for an answer."""
+
+    record: RecordOfStream
+    size: int
+    """Bytes of its key, payload and headers, which the bounds of answers count."""
+    long: Mapping[str, bytes] = {}
+    """Members that the record lacks, as JSON by name: those of more than ``PAYLOAD_BYTES_MAX``, made in a thread, since
+    answers are put together on the loop."""
+
+    @classmethod
+    def of(cls, record: RecordOfStream, size: int) -> FoundRecord:
+        """Return a record, with its long members apart.
+
+        Args:
+            size: bytes of payload and headers.
+        """
+        found = cls(record, size + len(record.key))
+        if size <= PAYLOAD_BYTES_MAX:
+            return found
+        members = {"payload": record.payload, "payload_base64": record.payload_base64, "headers": record.headers}
+        long = {name: value for name, value in members.items() if _is_long(value)}
+        short = msgspec.structs.replace(record, **dict.fromkeys(long, UNSET))
+        return found._replace(record=short, long=dict(_long(name, value) for name, value in long.items()))
+
+    def parts(self) -> list[bytes]:
+        """Return it as JSON. Long members are parts of their own: copying them would hold the loop up."""
+        data = msgspec.json.encode(self.record)
+        if not self.long:
+            return [data]
+        parts = [data[:-1]]
+        for name, member in self.long.items():
+            parts += (f',"{name}":'.encode(), member)
+        return [*parts, b"}"]
+
+    def whole(self) -> RecordOfStream:
+        """Return it for an answer that is encoded in a thread."""
+        return msgspec.structs.replace(self.record, **{name: msgspec.Raw(each) for name, each in self.long.items()})
 
 
 class Taken(NamedTuple):
     """Facts that the records of a batch have in common."""
 
+    shard: int
+    stream: str
+    edge: str
+    log: str
     received: int
     """Nanoseconds since 1970."""
+    received_text: str
     times: BatchTimes
     origin: str | None
 
 
-def record_views(
-    records: Iterator[batches.Record], lane: LaneUpdate, section: StreamSection, taken: Taken, payload: PayloadKind
-) -> Iterator[View]:
-    """Yield the records of a batch, without their offsets. ``_bytes`` are those of payload and headers; of more than
-    ``PAYLOAD_BYTES_MAX``, both are JSON already."""
-    for record in records:
-        time, clock, stamp = taken.times.of(record.time, record.seq, taken.received)
-        view: View = {
-            "offset": 0,
-            "edge": lane.edge,
-            "log": format_log_id(lane.log_id),
-            "stream": section.stream,
-            "seq": record.seq,
-            "time": moment(time),
-            "clock": CLOCKS[clock],
-            "received": moment(taken.received),
-            "key": record.key.decode("utf-8", "replace"),
-            "resent": bool(record.flags & Flag.DUPLICATE_SUSPECTED),
-            "_bytes": len(record.payload)
-            + sum(HEADER_BYTES + len(name) + _length(each) for name, each in record.headers),
-        }
-        if stamp is not None:
-            view["edge_time"] = moment(stamp)
-        if taken.origin is not None:
-            view["origin"] = taken.origin
-        # In a stream of JSON, this decides as the table does between `payload` and `_payload_bytes`.
-        _add_payload(view, record.payload, keeps(max(payload, PayloadKind.TEXT), record.payload))
-        if record.headers:
-            view["headers"] = [[name, header_json(value)] for name, value in record.headers]
-        yield finished(view) if view["_bytes"] > PAYLOAD_BYTES_MAX else view
+def record_view(record: batches.Record, offset: int, taken: Taken, payload: PayloadKind) -> FoundRecord:
+    """Return a record of a batch."""
+    time, clock, stamp = taken.times.of(record.time, record.seq, taken.received)
+    # In a stream of JSON, this decides as the table does between `payload` and `_payload_bytes`.
+    is_text = keeps(max(payload, PayloadKind.TEXT), record.payload)
+    size = len(record.payload)
+    headers: list[tuple[str, Any]] | UnsetType = UNSET
+    if record.headers:
+        headers = [(name, header_json(value)) for name, value in record.headers]
+        size += sum(HEADER_BYTES + len(name) + _length(value) for name, value in record.headers)
+    made = RecordOfStream(
+        shard=taken.shard,
+        offset=offset,
+        edge=taken.edge,
+        log=taken.log,
+        stream=taken.stream,
+        seq=record.seq,
+        time=moment_of(time),
+        clock=CLOCKS[clock],
+        received=taken.received_text,
+        key=record.key.decode("utf-8", "replace"),
+        resent=bool(record.flags & Flag.DUPLICATE_SUSPECTED),
+        edge_time=UNSET if stamp is None else moment_of(stamp),
+        origin=UNSET if taken.origin is None else taken.origin,
+        payload=record.payload.decode() if is_text else UNSET,
+        payload_base64=UNSET if is_text else base64.b64encode(record.payload).decode(),
+        headers=headers,
+    )
+    return FoundRecord.of(made, size)
 
 
-def row_view(row: Mapping[str, Any], stream: str, payload: PayloadKind) -> View:
-    """Return a row of a table as ``record_views`` shows the record; times are whole microseconds, and headers text.
+def row_view(row: Mapping[str, Any], shard: int, stream: str, payload: PayloadKind) -> FoundRecord:
+    """Return a row of a table as ``record_view`` returns the record; times are whole microseconds, and headers text.
 
     Args:
         row: its columns, with times in microseconds since 1970.
@@ -550,34 +597,27 @@ def row_view(row: Mapping[str, Any], stream: str, payload: PayloadKind) -> View:
         is_text = keeps(PayloadKind.TEXT, data)
     else:
         data = data.encode() if is_text else row.get("_payload_bytes") or b""
-    view: View = {
-        "offset": row["_offset"],
-        "edge": row["_edge"],
-        "log": row["_log"],
-        "stream": stream,
-        "seq": row["_seq"],
-        "time": moment(row["_time"] * 1000),
-        "clock": row["_clock"],
-        "received": moment(row["_received"] * 1000),
-        "key": row["_key"],
-        "resent": row["_resent"],
-        "_bytes": len(data) + sum(HEADER_BYTES + len(name) + _length(each or "") for name, each in headers),
-    }
-    if row.get("_edge_time") is not None:
-        view["edge_time"] = moment(row["_edge_time"] * 1000)
-    if row.get("_origin") is not None:
-        view["origin"] = row["_origin"]
-    _add_payload(view, data, is_text)
-    if headers:
-        view["headers"] = [[name, value] for name, value in headers]
-    return finished(view) if view["_bytes"] > PAYLOAD_BYTES_MAX else view
-
-
-def _add_payload(view: View, payload: bytes, is_text: bool) -> None:
-    if is_text:
-        view["payload"] = payload.decode()
-    else:
-        view["payload_base64"] = base64.b64encode(payload).decode()
+    edge_time, origin = row.get("_edge_time"), row.get("_origin")
+    made = RecordOfStream(
+        shard=shard,
+        offset=row["_offset"],
+        edge=row["_edge"],
+        log=row["_log"],
+        stream=stream,
+        seq=row["_seq"],
+        time=moment_of(row["_time"] * 1000),
+        clock=row["_clock"],
+        received=moment_of(row["_received"] * 1000),
+        key=row["_key"],
+        resent=row["_resent"],
+        edge_time=UNSET if edge_time is None else moment_of(edge_time * 1000),
+        origin=UNSET if origin is None else origin,
+        payload=data.decode() if is_text else UNSET,
+        payload_base64=UNSET if is_text else base64.b64encode(data).decode(),
+        headers=[(name, value) for name, value in headers] or UNSET,
+    )
+    size = len(data) + sum(HEADER_BYTES + len(name) + _length(each or "") for name, each in headers)
+    return FoundRecord.of(made, size)
 
 
 def _length(value: object) -> int:
@@ -660,6 +700,6 @@ class Search:
         """Count bytes that were read."""
         self.bytes_left -= size
 
-    def gave(self, records: list[View]) -> None:
-        """Count the bytes of records of the answer, and take their sizes out."""
-        self.records_bytes -= sum(len(record["key"]) + record.pop("_bytes") for record in records)
+    def gave(self, records: list[FoundRecord]) -> None:
+        """Count the bytes of records of the answer."""
+        self.records_bytes -= sum(each.size for each in records)

@@ -217,7 +217,7 @@ async def test_a_page_opens_few_of_many_files_and_lists_them_once(
     for offset in range(0, 400, 25):
         past = await histories.records(PastPlace(STREAM, 1, 0, Search()), (offset, 400), 25, 1 << 20)
         assert past is not None
-        assert [record["offset"] for record in past.records] == [*range(offset, offset + 25)]
+        assert [record.record.offset for record in past.records] == [*range(offset, offset + 25)]
         assert len(opened) <= 4
         opened.clear()
     assert listed == 1
@@ -243,7 +243,7 @@ async def test_a_page_is_bounded_by_bytes_and_files_and_goes_on(
     async def page(first: int, bytes_max: int = 1 << 20, budget: int = 1 << 30) -> tuple[list[int], int, bool]:
         past = await histories.records(PastPlace(STREAM, 0, 0, Search(bytes_max=budget)), (first, 400), 300, bytes_max)
         assert past is not None
-        return [record["offset"] for record in past.records], past.next_offset, past.is_end
+        return [record.record.offset for record in past.records], past.next_offset, past.is_end
 
     assert await page(0, bytes_max=4500) == ([0, 1, 2, 3], 4, False)
     assert await page(0, bytes_max=1) == ([0], 1, False)
@@ -321,9 +321,9 @@ async def test_files_that_are_sorted_by_machine_give_the_records_in_the_logs_ord
     for first, limit in ((0, 400), (3, 25), (155, 10), (399, 5)):
         past = await histories.records(place, (first, 400), limit, 1 << 20)
         assert past is not None
-        assert [record["offset"] for record in past.records] == [*range(first, min(400, first + limit))]
-        assert [record["key"] for record in past.records] == [
-            runs[record["offset"] // 10].key.decode() for record in past.records
+        assert [record.record.offset for record in past.records] == [*range(first, min(400, first + limit))]
+        assert [record.record.key for record in past.records] == [
+            runs[record.record.offset // 10].key.decode() for record in past.records
         ]
     assert groups == 40 + 3 + 2 + 1, "row groups without a wanted row are not read"
     for n in (1, 7, 24, 39):

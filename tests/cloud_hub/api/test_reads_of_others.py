@@ -12,7 +12,8 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from weft.cloud_hub.api.history import READERS_MAX, LowestRecords, LowestTable, _Readers
 from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.views import Search, View
+from weft.cloud_hub.api.views import FoundRecord, Search
+from weft.hub_api.answers import RecordOfStream
 from weft.protocols.chunk_index import Chunk, StreamKey
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store.directory import MemoryStore
@@ -38,22 +39,26 @@ async def test_indexes_are_decoded_for_the_stream_that_is_read_alone(monkeypatch
     monkeypatch.setattr(ShardLog, "index", counted)
     reader = RecordReader(ShardLog(writer.store, writer.cluster, 0), 1 << 20)
     helping = await reader.read(STREAM, 0, 5 * CHUNKS, 1000)
-    assert [record["seq"] for record in helping.records] == list(range(5 * CHUNKS))
+    assert [record.record.seq for record in helping.records] == list(range(5 * CHUNKS))
     beginning = await reader.first(writer.states[0], STREAM, Search(), since=writer.created)
     assert beginning.offset == 0
     assert set(decoded) == {1}
 
 
-def row(offset: int, size: int) -> View:
-    return {"offset": offset, "_bytes": size, "key": ""}
+def found(row: dict[str, int]) -> FoundRecord:
+    record = RecordOfStream(
+        shard=0, offset=row["offset"], edge="", log="", stream="", seq=0, time="", clock="", received="", key="",
+        resent=False,
+    )  # fmt: skip
+    return FoundRecord(record, row["bytes"])
 
 
-def lowest(rows: list[View], limit: int, bytes_max: int) -> list[int]:
+def lowest(rows: list[dict[str, int]], limit: int, bytes_max: int) -> list[int]:
     """The rows that are wanted, by the rule alone."""
     kept: list[int] = []
     size = 0
     for each in sorted(rows, key=lambda each: each["offset"])[:limit]:
-        size += each["_bytes"]
+        size += each["bytes"]
         if kept and size > bytes_max:
             break
         kept.append(each["offset"])
@@ -65,7 +70,7 @@ def test_rows_in_any_order_leave_the_lowest_and_each_batch_is_cut_once(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = Random(seed)
-    rows = [row(offset, random.choice((0, 1, 90, 900))) for offset in range(400)]
+    rows = [{"offset": offset, "bytes": random.choice((0, 1, 90, 900))} for offset in range(400)]
     random.shuffle(rows)
     limit, bytes_max = random.choice((1, 50, 1_000)), random.choice((1, 5_000, 1_000_000))
     cuts: list[int] = []
@@ -76,10 +81,10 @@ def test_rows_in_any_order_leave_the_lowest_and_each_batch_is_cut_once(
         cut(rows, end)
 
     monkeypatch.setattr(LowestRecords, "cut", counted)
-    found = LowestRecords(1_000, limit, bytes_max, dict)
-    found.add(pa.Table.from_pylist(rows[:200]))
-    found.add(pa.Table.from_pylist(rows[200:]))
-    assert sorted(found.rows) == lowest(rows, limit, bytes_max)
+    kept = LowestRecords(1_000, limit, bytes_max, found)
+    kept.add(pa.Table.from_pylist(rows[:200]))
+    kept.add(pa.Table.from_pylist(rows[200:]))
+    assert sorted(kept.rows) == lowest(rows, limit, bytes_max)
     assert len(cuts) <= 2
 
 

@@ -83,7 +83,7 @@ async def test_one_who_follows_a_stream_reads_no_chunk_again() -> None:
         offset = end
     assert costs <= 3 + 3 + READ_AHEAD_MAX, "the manifest, new chunks with their sections, and a look for the next ones"
     earlier = await following.read(BUSY, 5, 10, 1000)
-    assert [each["offset"] for each in earlier.records] == [5, 6, 7, 8, 9]
+    assert [each.record.offset for each in earlier.records] == [5, 6, 7, 8, 9]
 
 
 async def test_a_record_of_a_quiet_stream_is_found_by_snapshots() -> None:
@@ -98,11 +98,11 @@ async def test_a_record_of_a_quiet_stream_is_found_by_snapshots() -> None:
         assert cost <= 51 + READ_AHEAD_MAX
         before = log.store.asked
         helping = await log.reader.read(QUIET, 0, end, 10, chunk=found.chunk)
-        assert [record["offset"] for record in helping.records] == [0, 1]
+        assert [record.record.offset for record in helping.records] == [0, 1]
         assert log.store.asked - before <= 51 + READ_AHEAD_MAX
     assert (await log.first(951))[0].offset == 2
     helping = await log.reader.read(QUIET, 0, end, 10, chunk=1800)
-    assert [record["offset"] for record in helping.records] == [0, 1], "a chunk behind the records hides none of them"
+    assert [each.record.offset for each in helping.records] == [0, 1], "a chunk behind the records hides none of them"
 
 
 async def test_a_search_has_a_bound_and_says_where_it_goes_on() -> None:
@@ -119,14 +119,14 @@ async def test_a_search_has_a_bound_and_says_where_it_goes_on() -> None:
             break
     assert seen == [None, None, 2]
     helping = await log.reader.read(QUIET, 2, 4, 10, chunk=chunk)
-    assert [record["offset"] for record in helping.records] == [2, 3]
+    assert [record.record.offset for record in helping.records] == [2, 3]
     search = Search()
     helping = await log.reader.read(QUIET, 0, 4, 10, search=search)
     assert (helping.next_offset, helping.next_chunk) == (2, CHUNKS_MAX)
     offsets = []
     for _ in range(4):
         helping = await log.reader.read(QUIET, 2, 4, 10, chunk=helping.next_chunk or 0)
-        offsets += [record["offset"] for record in helping.records]
+        offsets += [record.record.offset for record in helping.records]
     assert offsets == [2, 3]
     assert (await log.first(1, Search(0)))[0] == (None, 1), "all shards of a request share one search"
 
@@ -167,7 +167,7 @@ async def test_a_request_that_would_search_ten_thousand_chunks_ends_with_a_curso
         before, search = log.store.asked, Search()
         helping = await log.reader.read(QUIET, offset, 2, 10, chunk=chunk, search=search)
         assert log.store.asked - before <= SEARCHED_MAX + READ_AHEAD_MAX + 2
-        found += [record["offset"] for record in helping.records]
+        found += [record.record.offset for record in helping.records]
         chunk, requests = helping.next_chunk or 0, requests + 1
     assert found == [1]
     assert requests == -(-10_001 // SEARCHED_MAX)
@@ -182,12 +182,12 @@ async def test_shards_of_a_request_share_its_bytes_and_it_goes_on_where_they_end
         search = Search(bytes_max=3 * section)
         helping = await log.reader.read(BUSY, offset, 8, 100, chunk=chunk, search=search)
         assert search.bytes_left <= 0 or helping.next_offset == 8
-        seen.append([record["offset"] for record in helping.records])
+        seen.append([record.record.offset for record in helping.records])
         offset, chunk = helping.next_offset, helping.next_chunk or 0
     assert seen == [[0, 1, 2], [3, 4, 5], [6, 7]]
     search = Search(records_bytes=1)
     helping = await log.reader.read(BUSY, 0, 8, 100, search=search)
-    assert ([record["offset"] for record in helping.records], search.is_spent) == ([0], True)
+    assert ([record.record.offset for record in helping.records], search.is_spent) == ([0], True)
 
 
 async def test_shards_beyond_the_bound_are_named_for_another_request(monkeypatch: pytest.MonkeyPatch) -> None:

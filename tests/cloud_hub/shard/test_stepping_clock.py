@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, SequencerNode, Session, read_chunks
@@ -237,11 +238,11 @@ async def check(store: MemoryStore, edges: list[SteppingEdge], claims: list[Clai
 async def check_reader(store: MemoryStore, rows: list[dict[str, Any]]) -> None:
     """The API says of each record what its row says."""
     read = await RecordReader(ShardLog(store, CLUSTER, 0), 1 << 20).read(STREAM, 0, len(rows), len(rows))
-    said = [(view["seq"], view["clock"], view["time"], view.get("edge_time")) for view in read.records]
+    said = [(each.seq, each.clock, each.time, each.edge_time) for each, _, _ in read.records]
     assert [each[:2] for each in said] == [(row["_seq"], row["_clock"]) for row in rows]
     for (_, _, time, stamp), row in zip(said, rows, strict=True):
         assert time[:26] == (moment(micros(row["_time"]) * US) or "")[:26]
-        assert (stamp is None) == (row["_edge_time"] is None)
+        assert (stamp is UNSET) == (row["_edge_time"] is None)
 
 
 def micros(time: datetime) -> int:

@@ -26,6 +26,7 @@ from weft.cloud_hub.api import tail
 from weft.cloud_hub.api.answers import ReaderPlaces
 from weft.cloud_hub.api.records import Helping, RecordReader
 from weft.cloud_hub.api.tail import TailRecord, parse_position, position_text
+from weft.cloud_hub.api.views import FoundRecord
 from weft.cloud_hub.hub import Hub
 from weft.hub_api.answers import ApiError
 from weft.hub_api.rights import Scope
@@ -304,9 +305,9 @@ async def test_tails_that_do_not_read_hold_a_share_and_others_get_theirs(
     encoded = Counter[str]()
     of = TailRecord.of
 
-    def counted(shard: int, view: Any) -> TailRecord:
-        encoded[view["edge"]] += 1
-        return of(shard, view)
+    def counted(found: FoundRecord) -> TailRecord:
+        encoded[found.record.edge] += 1
+        return of(found)
 
     monkeypatch.setattr(TailRecord, "of", counted)
     monkeypatch.setattr(tail, "READ_AGE_S", 3600.0)  # as above
