@@ -430,21 +430,26 @@ class RecordsReading:
         since = time_parameter(request, "since")
         return Beginning(offset, 0) if since is None else await reader.first(state, self._stream, search, since=since)
 
-    async def encode(self, missing_shards: list[MissingShard] | UnsetType, table: TableOfStream | None) -> LongAnswer:
-        """Return the answer, of which the last of ``read`` was.
+    async def encode(
+        self,
+        missing_shards: list[MissingShard] | UnsetType,
+        table: TableOfStream | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> LongAnswer:
+        """Return the answer.
 
         Args:
             table: of the stream; None if it is not known.
         """
         members: list[Part] = []
-        began = time.perf_counter()
+        began = clock()
         for each in self._records:
             if members:
                 members.append(b",")
             members += each.parts()
-            if time.perf_counter() - began >= SLICE_S:
+            if clock() - began >= SLICE_S:
                 await asyncio.sleep(0)
-                began = time.perf_counter()
+                began = clock()
         answer = RecordsAnswer(
             tenant=self._stream[0],
             stream=self._stream[1],

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from weft.bounds import Refusals
 from weft.cloud_hub.api.answers import ReaderPlaces, routes
@@ -21,6 +22,7 @@ from weft.cloud_hub.api.metrics import ShardPositions
 from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.part import Part
 from weft.hub_api.answers import ApiError
+from weft.hub_api.answers import ApiError, ChangeEvent
 from weft.hub_api.rights import Right
 from weft.network.pages.assets import Assets
 from weft.protocols.chunk_index import StreamKey
@@ -38,7 +40,6 @@ NAMED_MAX = 200
 """Maximum number of streams, and of edges, that an event names."""
 REMEMBERED_MAX = 20_000
 """Maximum number of changed streams, and of edges, that a process remembers. Only a listener that lags needs them."""
-_NEWS = "streams", "streams_more", "edges", "edges_more"
 CHECKED_AT_ONCE = 200
 """Maximum number of streams whose rights are checked in one step: each may be held against 64 patterns."""
 
@@ -78,7 +79,7 @@ class ChangesSeen:
                     _note(self.edges, edge, number)
         self._linked, self.look_number = linked, number
 
-    async def since(self, number: int, tenant: str, is_readable: Callable[[str], bool]) -> dict[str, Any]:
+    async def since(self, number: int, tenant: str, is_readable: Callable[[str], bool]) -> ChangeEvent:
         """Return the changes of a tenant after a look, up to the one that was the last when it was called."""
         changed = [key[1] for key in _after(self.streams, number) if key[0] == tenant]
         edges = [edge.edge for edge in _after(self.edges, number) if edge.tenant == tenant]
@@ -87,12 +88,12 @@ class ChangesSeen:
             if at:
                 await asyncio.sleep(0)
             streams += filter(is_readable, changed[at : at + CHECKED_AT_ONCE])
-        return {
-            "streams": sorted(streams)[:NAMED_MAX],
-            "streams_more": max(0, len(streams) - NAMED_MAX),
-            "edges": sorted(edges)[:NAMED_MAX],
-            "edges_more": max(0, len(edges) - NAMED_MAX),
-        }
+        return ChangeEvent(
+            streams=sorted(streams)[:NAMED_MAX],
+            streams_more=max(0, len(streams) - NAMED_MAX),
+            edges=sorted(edges)[:NAMED_MAX],
+            edges_more=max(0, len(edges) - NAMED_MAX),
+        )
 
 
 def _note(noted: dict[Any, int], key: Any, number: int) -> None:
@@ -173,7 +174,8 @@ class ChangeStreams(Part):
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         stream = web.StreamResponse(headers=headers)
         now = asyncio.get_running_loop().time
-        number, acts, said_at = self._seen.look_number, -1, 0.0
+        number, said_at = self._seen.look_number, 0.0
+        acts: int | UnsetType = UNSET
         try:
             async with asyncio.timeout(WRITE_S):
                 await stream.prepare(request)
@@ -182,12 +184,12 @@ class ChangeStreams(Part):
                 event = await self._event(request, number)
                 if event is None:
                     break  # the token has ended
-                is_news = any(event[each] for each in _NEWS) or event.get("acts", -1) != acts or not said_at
+                is_news = bool(event.streams or event.edges) or event.acts != acts or not said_at
                 if is_news or now() - said_at >= BEAT_S:
                     async with asyncio.timeout(WRITE_S):
                         await stream.write(b"data: " + msgspec.json.encode(event) + b"\n\n" if is_news else b":\n\n")
                     said_at = now()
-                number, acts = look, event.get("acts", -1)
+                number, acts = look, event.acts
                 await self._until_look(number)
             await stream.write_eof()
         except TimeoutError:
@@ -195,7 +197,7 @@ class ChangeStreams(Part):
                 request.transport.abort()
         return stream
 
-    async def _event(self, request: web.Request, number: int) -> dict[str, Any] | None:
+    async def _event(self, request: web.Request, number: int) -> ChangeEvent | None:
         """Return what changed after a look; None if the request is not permitted any more."""
         try:
             tenant, is_readable = self._access.streams(request)
@@ -204,9 +206,9 @@ class ChangeStreams(Part):
             return None
         event = await self._seen.since(number, tenant, is_readable)
         if identity is not None and Right.EDGES not in identity.rights:
-            event |= {"edges": [], "edges_more": 0}
+            event = msgspec.structs.replace(event, edges=[], edges_more=0)
         if identity is None or Right.ACTS in identity.rights:
-            event["acts"] = self._acts()
+            event = msgspec.structs.replace(event, acts=self._acts())
         return event
 
     async def _until_look(self, number: int) -> None:
