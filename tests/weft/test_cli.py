@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import forked
 from tests.support.waiting import PATIENCE_S
 from weft.commands.running import RunningHub, get_status, whole
-from weft.hub_api.answers import EdgesAnswer
+from weft.hub_api.answers import EdgesAnswer, TokensAnswer
 from weft.output import Failed
 
 CONFIG = "node: press-shop-7\ndata_dir: data\nstreams: {telemetry: {from: 'plant/{line}/telemetry'}}\n"
@@ -178,3 +179,15 @@ def test_a_list_that_does_not_go_on_ends_the_command(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(RunningHub, "_answer", lambda *_: next(answers))
     with pytest.raises(Failed, match="the list of edges does not continue after 'a'"):
         whole("edges", RunningHub("http://127.0.0.1:1").edges)
+
+
+def test_the_pages_of_a_list_are_joined_with_what_the_last_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(
+        [
+            TokensAnswer(tokens=[token], next_after=cursor)  # type: ignore[list-item]
+            for token, cursor in (("a", "a"), ("b", None))
+        ]
+    )
+    monkeypatch.setattr(RunningHub, "_answer", lambda *_: next(answers))
+    found: Any = whole("tokens", RunningHub("http://127.0.0.1:1").tokens)
+    assert (found.tokens, found.next_after) == (["a", "b"], None)
