@@ -203,13 +203,14 @@ def test_ci_clears_the_variables_and_runs_the_quick_tests_without_compiler_and_j
     subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=environment, check=True, timeout=PATIENCE_S)
     calls = {path.name: set(path.read_text().splitlines()) for path in tmp_path.glob("called *")}
     ahead, near = "called -m tests.support.third_party", "called -m tests.changed --near cd0ea74b"
+    classes = "called -m tests.support.spark_classes"
     slow, counted, again = "called test --all", "called bench count", "called setup --all"
-    assert calls.keys() == {"called setup", "called lint", "called test", ahead, near, again, slow, counted}
+    assert calls.keys() == {"called setup", "called lint", "called test", ahead, classes, near, again, slow, counted}
     for call in calls.values():
         assert {f"{name}={value}" for name, value in passed.items()} <= call
         assert not [line for line in call if line.startswith(("PYTHON", "JAVA_", "AWS_"))]
     has = {name: {line for line in call if line.startswith("has ")} for name, call in calls.items()}
-    for name in (again, slow, counted, ahead, near):
+    for name in (again, slow, counted, ahead, classes, near):
         assert {f"has {name}" for name in (*TOOLCHAIN, "python3", "sh")} <= has.pop(name)
     for name, found in has.items():
         assert found == {"has python3", "has sh"}, name
