@@ -21,7 +21,6 @@ from weft.cloud_hub.api.answers import ReaderPlaces, routes
 from weft.cloud_hub.api.metrics import ShardPositions
 from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.part import Part
-from weft.hub_api.answers import ApiError
 from weft.hub_api.answers import ApiError, ChangeEvent
 from weft.hub_api.rights import Right
 from weft.network.pages.assets import Assets
