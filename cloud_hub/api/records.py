@@ -749,7 +749,11 @@ async def trace_answer(
         tenant=stream[0],
         stream=stream[1],
         standing=standing if traced.record is None else "here",
-        **traced._asdict(),
+        record=traced.record,
+        chunk=traced.chunk,
+        row=traced.row,
+        next_chunk=traced.next_chunk,
+        next_shard=traced.next_shard,
         gap=gap,
         missing_shards=shards.missing_shards,
     )

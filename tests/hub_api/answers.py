@@ -21,7 +21,7 @@ def check_answer(method: str, path: str, answer: Any) -> None:
     try:
         typed = msgspec.convert(answer, operation.as_json or operation.answer)
     except msgspec.ValidationError as error:
-        raise AssertionError(f"{method} {path}: {error}: give its type in cloud_hub/openapi the field") from error
+        raise AssertionError(f"{method} {path}: {error}: give its type in hub_api the field") from error
     reported = _sorted(answer), _sorted(msgspec.to_builtins(typed))
     assert reported[0] == reported[1], f"{method} {path} says more than {type(typed).__name__}: add the fields there"
 
