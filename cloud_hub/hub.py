@@ -18,7 +18,6 @@ from aiohttp import web
 
 from weft.bounds import Refusals
 from weft.cloud_hub.administration import Administration
-from weft.cloud_hub.api.application import Api, Health, ProcessRequests, TroubleRequests
 from weft.cloud_hub.api.edge_reports import newest
 from weft.cloud_hub.api.metrics import (
     REPORTS_AGE_S,
@@ -31,21 +30,23 @@ from weft.cloud_hub.api.metrics import (
 )
 from weft.cloud_hub.api.records import ShardViews
 from weft.cloud_hub.api.summaries import EdgeViews, LinksElsewhere, ShardSummaries, StreamCompleteness
-from weft.cloud_hub.api.tail import StreamTails
 from weft.cloud_hub.auth.access import Access, Orders
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.cluster import ClusterCache, Membership, Owners, Site, Work
-from weft.cloud_hub.console.changes import ChangeStreams, ConsolePages
 from weft.cloud_hub.down.hub_down import HubDown
 from weft.cloud_hub.down.lane_writer import ActsStream
 from weft.cloud_hub.facts.acts import OwnActs
 from weft.cloud_hub.facts.declarations import Declarations, Watched
 from weft.cloud_hub.facts.tokens import TokenUse
 from weft.cloud_hub.http.administration import AdministrationRequests, UsageRequests
+from weft.cloud_hub.http.application import Api
+from weft.cloud_hub.http.changes import ChangeStreams, ConsolePages
 from weft.cloud_hub.http.listener import SHUTDOWN_S, HubListener
 from weft.cloud_hub.http.messages import Messages, message_rates
 from weft.cloud_hub.http.pairing import PairRequests
+from weft.cloud_hub.http.process import Health, ProcessRequests, TroubleRequests
 from weft.cloud_hub.http.pulls import PullRequests
+from weft.cloud_hub.http.tail import StreamTails
 from weft.cloud_hub.http.validation import Asked, SelfDescription, read_body
 from weft.cloud_hub.links import edge_link
 from weft.cloud_hub.links.edge_link import EdgeLink, FrameBudget, HubLinkLog

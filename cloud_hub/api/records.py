@@ -676,7 +676,7 @@ class RecordPlace(NamedTuple):
 
 
 class TracedRecord(NamedTuple):
-    """What a shard has of one record, or where the search for it continues."""
+    """Facts of a shard about one record, or where the search for it continues."""
 
     record: RecordOfStream | None = None
     chunk: ChunkOfRecord | None = None

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weft.cloud_hub.api.application import HubTables
 from weft.cloud_hub.api.views import View, table_view
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.facts.acts import OwnActs
 from weft.cloud_hub.facts.declarations import Declarations
+from weft.cloud_hub.part import Part
 from weft.cloud_hub.quotas import TenantSizes
 from weft.cloud_hub.settings import HubSettings
-from weft.cloud_hub.shard.collector import Collector, Pins
+from weft.cloud_hub.shard.collector import Collector, Pins, ShardCollector
 from weft.cloud_hub.shard.lane_ends import LaneKeeper
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.metrics.exposition import Sample
@@ -58,6 +58,64 @@ def hub_tables(
     if settings.table_interval_s is None:
         return HubTables(shards)
     return MadeTables(settings, store, cluster, clock, declared, shards=shards, logs=logs, name=name)
+
+
+class HubTables(Part):
+    """The tables as one process knows them. This base is for a process that makes none: it knows nothing of them."""
+
+    maker: TableService | None = None
+    """Maker of this process's part of the tables; None where others make all."""
+    service: TableService | None = None
+    """The maker that knows how far all tables are; None in a process that knows its own ones alone."""
+    collected: Sequence[ShardCollector] = ()
+    """The shards whose old chunks this process deletes."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    def grow(self, cluster: Cluster) -> None:
+        """Adopt new shards."""
+
+    def rows(self, tenant: str, stream: str) -> int | None:  # noqa: ARG002
+        """Return the number of records of a stream that are table rows; None if this process does not know it."""
+        return None
+
+    def view(self, tenant: str, stream: str) -> TableOfStream | None:  # noqa: ARG002
+        """Return a stream's table for readers; None when this process does not know it."""
+        return None
+
+    def payload(self, tenant: str, stream: str) -> PayloadKind | None:  # noqa: ARG002
+        """Return the payload kind of a stream's table; None when this process does not know it."""
+        return None
+
+    def error_of(self, key: StreamKey) -> str | None:  # noqa: ARG002
+        """Return what holds a stream's tables up, if something does."""
+        return None
+
+    def views(self) -> View:
+        """Return the part of the status about tables."""
+        return {"tables": [], "tables_more": 0, "tables_trouble": None, "latest_tables": [], "quality": []}
+
+    def bytes_of(self, tenant: str) -> int | None:  # noqa: ARG002
+        """Return the bytes of a tenant's tables of all rows; None without a quota of them, or while unknown."""
+        return None
+
+    def stream_bytes(self, tenant: str, stream: str) -> int | None:  # noqa: ARG002
+        """Return the bytes of a stream's table of all rows, as of the last look for small files; None while unknown."""
+        return None
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the figures of old chunks, and of what the tables' maker has."""
+        yield from self._of_chunks()
+        for name, value in NO_FIGURES.items():
+            yield Sample(f"weft_hub_trace_{name}", value)
+
+    def _of_chunks(self) -> Iterator[Sample]:
+        old = {each.log.shard: (0, each.log.watermark) for each in self._shards}
+        old |= {each.shard: (each.deleted, each.watermark) for each in self.collected}
+        for shard, (deleted, watermark) in sorted(old.items()):
+            yield Sample("weft_hub_deleted_chunks_total", deleted, (str(shard),))
+            yield Sample("weft_hub_watermark", watermark, (str(shard),))
 
 
 class MadeTables(HubTables):

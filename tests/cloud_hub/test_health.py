@@ -27,8 +27,8 @@ async def test_a_hub_with_tokens_tells_probes_and_nothing_else(tmp_path: Path) -
 async def test_a_store_that_does_not_answer_makes_it_not_ready_and_a_restart_would_not_help(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("weft.cloud_hub.api.application.STORE_SILENCE_S", 0.5)
-    monkeypatch.setattr("weft.cloud_hub.api.application.LOOK_AGE_S", 0.0)
+    monkeypatch.setattr("weft.cloud_hub.http.process.STORE_SILENCE_S", 0.5)
+    monkeypatch.setattr("weft.cloud_hub.http.process.LOOK_AGE_S", 0.0)
     store = FaultyStore(MemoryStore(), random.Random(1), replace(CALM, latency_s=0.0))
     async with running_hub(store, shards=1) as hub:
         assert await get(hub, "/readyz") == (200, "ready\n")

@@ -29,7 +29,6 @@ KNOWN = BY_TENANT | {
     "StreamTails._places",
     "ChangeStreams._places",
     "Hub._links",
-    "Metrics._links",  # the same
 }
 Bound = Shares[Any] | NestedShares[Any] | ReaderPlaces | OpenLinks
 

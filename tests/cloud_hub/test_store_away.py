@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def hub(root: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hub]:
-    monkeypatch.setattr("weft.cloud_hub.api.application.LOOK_AGE_S", 0.0)
+    monkeypatch.setattr("weft.cloud_hub.http.process.LOOK_AGE_S", 0.0)
     async with running_hub(open_store(str(root)), table_interval_s=0.1, beat_interval_s=0.1) as hub:
         yield hub
 

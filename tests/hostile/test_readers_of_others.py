@@ -17,7 +17,7 @@ from tests.support.processes import processor_s
 from tests.support.slices import SLICE
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import wait_until
-from weft.cloud_hub.api.tail import SEARCH_AT_ONCE_S, SEARCH_S
+from weft.cloud_hub.http.tail import SEARCH_AT_ONCE_S, SEARCH_S
 from weft.protocols.link import Ack
 
 pytestmark = pytest.mark.processes

@@ -11,7 +11,7 @@ import aiohttp
 
 from tests.cloud_hub.live import get, running_hub
 from tests.support.tokens import create_token
-from weft.cloud_hub.console.changes import CONSOLE
+from weft.cloud_hub.http.changes import CONSOLE
 from weft.hub_api.rights import Scope
 from weft.network.pages.assets import POLICY
 from weft.storage.object_store.directory import MemoryStore

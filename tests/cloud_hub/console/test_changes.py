@@ -20,8 +20,8 @@ from tests.support.issuer import KeySetServer, claims, key_of, key_set, settings
 from tests.support.tokens import create_token, withdraw_token
 from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub.api.metrics import ShardPositions
-from weft.cloud_hub.console import changes
-from weft.cloud_hub.console.changes import (
+from weft.cloud_hub.http import changes
+from weft.cloud_hub.http.changes import (
     CHECKED_AT_ONCE,
     LISTENERS_MAX,
     NAMED_MAX,

@@ -24,7 +24,7 @@ from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.cloud_hub.api import records
 from weft.cloud_hub.api.views import Search
-from weft.cloud_hub.console import changes
+from weft.cloud_hub.http import changes
 from weft.cloud_hub.hub import Hub
 from weft.hub_api.rights import Scope
 from weft.protocols.link import FunctionReport, NodeReport

@@ -22,11 +22,11 @@ from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.client import Client
 from weft.cloud_hub.api import answers as bounds
-from weft.cloud_hub.api import tail
 from weft.cloud_hub.api.answers import ReaderPlaces
 from weft.cloud_hub.api.records import Helping, RecordReader
-from weft.cloud_hub.api.tail import TailRecord, parse_position, position_text
 from weft.cloud_hub.api.views import FoundRecord
+from weft.cloud_hub.http import tail
+from weft.cloud_hub.http.tail import TailRecord, parse_position, position_text
 from weft.cloud_hub.hub import Hub
 from weft.hub_api.answers import ApiError
 from weft.hub_api.rights import Scope

@@ -37,7 +37,7 @@ from weft.storage.object_store import NotFound, StoreError
 from weft.storage.table.actions import TableError
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.api.application import Api
+    from weft.cloud_hub.http.application import Api
 
 # The two forms of events of a tail: server-sent events, and messages of a WebSocket.
 

@@ -17,6 +17,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from weft.bounds import Refusals
+from weft.cloud_hub import console
 from weft.cloud_hub.api.answers import ReaderPlaces, routes
 from weft.cloud_hub.api.metrics import ShardPositions
 from weft.cloud_hub.auth.access import Access
@@ -228,7 +229,7 @@ class ConsolePages:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._assets = Assets(__package__)
+        self._assets = Assets(console.__name__)
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,11 +30,10 @@ from weft.cloud_hub.api.answers import (
     position,
     routes,
 )
-from weft.cloud_hub.api.metrics import Metrics, StreamRates
+from weft.cloud_hub.api.metrics import StreamRates
 from weft.cloud_hub.api.records import SOON, RecordsReading, ShardsView, ShardViews, trace_answer
 from weft.cloud_hub.api.series import SeriesReading, SeriesRequest
 from weft.cloud_hub.api.summaries import (
-    CONFLICTS_MAX,
     EdgeViews,
     LinksElsewhere,
     ShardSummaries,
@@ -44,15 +43,9 @@ from weft.cloud_hub.api.summaries import (
 )
 from weft.cloud_hub.api.views import LaneOf, StreamPart, View, renamed_lanes
 from weft.cloud_hub.auth.access import Access, headers_of
-from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.cluster import Membership
-from weft.cloud_hub.part import Part
-from weft.cloud_hub.shard.collector import ShardCollector
-from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
-from weft.cloud_hub.shard.shards import LOST_LISTED_MAX, Shards, lost_views
+from weft.cloud_hub.shard.sequencer import public_reason
+from weft.cloud_hub.tables.hub_tables import HubTables
 from weft.config.log_lines import Repeats, left_out
-from weft.config.metrics.exposition import CONTENT_TYPE, Sample
-from weft.config.units import approximate_duration
 from weft.hub_api.answers import (
     ApiError,
     CompletenessAnswer,
@@ -63,7 +56,6 @@ from weft.hub_api.answers import (
     StreamAnswer,
     StreamOf,
     StreamsAnswer,
-    TableOfStream,
     moment,
 )
 from weft.hub_api.operations import (
@@ -78,207 +70,27 @@ from weft.hub_api.operations import (
     ROWS_MAX,
     TYPED_COLUMNS,
 )
-from weft.hub_api.rights import Right
-from weft.hub_api.status import StatusAnswer, TroublesAnswer
 from weft.network.http_server import Handler
 from weft.network.problem import PROBLEM_JSON, problem
-from weft.network.tracing import NO_FIGURES
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import CodecError
-from weft.protocols.health import health_answer
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard.completeness import OPEN_GAPS_MAX
 from weft.protocols.shard.lane_state import LaneState
-from weft.replication.runner import LINK_PATH
 from weft.storage.chunk_log import CollectedPast, missing_halves
-from weft.storage.cluster import Cluster
-from weft.storage.fenced_store import FencedStore
 from weft.storage.object_store import NotFound, StoreError
 from weft.storage.table.actions import TableError
 from weft.storage.table.schemas import Schemas
 
 if TYPE_CHECKING:
-    from weft.storage.table_writer.service import TableService
+    pass
 
 
 def _json_of_view(view: View) -> web.Response:
     return web.Response(body=msgspec.json.encode(view) + b"\n", content_type="application/json")
 
 
-# ``GET /v1/troubles``: what an operator asks any process about the hub as a whole.
-
-
-class TroubleRequests:
-    """Handler of the request.
-
-    Args:
-        summaries: of all shards.
-        own: returns the process's own shards.
-        elsewhere: returns what other processes tell of their links.
-    """
-
-    def __init__(
-        self,
-        access: Access,
-        *,
-        summaries: ShardSummaries,
-        own: Callable[[], Sequence[Sequencer]],
-        elsewhere: Callable[[], Awaitable[LinksElsewhere]],
-    ) -> None:
-        self._access, self._summaries, self._own, self._elsewhere = access, summaries, own, elsewhere
-
-    def add_to(self, application: web.Application) -> None:
-        """Add the requests to the application of the API."""
-        application.add_routes(routes(troubles=self._get_troubles))
-
-    async def _get_troubles(self, request: web.Request) -> web.Response:
-        """Return conflicts, open gaps and lost records of all shards."""
-        self._access.operate(request, Right.STATUS)
-        shards, elsewhere = await self._summaries.every(), await self._elsewhere()
-        conflicts = [view for each in shards.summaries for view in each.conflicts]
-        more = sum(each.conflicts_more for each in shards.summaries)
-        gaps = [view for each in shards.summaries for view in each.open_gaps]
-        gaps_more = sum(each.open_gaps_more for each in shards.summaries)
-        gaps.sort(key=lambda gap: (gap.tenant, gap.edge, gap.log, gap.stream))
-        gaps.sort(key=lambda gap: gap.until, reverse=True)
-        lost = [*lost_views(self._own()), *elsewhere.lost][:LOST_LISTED_MAX]
-        return answered(
-            TroublesAnswer(
-                conflicts=conflicts[:CONFLICTS_MAX],
-                conflicts_more=more + max(0, len(conflicts) - CONFLICTS_MAX),
-                open_gaps=gaps[:OPEN_GAPS_MAX],
-                open_gaps_more=gaps_more + max(0, len(gaps) - OPEN_GAPS_MAX),
-                lost=lost,
-                lost_unknown_at=list(elsewhere.unknown_at) or UNSET,
-                as_of=shards.as_of,
-                missing_shards=shards.missing_shards,
-            )
-        )
-
-
-# The tables as the process knows them, for its answers and its health.
-
-
-class HubTables(Part):
-    """The tables as one process knows them. This base is for a process that makes none: it knows nothing of them."""
-
-    maker: TableService | None = None
-    """Maker of this process's part of the tables; None where others make all."""
-    service: TableService | None = None
-    """The maker that knows how far all tables are; None in a process that knows its own ones alone."""
-    collected: Sequence[ShardCollector] = ()
-    """The shards whose old chunks this process deletes."""
-
-    def __init__(self, shards: Shards) -> None:
-        self._shards = shards
-
-    def grow(self, cluster: Cluster) -> None:
-        """Adopt new shards."""
-
-    def rows(self, tenant: str, stream: str) -> int | None:  # noqa: ARG002
-        """Return the number of records of a stream that are table rows; None if this process does not know it."""
-        return None
-
-    def view(self, tenant: str, stream: str) -> TableOfStream | None:  # noqa: ARG002
-        """Return a stream's table for readers; None when this process does not know it."""
-        return None
-
-    def payload(self, tenant: str, stream: str) -> PayloadKind | None:  # noqa: ARG002
-        """Return the payload kind of a stream's table; None when this process does not know it."""
-        return None
-
-    def error_of(self, key: StreamKey) -> str | None:  # noqa: ARG002
-        """Return what holds a stream's tables up, if something does."""
-        return None
-
-    def views(self) -> View:
-        """Return the part of the status about tables."""
-        return {"tables": [], "tables_more": 0, "tables_trouble": None, "latest_tables": [], "quality": []}
-
-    def bytes_of(self, tenant: str) -> int | None:  # noqa: ARG002
-        """Return the bytes of a tenant's tables of all rows; None without a quota of them, or while unknown."""
-        return None
-
-    def stream_bytes(self, tenant: str, stream: str) -> int | None:  # noqa: ARG002
-        """Return the bytes of a stream's table of all rows, as of the last look for small files; None while unknown."""
-        return None
-
-    def samples(self) -> Iterator[Sample]:
-        """Yield the figures of old chunks, and of what the tables' maker has."""
-        yield from self._of_chunks()
-        for name, value in NO_FIGURES.items():
-            yield Sample(f"weft_hub_trace_{name}", value)
-
-    def _of_chunks(self) -> Iterator[Sample]:
-        old = {each.log.shard: (0, each.log.watermark) for each in self._shards}
-        old |= {each.shard: (each.deleted, each.watermark) for each in self.collected}
-        for shard, (deleted, watermark) in sorted(old.items()):
-            yield Sample("weft_hub_deleted_chunks_total", deleted, (str(shard),))
-            yield Sample("weft_hub_watermark", watermark, (str(shard),))
-
-
-# Health of a hub process: reasons to restart it, and reasons to send it no work.
-
-STORE_SILENCE_S = 15.0
-"""Time for which the store owes a shard an answer before the shard makes the node not ready. One slow response or one
-retry does not count, and a load balancer detects an outage before edges fill their windows."""
-LOOK_AGE_S, LOOK_S_MAX = 1.0, 2.0
-"""Age of a look at a bucket with which a probe is content, so that probes cost at most one request a second; and the
-longest time that a probe waits for one."""
-
-
-class Health:
-    """The health of a process.
-
-    Args:
-        store: the store of the cluster.
-    """
-
-    def __init__(
-        self, shards: Shards, tables: HubTables, membership: Membership, clock: HubClock, store: FencedStore
-    ) -> None:
-        self._shards, self._tables, self._membership = shards, tables, membership
-        self._clock, self._store = clock, store
-
-    def unhealthy(self) -> list[str]:
-        """Return the reasons to restart the node; empty when a restart would not help.
-
-        A failing store or a damaged shard is not a reason: a new process would have the same problem.
-        """
-        ended = [sequencer.log.shard for sequencer in self._shards.own if not sequencer.is_running]
-        reasons = [f"the work on shard {shard} has ended" for shard in ended]
-        if self._tables.maker is not None and not self._tables.maker.is_running:
-            reasons.append("the work on the tables has ended")
-        return reasons
-
-    async def unready(self) -> list[str]:
-        """Look at the store, and return the reasons why the node accepts no links and answers no readers; empty if it
-        does.
-
-        One working shard is enough: a failing shard affects only its own edges, and fails on every node.
-        """
-        await self._store.look(LOOK_AGE_S, LOOK_S_MAX)
-        reasons, own = [], self._shards.own
-        if self._membership.is_outdated:
-            return [f"the cluster is at level {self._membership.level}, above this release"]
-        for sequencer in own:
-            shard, silent_s = sequencer.log.shard, sequencer.silent_s
-            if not sequencer.loaded:
-                reasons.append(f"shard {shard} is not loaded")
-            elif silent_s > STORE_SILENCE_S:
-                reasons.append(f"the store has not answered for {approximate_duration(silent_s)} (shard {shard})")
-        doubted, leaves = self._clock.doubted(), self._membership.is_leaving
-        if self._store.trouble is not None:
-            return [self._store.trouble]
-        if (silent_s := self._store.silent_s) > STORE_SILENCE_S:
-            return [f"the store has not answered for {approximate_duration(silent_s)}"]
-        general = [*self.unhealthy(), *([doubted] if doubted else []), *(["the node is leaving"] if leaves else [])]
-        return general + (reasons if len(reasons) == len(own) else [])
-
-
 logger = logging.getLogger(__name__)
-
 UNKNOWN_PATH = "GET /v1/streams lists what can be read, /v1/openapi.json what can be asked"
 # By status, and not a type for each refusal, of which there are 200. Relative to the hub, so that it leads somewhere in
 # a plant without the internet, too.
@@ -642,52 +454,6 @@ class Api:
                 )
             raise ApiError(404, f"tenant {tenant} has no stream {stream!r}", "GET /v1/streams lists the streams")
         return shards
-
-
-class ProcessRequests:
-    """Requests about the process itself, and the way in for links.
-
-    Args:
-        status: returns the process, its shards and its links.
-        link: runs a link until it ends.
-    """
-
-    def __init__(
-        self,
-        status: Callable[[], StatusAnswer],
-        link: Handler,
-        health: Health,
-        metrics: Metrics,
-        access: Access,
-    ) -> None:
-        self._status, self._link, self._health = status, link, health
-        self._metrics, self._access = metrics, access
-
-    def add_to(self, application: web.Application) -> None:
-        """Add the requests to the application of the API."""
-        application.add_routes(
-            [
-                web.get(LINK_PATH, self._link),
-                web.get("/metrics", self._get_metrics),
-                web.get("/healthz", self._get_healthz),
-                web.get("/readyz", self._get_readyz),
-                *routes(status=self._get_status),
-            ]
-        )
-
-    async def _get_metrics(self, request: web.Request) -> web.Response:
-        self._access.operate(request, Right.METRICS)
-        return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
-
-    async def _get_healthz(self, request: web.Request) -> web.Response:
-        return web.Response(**health_answer("healthy", self._health.unhealthy(), request.headers))
-
-    async def _get_readyz(self, request: web.Request) -> web.Response:
-        return web.Response(**health_answer("ready", await self._health.unready(), request.headers))
-
-    async def _get_status(self, request: web.Request) -> web.Response:
-        self._access.operate(request, Right.STATUS)
-        return answered(self._status())
 
 
 def _unavailable(error: str) -> ApiError:
