@@ -155,7 +155,7 @@ def test_a_check_asks_the_hub_and_writes_nothing(spark: SparkSession, tmp_path: 
         target = TargetStream(own_hub.url, "checked", **given | changes)
         StreamSink(target, name, patience_s=patience_s).check(frame)
 
-    with pytest.raises(SinkError, match=r"has taken nothing of spark-checked for 0\.5 s: .*[Rr]efused"):
+    with pytest.raises(SinkError, match=r"has accepted nothing from spark-checked for 0\.5 s: .*[Rr]efused"):
         check()
     node = Node("hub", own_hub.config_path)
     other = Hub(str(tmp_path / "other"))
