@@ -12,7 +12,7 @@ from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.cloud_hub.pulls.plants import BEGIN, SECOND, ask, call, held, linked_plant, over, pull_of
 from tests.support.tokens import create_token
 from tests.support.waiting import until
-from weft.cloud_hub import pulls
+from weft.cloud_hub.facts import pulls
 from weft.config.links import Pull
 from weft.edge_node.links.high_watermarks import HubHighWatermarks
 from weft.hub_api.rights import Scope
