@@ -201,7 +201,12 @@ def results(rows: DataFrame, aggregates: list[str]) -> dict[str, str]:
 
 def differs(text: str, given: list[dict[str, str]]) -> bool:
     """Whether an aggregate has several results, but for the last digits of sums of doubles."""
-    return len({re.sub(r"\.(\d{8})\d+", r".\1", str(each.get(text))) for each in given}) > 1
+
+    def rounded(number: re.Match[str]) -> str:
+        value = float(number[0])
+        return f"{value:.8g}" if abs(value) > 1e-9 else "0"  # what cancels out leaves the last digits alone
+
+    return len({re.sub(r"-?\d+\.\d+(?:E-?\d+)?", rounded, str(each.get(text))) for each in given}) > 1
 
 
 def sample_of(spark: SparkSession) -> DataFrame:
