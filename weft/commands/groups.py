@@ -33,7 +33,7 @@ class Command(NamedTuple):
     @property
     def summary(self) -> str:
         """Return the first sentence of its docstring."""
-        return _summaries()[self.place]
+        return _summaries().get(self.place, "")
 
     def load(self, _name: str) -> click.Command:
         """Import the command."""
