@@ -97,15 +97,17 @@ class Administration:
 
     Args:
         cluster: the cluster as it was read last.
+        orders: those to the links to other regions.
         known: returns the facts as they were read last.
         split: called when a shard was split, so that this process takes the new one up.
     """
 
     def __init__(
         self, store: ObjectStore, log: ClusterLog, clock: HubClock, settings: HubSettings, cluster: ClusterCache, *,
-        known: Callable[[], ClusterState], split: Callable[[], None] = lambda: None,
+        orders: DeclaredRegions, known: Callable[[], ClusterState], split: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._store, self._log, self._clock, self._cluster, self._known = store, log, clock, cluster, known
+        self._store, self._log, self._clock = store, log, clock
+        self._cluster, self._orders, self._known = cluster, orders, known
         self._regions, self._retain_log_s, self._was_split = settings.regions, settings.retain_log_s, split
         self._splitting = asyncio.Lock()
         self._acts_turns = asyncio.Semaphore(ACTS_AT_ONCE)
@@ -303,8 +305,6 @@ class Administration:
 
     async def regions(self) -> RegionsAnswer:
         """Return the regions of the configuration, and the links of all shards to them."""
-        orders = DeclaredRegions()
-        orders.refresh(self._known())
 
         async def read() -> RegionsAnswer:
             cluster, now = self._cluster.now(), self._clock.now()
@@ -317,14 +317,8 @@ class Administration:
             return RegionsAnswer(regions=links, configured=configured)
 
         found = await self._links.get(read)
-        return RegionsAnswer(
-            regions=found.regions,
-            configured=[
-                RegionOfHub(region=each.region, paused=orders.of(each.region).paused, pin_seconds=each.pin_seconds,
-                            budget=each.budget)
-                for each in found.configured
-            ],
-        )  # fmt: skip
+        now = [msgspec.structs.replace(each, paused=self._orders.of(each.region).paused) for each in found.configured]
+        return RegionsAnswer(regions=found.regions, configured=now)
 
     async def pause_region(self, author: Author, wanted: RegionOrder, *, region: str) -> RegionOrderAnswer:
         """Declare that the records for a region wait, or continue."""

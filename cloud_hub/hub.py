@@ -336,7 +336,8 @@ class Hub:
         log = ClusterLog(store, self._store.cluster.cluster_id)
         PairRequests(log, self._declared.credentials, clock.now, time.monotonic, read_body).add_to(application)
         administration = Administration(
-            store, log, clock, self._settings, self._known, known=self._declared.state,
+            store, log, clock, self._settings, self._known, orders=self._declared.regions,
+            known=self._declared.state,
             split=self._membership.read_soon,
         )  # fmt: skip
         AdministrationRequests(administration, self._orders).add_to(application)

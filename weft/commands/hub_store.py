@@ -21,6 +21,7 @@ from weft.cloud_hub.cluster import ClusterCache
 from weft.cloud_hub.facts.acts import line
 from weft.cloud_hub.facts.approvals import ACTS, AskedAct, NeedsApproval, allow
 from weft.cloud_hub.facts.fact import CannotDeclare
+from weft.cloud_hub.facts.hub import DeclaredRegions
 from weft.commands.acts import command_options, command_words, origin
 from weft.commands.common import (
     ExistingPath,
@@ -263,9 +264,11 @@ class StoreHub(Operations):
             except CodecError as error:
                 raise Failed(str(error)) from None
             _warn(state)
+            orders = DeclaredRegions()
+            orders.refresh(state)
             administration = Administration(
                 read_only(store) if operation.method == "get" else store, log, clock, settings_of(self._config),
-                ClusterCache(cluster), known=lambda: state,
+                ClusterCache(cluster), orders=orders, known=lambda: state,
             )  # fmt: skip
             try:
                 return await administration.perform(
