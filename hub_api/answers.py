@@ -272,22 +272,22 @@ class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
     last_seen: Moment | None
     """Time at which the hub last stored anything that the edge said."""
     groups: list[str] | UnsetType = UNSET
-    """Declared groups of the edge. Absent in releases without."""
+    """Declared groups of the edge."""
     connected_since: Moment | None
     """Null when the edge is linked to no process of the hub, as far as is known (`links_unknown_at`)."""
     connected_at: str | UnsetType | None = UNSET
-    """Name of the process; null without a link. Absent in releases without."""
+    """Name of the process; null without a link."""
     software: str | None
     """Null when the edge is not linked, and was not linked to this process since it started."""
     clock_off_seconds: float | UnsetType | None = UNSET
     """Seconds that the edge's clock was ahead when it linked; null for an edge without a link to this process, or
-    without a time source. Absent in releases without."""
+    without a time source."""
     missing_records: Count
     complete_up_to: Moment | None
     retired: bool
     disk: DiskOfEdge | UnsetType | None = UNSET
     """Null for an edge that says nothing of its disk: its release does not, or it has not been linked since the process
-    started. Absent in releases without."""
+    started."""
     alarms: list[EdgeAlarm]
 
 
@@ -324,16 +324,16 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
     edge: str | None
     """The edge that may link with the token."""
     until: Moment | UnsetType | None = UNSET
-    """End of the token; null for none. Absent in releases without."""
+    """End of the token; null for none."""
     certificate: str | UnsetType | None = UNSET
-    """Common name of the client certificate that the request came with, where it gives the rights; null for a token.
-    Absent in releases without."""
+    """Common name of the client certificate that the request came with, where it gives the rights; null for a
+    token."""
     rights: list[str] | UnsetType = UNSET
-    """Rights of the token, such as `read:press-*`; empty when the hub has no tokens. Absent in releases without."""
+    """Rights of the token, such as `read:press-*`; empty when the hub has no tokens."""
     software: str | UnsetType = UNSET
-    """Release of the hub, such as `weft 0.1.0`. Absent in releases without."""
+    """Release of the hub, such as `weft 0.1.0`."""
     link_protocol: int | UnsetType = UNSET
-    """Version of the protocol of links that the hub speaks. Absent in releases without."""
+    """Version of the protocol of links that the hub speaks."""
 
 
 # Types of the answers about messages to edges.
@@ -711,7 +711,7 @@ class StreamOf(msgspec.Struct, frozen=True, kw_only=True):
     complete_up_to: Moment | None
     """Moment up to which every edge's records are here or under a gap notice; null while unknown."""
     held_back_by: list[HeldBackReason] | UnsetType = UNSET
-    """Edges that the moment waits for, at most three; the completeness names all. Absent in releases without."""
+    """Edges that the moment waits for, at most three; the completeness names all."""
     skipped: Count
     """Offsets that an operator took out of the table."""
     table: TableOfStream | None

@@ -340,7 +340,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     jwt: KeysOfIssuer | UnsetType | None = UNSET
     """Null if no tokens of an issuer are taken."""
     backup: LastBackupOfStore | UnsetType | None = UNSET
-    """Null if none is known. Absent in releases without."""
+    """Null if none is known."""
     peers: list[PeerProcess]
     shards: list[ShardOfProcess]
     tables: list[TableOfNode]
