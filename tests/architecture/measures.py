@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import collections
 import functools
+import importlib
 import io
 import json
 import subprocess
@@ -31,17 +33,23 @@ be two. A package's own module (``__init__``) is its map, and may be as small as
 """
 FRAGMENT_LINES = 80
 """Of modules with fewer lines of code than this, each is imported by more than one."""
+ROOMS_OF_A_WORD = 3
+"""A module that modules of at least so many folders import is a section of none of them."""
 CONSTRUCTOR_ARGUMENTS_MAX = 8
 CALLBACKS_MAX = 2
+CLOCKS = frozenset({"call_later", "chance", "clock", "monotonic", "nonce", "now", "random_bits", "rng", "sleep",
+                    "turn", "wall", "wall_clock"})  # fmt: skip
+"""Arguments by which time and randomness come in. The style asks for them, so they do not count."""
 RULES = {
-    "small": f"a module has at least {MODULE_LINES[0]} lines of code: make it a section of the module it belongs to",
+    "small": f"a module has at least {MODULE_LINES[0]} lines of code, or importers in {ROOMS_OF_A_WORD} folders, if one"
+    " beside it has the room: make it a section of the module it belongs to",
     "fragments": f"a module below {FRAGMENT_LINES} lines with one importer is a section of that importer",
     "large": f"a module has at most {MODULE_LINES[-1]} lines of code: move one subject to a module of its own",
     "constructors": f"a constructor has at most {CONSTRUCTOR_ARGUMENTS_MAX} arguments: hand it the objects behind them",
     "callbacks": f"a constructor has at most {CALLBACKS_MAX} callbacks: hand it the object, not its methods",
     "late": "an object is whole when it is made: give its constructor what is assigned later from outside",
     "contracts": "a contract with one implementation in its own package: import the class, for types alone if need be",
-    "forwarders": "a method that only calls a part's method with its own arguments: hand out the part",
+    "forwarders": "a method that no base asks for and that only calls a part with its own arguments: hand out the part",
 }  # fmt: skip
 """Kind of exception -> the rule, as a failing test says it."""
 _RECORDS = {"typing.NamedTuple", "msgspec.Struct", "enum.Enum"}
@@ -141,6 +149,12 @@ class Class(NamedTuple):
     bases: tuple[str, ...]
     is_record: bool = False
     """Whether its fields are its interface: the code that makes it fills it."""
+    of_libraries: frozenset[str] = frozenset()
+    """Attributes whose objects are of Python or of a library."""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.module}.{self.name}"
 
     @property
     def is_contract(self) -> bool:
@@ -149,7 +163,14 @@ class Class(NamedTuple):
 
 def names_of(module: str, found: Iterable[ast.AST]) -> dict[str, str]:
     """Name that a module imports -> the full name of what it is; of ours without ``weft``."""
-    return {
+    found = list(found)
+    packages = {
+        (name.asname or name.name).partition(".")[0]: name.name
+        for node in found
+        if isinstance(node, ast.Import)
+        for name in node.names
+    }
+    return packages | {
         name.asname or name.name: f"{(node.module or '').removeprefix('weft.')}.{name.name}"
         for node in found
         if isinstance(node, ast.ImportFrom)
@@ -165,7 +186,50 @@ def classes_of(module: str, found: Iterable[ast.AST]) -> Iterator[Class]:
             bases = [ast.unparse(base).partition("[")[0] for base in node.bases]
             full = tuple(names.get(base, base if "." in base else f"{module}.{base}") for base in bases)
             is_record = not _RECORDS.isdisjoint(full) or any("dataclass" in ast.unparse(d) for d in node.decorator_list)
-            yield Class(module, node.name, frozenset(_members(node)), full, is_record)
+            foreign = frozenset(_of_libraries(node, names))
+            yield Class(module, node.name, frozenset(_members(node)), full, is_record, foreign)
+
+
+def _of_libraries(made: ast.ClassDef, names: Mapping[str, str]) -> Iterator[str]:
+    """Attributes of the class to which nothing but objects of Python and of libraries is assigned."""
+    types = collections.defaultdict[str, set[str]](set)
+    for node in made.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            types[node.target.id].add(ast.unparse(node.annotation))
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        given = {each.arg: ast.unparse(each.annotation) for each in _arguments(node) if each.annotation is not None}
+        for assigned in ast.walk(node):
+            if isinstance(assigned, ast.AnnAssign):
+                targets, type_ = [assigned.target], ast.unparse(assigned.annotation)
+            elif isinstance(assigned, ast.Assign):
+                targets, type_ = assigned.targets, _type_of(assigned.value, given)
+            else:
+                continue
+            for target in targets:
+                if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+                    types[target.attr].add(type_)
+    for name, found in types.items():
+        # An attribute that is None at times is still a part of the type that it has at others.
+        heads = {each.strip("'\"").partition(" | ")[0].partition("[")[0] for each in found} - {"None"}
+        # A method's answer ("stack.pop_all") says nothing; a name alone that nobody imports is a class of the module.
+        roots = {head.partition(".")[0] for head in heads if "." not in head or head.partition(".")[0] in names}
+        known = roots - {"?"}
+        if known and all(
+            hasattr(builtins, root) or names.get(root, "").partition(".")[0] not in (*PACKAGES, "") for root in known
+        ):
+            yield name
+
+
+def _type_of(value: ast.expr, given: Mapping[str, str]) -> str:
+    """Name of the type of what is assigned, or a text that is no name where the assignment does not show it."""
+    if isinstance(value, ast.Call):
+        return ast.unparse(value.func)
+    if isinstance(value, ast.Name):
+        return given.get(value.id, "?")
+    kinds = {ast.Dict: "dict", ast.DictComp: "dict", ast.List: "list", ast.ListComp: "list", ast.Set: "set",
+             ast.SetComp: "set", ast.Constant: type(getattr(value, "value", None)).__name__}  # fmt: skip
+    return kinds.get(type(value), "?").replace("NoneType", "None")
 
 
 def _members(made: ast.ClassDef) -> Iterator[str]:
@@ -178,21 +242,84 @@ def _members(made: ast.ClassDef) -> Iterator[str]:
             yield target.id
 
 
-def lonely(found: Collection[Class]) -> Iterator[Found]:
-    """Contracts with fewer than two implementations, none of which is in a package that theirs may not import."""
-    by_name = {f"{each.module}.{each.name}": each for each in found}
+class Bases:
+    """What the bases of classes have, of ours and of the standard library."""
 
-    def members(of: Class) -> frozenset[str]:
-        return of.members.union(*(members(by_name[name]) for name in of.bases if name in by_name))
+    def __init__(self, found: Collection[Class]) -> None:
+        self._by_name = {each.full_name: each for each in found}
 
-    made = {each: members(each) for each in found if not each.is_contract}
+    def members(self, of: Class) -> frozenset[str]:
+        """Names that the class and its bases of ours have."""
+        return of.members.union(*(self.members(base) for base in self._ours(of)))
+
+    def of_libraries(self, of: Class) -> frozenset[str]:
+        return of.of_libraries.union(*(self.of_libraries(base) for base in self._ours(of)))
+
+    def ask_for(self, of: Class, name: str) -> bool:
+        """Whether a base has the name, too; of ``__str__`` and such every class, which Python calls."""
+        return (
+            name.startswith("__")
+            or any(name in self.members(base) for base in self._ours(of))
+            or self.library_has(of, name)
+        )
+
+    def library_has(self, of: Class, name: str) -> bool:
+        """Whether a base of the standard library has the name."""
+        return any(self.library_has(base, name) for base in self._ours(of)) or any(
+            hasattr(_library(base), name) for base in of.bases if base not in self._by_name
+        )
+
+    def _ours(self, of: Class) -> list[Class]:
+        return [self._by_name[name] for name in of.bases if name in self._by_name and name != of.full_name]
+
+
+def _library(name: str) -> object:
+    """The class of the standard library; the type of every class if it is none."""
+    module, _, own = name.rpartition(".")
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return getattr(importlib.import_module(module), own, object)
+    # A base without a module before it is a built-in one, which `classes_of` takes for one of the same module.
+    found = getattr(builtins, own, object)
+    return found if isinstance(found, type) else object
+
+
+class Contract(NamedTuple):
+    """A contract, and the classes that have all that it names."""
+
+    of: Class
+    wanted: frozenset[str]
+    having: Sequence[Class]
+
+
+def contracts(found: Collection[Class], bases: Bases) -> Iterator[Contract]:
+    made = {each: bases.members(each) for each in found if not each.is_contract}
     for contract in found:
-        if not contract.is_contract:
-            continue
-        wanted = {name for name in members(contract) if not name.startswith("__") or name == "__call__"}
-        having = [each for each in made if wanted <= made[each]]
-        if len(having) < 2 and not any(_above(each, contract) for each in having):
-            yield Found(contract.module, contract.name)
+        if contract.is_contract:
+            members = bases.members(contract)
+            wanted = frozenset(name for name in members if not name.startswith("__") or name == "__call__")
+            having = [
+                each for each in made if all(name in made[each] or bases.library_has(each, name) for name in wanted)
+            ]
+            yield Contract(contract, wanted, having)
+
+
+def is_lonely(contract: Contract, reach: Mapping[str, set[str]], code: Mapping[str, int]) -> bool:
+    """Whether the contract has one implementation, which its module could import or be one module with.
+
+    Args:
+        reach: module -> those that it imports, and that these import. No imports go in a circle, also not for types.
+        code: module -> its lines of code.
+    """
+    mine = contract.of.module
+    if len(contract.having) > 1:
+        return False
+    for each in contract.having:
+        theirs = each.module
+        is_circle = theirs != mine and mine in reach.get(theirs, ())
+        are_apart = theirs.rpartition(".")[0] != mine.rpartition(".")[0]
+        if _above(each, contract.of) or (is_circle and (are_apart or code[mine] + code[theirs] > MODULE_LINES[-1])):
+            return False
+    return True
 
 
 def _above(implementation: Class, contract: Class) -> bool:
@@ -201,20 +328,25 @@ def _above(implementation: Class, contract: Class) -> bool:
     return mine != theirs and theirs not in ALLOWED.get(mine, ())
 
 
-def is_forwarder(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether the method is only ``self.part.method(...)`` with its own arguments in their order."""
-    if method.decorator_list:
-        return False
+def _are_neighbours(one: Class, other: Class) -> bool:
+    """Whether the package of one may import that of the other, or has both."""
+    mine, theirs = one.module.partition(".")[0], other.module.partition(".")[0]
+    return mine == theirs or theirs in ALLOWED.get(mine, ()) or mine in ALLOWED.get(theirs, ())
+
+
+def forwarded(method: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """The part of ``self.part.method(...)`` if the method is only that, with its own arguments in order; else empty."""
     body = [each for each in method.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
-    if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):
-        return False
+    if method.decorator_list or len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):
+        return ""
     call = body[0].value.value if isinstance(body[0].value, ast.Await) else body[0].value
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
-        return False
-    if not ast.unparse(call.func.value).startswith("self."):
-        return False
+        return ""
+    part = ast.unparse(call.func.value)
+    if not part.startswith("self.") or not part.replace(".", "").isidentifier():
+        return ""
     given = [ast.unparse(each) for each in call.args] + [ast.unparse(each.value) for each in call.keywords]
-    return given == _parameters(method)
+    return part.removeprefix("self.") if given == _parameters(method) else ""
 
 
 def _parameters(method: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
@@ -226,20 +358,28 @@ def _parameters(method: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
             *(each.arg for each in given.kwonlyargs), *named]  # fmt: skip
 
 
+def _arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    given = function.args
+    return [*given.posonlyargs, *given.args, *given.kwonlyargs]
+
+
 def callbacks_of(constructor: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     """Names of the parameters that are annotated with ``Callable``."""
-    given = constructor.args
-    every = (*given.posonlyargs, *given.args, *given.kwonlyargs)
+    every = _arguments(constructor)
     return [each.arg for each in every if each.annotation is not None and "Callable" in ast.unparse(each.annotation)]
 
 
-def late_assignments(module: str, source: Source, whole: Collection[str]) -> Iterator[Found]:
+def late_assignments(module: str, source: Source, whole: Mapping[str, Class], bases: Bases) -> Iterator[Found]:
     """Attributes that a constructor sets on another object, or a function on the object that it has made.
 
+    A class that fills an object of its own is not outside it. What a library's class has is set as the library asks.
+
     Args:
-        whole: full names of the classes whose objects are whole when they are made. Records are filled by their makers.
+        whole: full name -> class, of those whose objects are whole when they are made. Records are filled by their
+            makers.
     """
     names = names_of(module, source.nodes)
+    inside = {id(each): made.name for made in source.nodes if isinstance(made, ast.ClassDef) for each in made.body}
     for function in source.nodes:
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -254,8 +394,7 @@ def late_assignments(module: str, source: Source, whole: Collection[str]) -> Ite
             continue
         made = dict[str, str]()
         if function.name == "__init__":
-            given = function.args
-            for parameter in (*given.posonlyargs, *given.args, *given.kwonlyargs):
+            for parameter in _arguments(function):
                 if parameter.annotation is not None:
                     made[parameter.arg] = ast.unparse(parameter.annotation).strip("'\"").partition(" | ")[0]
         for target, value in assigned:
@@ -265,7 +404,10 @@ def late_assignments(module: str, source: Source, whole: Collection[str]) -> Ite
                 made[ast.unparse(target)] = made[value.id]
         for each in attributes:
             name = made.get(ast.unparse(each.value))
-            if name is not None and names.get(name, f"{module}.{name}") in whole:
+            of = None if name is None else whole.get(names.get(name, f"{module}.{name}"))
+            if of is None or (of.module, of.name) == (module, inside.get(id(function))):
+                continue
+            if not bases.library_has(of, each.attr):
                 yield Found(module, f"{function.name}: {ast.unparse(each)}")
 
 
@@ -277,34 +419,59 @@ def measure(sources: Mapping[str, Source], packages: Collection[str] = ()) -> Me
         packages: names of modules that are a package's own (``__init__``).
     """
     lines = {name: lines_of(source) for name, source in sources.items()}
-    every = [each for name, source in sources.items() for each in classes_of(name, source.nodes)]
-    whole = {f"{each.module}.{each.name}" for each in every if not each.is_record and not each.is_contract}
-    importers = collections.Counter(
-        name
-        for importer, source in sources.items()
-        for name in {each for _, each in imported(source.nodes, sources)} - {importer}
-    )
+    code = {name: each.code + each.imports for name, each in lines.items()}
+    every = {each.full_name: each for name, source in sources.items() for each in classes_of(name, source.nodes)}
+    whole = {name: each for name, each in every.items() if not each.is_record and not each.is_contract}
+    bases = Bases(every.values())
+    graph = {name: {each for _, each in imported(source.nodes, sources)} - {name} for name, source in sources.items()}
+    importers = collections.defaultdict[str, list[str]](list)
+    for importer, each in graph.items():
+        for name in each:
+            importers[name].append(importer)
+    reach = _reach(graph)
+    at_once = {each for source in sources.values() for _, each in imported(_at_once(source), sources)}
     exceptions: dict[str, list[Found]] = {kind: [] for kind in RULES}
-    for name, each in lines.items():
-        code = each.code + each.imports
-        if code > MODULE_LINES[-1]:
+    for name, size in code.items():
+        folders = {each.rpartition(".")[0] for each in importers[name]}
+        if size > MODULE_LINES[-1]:
             exceptions["large"].append(Found(name))
-        elif name not in packages and code < FRAGMENT_LINES and importers[name] < 2:
+        elif size >= MODULE_LINES[0] or name in packages or len(folders) >= ROOMS_OF_A_WORD:
+            # Large enough, its package's map, or a word that many share.
+            continue
+        elif name not in at_once or not any(_homes(name, graph, reach, code)):
+            # A program, a command or the import of an optional library, which is loaded alone, or one without a home.
+            continue
+        elif size < FRAGMENT_LINES and len(importers[name]) < 2:
             exceptions["fragments"].append(Found(name))
-        elif name not in packages and code < MODULE_LINES[0]:
+        else:
             exceptions["small"].append(Found(name))
+    agreed = list(contracts(every.values(), bases))
+    alone = [each for each in agreed if is_lonely(each, reach, code)]
+    asked = {
+        (each.full_name, name)
+        for contract in agreed
+        if contract not in alone
+        for each in contract.having
+        if _are_neighbours(each, contract.of)
+        for name in contract.wanted
+    }
     callbacks = 0
     for name, made, method in _methods(sources):
+        of = every[f"{name}.{made}"]
         if method.name == "__init__":
-            callbacks += (count := len(callbacks_of(method)))
+            count = len(set(callbacks_of(method)) - CLOCKS)
+            callbacks += len(callbacks_of(method))
             if count > CALLBACKS_MAX:
                 exceptions["callbacks"].append(Found(name, made))
-            if len(_parameters(method)) > CONSTRUCTOR_ARGUMENTS_MAX:
+            if len(set(_parameters(method)) - CLOCKS) > CONSTRUCTOR_ARGUMENTS_MAX:
                 exceptions["constructors"].append(Found(name, made))
-        if is_forwarder(method):
+        is_asked = (of.full_name, method.name) in asked or bases.ask_for(of, method.name)
+        if (part := forwarded(method)) and part not in bases.of_libraries(of) and not is_asked:
             exceptions["forwarders"].append(Found(name, f"{made}.{method.name}"))
-    exceptions["contracts"] += lonely(every)
-    exceptions["late"] += (each for name, source in sources.items() for each in late_assignments(name, source, whole))
+    exceptions["contracts"] += (Found(each.of.module, each.of.name) for each in alone)
+    exceptions["late"] += (
+        each for name, source in sources.items() for each in late_assignments(name, source, whole, bases)
+    )
     return Measures(
         files=len(sources),
         lines=Lines(*(sum(kind) for kind in zip(*lines.values(), strict=True))),
@@ -312,6 +479,44 @@ def measure(sources: Mapping[str, Source], packages: Collection[str] = ()) -> Me
         callback_arguments=callbacks,
         exceptions=exceptions,
     )
+
+
+def _reach(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Module -> those that it imports, and that these import."""
+    answer = dict[str, set[str]]()
+    for name in graph:
+        seen, waiting = set[str](), [name]
+        while waiting:
+            new = graph[waiting.pop()] - seen
+            seen |= new
+            waiting += new
+        answer[name] = seen
+    return answer
+
+
+def _at_once(source: Source) -> list[ast.AST]:
+    """The nodes of a module that run when it is imported: those outside functions."""
+    later = {
+        id(each)
+        for function in source.nodes
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for each in ast.walk(function)
+    }
+    return [each for each in source.nodes if id(each) not in later]
+
+
+def _homes(
+    name: str, graph: Mapping[str, set[str]], reach: Mapping[str, set[str]], code: Mapping[str, int]
+) -> Iterator[str]:
+    """Modules of the folder that the module could be a section of: not too long then, and without a circle."""
+    folder = name.rpartition(".")[0]
+    for other in graph:
+        if other == name or other.rpartition(".")[0] != folder or not (other in graph[name] or name in graph[other]):
+            continue
+        through = any(other in reach[each] for each in graph[name] - {other})
+        back = any(name in reach[each] for each in graph[other] - {name})
+        if code[name] + code[other] <= MODULE_LINES[-1] and not through and not back:
+            yield other
 
 
 def _methods(

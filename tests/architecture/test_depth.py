@@ -71,13 +71,14 @@ def of(text: str, lines: int = 200) -> Source:
 LONELY = "from typing import Protocol\nclass Log(Protocol):\n    def append(self, row: bytes) -> None: ...\n"
 APPENDS = "class {}:\n    def append(self, row: bytes) -> None:\n        self.last = row\n"
 PLANTED = {
-    "small": {"edge_node.one": of("", 149)},
+    "small": {"edge_node.one": of("", 149), "edge_node.two": of("from weft.edge_node.one import A\n")},
     "large": {"edge_node.one": of("", 701)},
     "fragments": {"edge_node.one": of("", 79), "edge_node.two": of("from weft.edge_node.one import A\n")},
     "constructors": {"edge_node.one": of("class Own:\n    def __init__(self, a, b, c, d, e, f, g, h, *, i): ...\n")},
     "callbacks": {
         "edge_node.one": of(
             "class Own:\n    def __init__(self, a: Callable[[], int], b: Callable[[], int], *, c: 'Callable'): ...\n"
+            "class Timed:\n    def __init__(self, a: Callable[[], int], b: Callable[[], int], now: 'Callable'): ...\n"
         )
     },
     "late": {
@@ -123,20 +124,79 @@ def test_a_planted_exception_is_found(kind: str) -> None:
         },
         {
             "edge_node.one": of(
+                "import asyncio\nfrom collections import deque\n"
+                "class Log:\n    def append(self, row): ...\n"
+                "class OwnLog(Log):\n    def append(self, row):\n        self.log.append(row)\n"
+                "class Own(asyncio.Protocol):\n"
+                "    def __init__(self, log: dict[str, int] | None):\n"
+                "        self.rows, self.log = 1, log\n        self.log = log\n        self.last = deque[int]()\n"
+                "        self.last = [1]\n"
+                "    def connection_made(self, transport):\n        self.part.connection_made(transport)\n"
+                "    def get(self, key):\n        return self.log.get(key)\n"
+                "    def keep(self, row):\n        self.last.append(row)\n"
+                "    def __len__(self):\n        return self.part.size()\n"
+            )
+        },
+        {
+            "edge_node.one": of(
+                LONELY
+                + "class One:\n    def append(self, row):\n        self.log.append(row)\n"
+                + APPENDS.format("Two")
+            )
+        },
+        {
+            "edge_node.links.one": of(LONELY),
+            "edge_node.sources.two": of("from weft.edge_node.links.one import Log\n" + APPENDS.format("OwnLog")),
+        },
+        {
+            "edge_node.one": of(LONELY, 400),
+            "edge_node.two": of("from weft.edge_node.one import Log\n" + APPENDS.format("OwnLog"), 400),
+        },
+        {
+            "edge_node.one": of(
+                "class Refused(ValueError): ...\n"
+                "class Ends:\n    def copy(self):\n        made = Ends()\n        made.ends = 1\n        return made\n"
+                "def refuse():\n    refused = Refused()\n    refused.__cause__ = None\n    raise refused\n"
+            )
+        },
+        {
+            "edge_node.one": of("", 100),
+            "edge_node.two": of("from weft.edge_node.one import A\n", 650),
+            "edge_node.three": of("def run():\n    from weft.edge_node.four import A\n"),
+            "edge_node.four": of("", 3),
+        },
+        {"edge_node.one": of("", 3)}
+        | {f"edge_node.{room}.two": of("from weft.edge_node.one import A\n") for room in ("queues", "links", "access")},
+        {
+            "edge_node.one": of(
                 "import ssl\nfrom dataclasses import dataclass\n@dataclass\nclass Row:\n    size: int = 0\n"
                 "def read():\n    row = Row()\n    row.size = 1\n    context = ssl.SSLContext()\n    context.x = 1\n"
             )
         },
     ],
-    ids=["sizes", "a contract for a package above", "two implementations", "methods", "records and libraries"],
+    ids=[
+        "sizes",
+        "a contract for a package above",
+        "two implementations",
+        "methods",
+        "methods that a base or Python asks for, and those of collections",
+        "a method that a contract asks for",
+        "a contract for a folder that imports it",
+        "a contract for a module that imports it, too long for one",
+        "objects filled by their class, and a library's attribute",
+        "modules without a home, and loaded alone",
+        "a word that three folders share",
+        "records and libraries",
+    ],
 )
 def test_what_keeps_the_rules_is_not_found(modules: dict[str, Source]) -> None:
     assert kinds(measure(modules)) == {}
 
 
 def test_a_package_may_have_a_small_map() -> None:
-    assert kinds(measure({"edge_node": of("", 3)}, {"edge_node"})) == {}
-    assert kinds(measure({"edge_node": of("", 3)})) == {"fragments": ["edge_node"]}
+    both = {"edge_node.queues": of("", 3), "edge_node.one": of("from weft.edge_node.queues import A\n")}
+    assert kinds(measure(both, {"edge_node.queues"})) == {}
+    assert kinds(measure(both)) == {"fragments": ["edge_node.queues"]}
 
 
 def test_a_list_keeps_what_is_still_there_with_its_reason() -> None:

@@ -67,7 +67,6 @@ def test_what_ties_fragments_together_is_found() -> None:
     assert found.files == 1
     assert found.callback_arguments == 1
     assert {kind: [each.key for each in those] for kind, those in found.exceptions.items() if those} == {
-        "fragments": ["room.node"],
         "contracts": ["room: Log"],
         "forwarders": ["room: Node.keep"],
         "late": ["room: __init__: self.log.last"],
