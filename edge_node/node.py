@@ -192,8 +192,8 @@ class EdgeNode:
             if failed is not None:
                 raise failed
             shortages.full(self.log.shortage(), loop.time())
-            await self.listeners.check_files()
-            await self.listeners.save_passwords()
+            await self.listeners.reloads.check()
+            await self.listeners.accounts.known.save()
             self._links.conflicts.look(self._links.statuses)
             self._links.clocks.look()
             if loop.time() >= next_sample:
@@ -213,7 +213,7 @@ class EdgeNode:
         logged."""
         watched = self.listeners.watched
         logger.info("SIGHUP: reading again: %s", ", ".join(watched) or "no users, access rules or certificates are set")
-        await self.listeners.check_files(all_of_them=True)
+        await self.listeners.reloads.check(all_of_them=True)
         with contextlib.suppress(ConfigUnusable):  # ``reload`` has logged it
             await self.reconfigure.reload()
 

@@ -359,7 +359,7 @@ class Pane:
 
     __slots__ = ("chunks", "key", "numbers", "shares", "start", "tail")
 
-    def __init__(self, start: int, key: bytes, numbers: list[Any]) -> None:
+    def __init__(self, start: int, key: bytes, numbers: list[Any], shares: Shares | None = None) -> None:
         self.start = start
         """First time of the window; for a session, the time of the row that opened it."""
         self.key = key
@@ -368,7 +368,7 @@ class Pane:
         """Number of pieces with its kept rows, if rows are kept."""
         self.tail: list[Any] = []
         """Last piece."""
-        self.shares: Shares | None = None
+        self.shares = shares
         """Shares of the topics in them; None where topics do not displace each other."""
 
 

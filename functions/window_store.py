@@ -159,10 +159,7 @@ class Store:
         return pane
 
     def _pane(self, start: int, key: bytes, numbers: Numbers) -> Pane:
-        pane = Pane(start, key, numbers)
-        if self.weight_of is not None:
-            pane.shares = Shares()
-        return pane
+        return Pane(start, key, numbers, None if self.weight_of is None else Shares())
 
     def lower(self, pane: Pane, time: int) -> None:
         """Note that a row of a window is older than earlier ones."""

@@ -344,12 +344,13 @@ class Acceptor:
         name: str,
         bind: Address | UnixSocket,
         proxies: tuple[Network, ...] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._name = name
         self._proxies = proxies
         self._admission = admission
         self._make_protocol = make_protocol
-        self.tls: ssl.SSLContext | None = None
+        self.tls = tls
         """Context for further handshakes; None for plain TCP."""
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []

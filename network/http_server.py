@@ -318,8 +318,7 @@ class HttpServer:
                 self._listening = [await loop.create_server(accept, sock=each, backlog=BACKLOG) for each in sockets]
             else:
                 assert admission is not None
-                self._acceptor = Acceptor(accept_tls, admission, name=LISTENER, bind=address)
-                self._acceptor.tls = tls
+                self._acceptor = Acceptor(accept_tls, admission, name=LISTENER, bind=address, tls=tls)
                 await self._acceptor.start()
                 self._acceptor.accept()
         except OSError:

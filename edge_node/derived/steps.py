@@ -103,7 +103,7 @@ class _Beginning(msgspec.Struct, array_like=True):
 class Remembered:
     """State of one derived stream in the log."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_lack_end: bool = False) -> None:
         self.positions = Positions()
         self.states: dict[str, dict[bytes, Any]] = {}
         """Label -> key -> value."""
@@ -115,7 +115,7 @@ class Remembered:
         """Length of all records since the node's first, or since the last copy."""
         self.gaps: dict[str, StateGap] = {}
         """Input -> rows whose changes to the states are missing."""
-        self.may_lack_end = False
+        self.may_lack_end = may_lack_end
         """True if records after the last one may have been lost."""
         self._copy: dict[str, dict[bytes, Any]] | None = None
         self._copy_from = 0
@@ -200,8 +200,7 @@ class StateReader:
         """Remove the state of a derived stream from ``streams`` and return it."""
         found = self.streams.pop(name, None)
         if found is None:
-            found = Remembered()
-            found.may_lack_end = self._lost_end > 0
+            found = Remembered(may_lack_end=self._lost_end > 0)
         return found
 
     def _learn(self, seq: int, name: str, payload: bytes, decoder: msgspec.msgpack.Decoder[_Entry]) -> None:

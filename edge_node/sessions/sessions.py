@@ -372,14 +372,6 @@ class Sessions:
         """Journal the positions that have moved, one at each step; begin it every second or so."""
         return self._context.positions.note_all(self.all(), SHARED_IDLE_MAX)
 
-    def retry_wills(self) -> None:
-        """Store wills that found no room before; called every second or so."""
-        self._context.wills.retry()
-
-    def note_absences(self) -> None:
-        """Journal which clients have gone, where that had to wait; called every second or so."""
-        self._context.persistence.note_late()
-
     def permissions_changed(self) -> None:
         """Check the clients' rights again, and close clients that may no longer connect, with their wills published."""
         for session in self.all():

@@ -242,6 +242,44 @@ def _members(made: ast.ClassDef) -> Iterator[str]:
             yield target.id
 
 
+class Imports:
+    """Who imports whom, and which modules could be one. No imports go in a circle, also not those for types alone."""
+
+    def __init__(self, sources: Mapping[str, Source], code: Mapping[str, int]) -> None:
+        self._code = code
+        self.graph = {
+            name: {each for _, each in imported(source.nodes, sources)} - {name} for name, source in sources.items()
+        }
+        self._at_once = {
+            name: {each for _, each in imported(_at_once(source), sources)} - {name} for name, source in sources.items()
+        }
+        self.started = set[str]().union(*self._at_once.values())
+        """Modules that others load when they are loaded; not so programs, commands and optional libraries."""
+        self.reach = {name: self._reach(name) for name in self.graph}
+        """Module -> those that it imports, and that these import."""
+
+    def _reach(self, name: str) -> set[str]:
+        seen, waiting = set[str](), [name]
+        while waiting:
+            new = self.graph[waiting.pop()] - seen
+            seen |= new
+            waiting += new
+        return seen
+
+    def could_be_one(self, one: str, other: str) -> bool:
+        """Whether two modules of a folder would be one that is not too long, and in no circle with a third."""
+        through = any(other in self.reach[each] for each in self.graph[one] - {other})
+        back = any(one in self.reach[each] for each in self.graph[other] - {one})
+        are_beside = one.rpartition(".")[0] == other.rpartition(".")[0]
+        is_short = self._code[one] + self._code[other] <= MODULE_LINES[-1]
+        return are_beside and is_short and not through and not back
+
+    def has_home(self, name: str) -> bool:
+        """Whether the module could be a section of one that is loaded with it."""
+        beside = self._at_once[name] | {other for other, each in self._at_once.items() if name in each}
+        return any(self.could_be_one(name, other) for other in beside)
+
+
 class Bases:
     """What the bases of classes have, of ours and of the standard library."""
 
@@ -303,21 +341,15 @@ def contracts(found: Collection[Class], bases: Bases) -> Iterator[Contract]:
             yield Contract(contract, wanted, having)
 
 
-def is_lonely(contract: Contract, reach: Mapping[str, set[str]], code: Mapping[str, int]) -> bool:
-    """Whether the contract has one implementation, which its module could import or be one module with.
-
-    Args:
-        reach: module -> those that it imports, and that these import. No imports go in a circle, also not for types.
-        code: module -> its lines of code.
-    """
+def is_lonely(contract: Contract, imports: Imports) -> bool:
+    """Whether the contract has one implementation, which its module could import or be one module with."""
     mine = contract.of.module
     if len(contract.having) > 1:
         return False
     for each in contract.having:
         theirs = each.module
-        is_circle = theirs != mine and mine in reach.get(theirs, ())
-        are_apart = theirs.rpartition(".")[0] != mine.rpartition(".")[0]
-        if _above(each, contract.of) or (is_circle and (are_apart or code[mine] + code[theirs] > MODULE_LINES[-1])):
+        is_circle = theirs != mine and mine in imports.reach[theirs]
+        if _above(each, contract.of) or (is_circle and not imports.could_be_one(mine, theirs)):
             return False
     return True
 
@@ -423,13 +455,11 @@ def measure(sources: Mapping[str, Source], packages: Collection[str] = ()) -> Me
     every = {each.full_name: each for name, source in sources.items() for each in classes_of(name, source.nodes)}
     whole = {name: each for name, each in every.items() if not each.is_record and not each.is_contract}
     bases = Bases(every.values())
-    graph = {name: {each for _, each in imported(source.nodes, sources)} - {name} for name, source in sources.items()}
+    imports = Imports(sources, code)
     importers = collections.defaultdict[str, list[str]](list)
-    for importer, each in graph.items():
+    for importer, each in imports.graph.items():
         for name in each:
             importers[name].append(importer)
-    reach = _reach(graph)
-    at_once = {each for source in sources.values() for _, each in imported(_at_once(source), sources)}
     exceptions: dict[str, list[Found]] = {kind: [] for kind in RULES}
     for name, size in code.items():
         folders = {each.rpartition(".")[0] for each in importers[name]}
@@ -438,7 +468,7 @@ def measure(sources: Mapping[str, Source], packages: Collection[str] = ()) -> Me
         elif size >= MODULE_LINES[0] or name in packages or len(folders) >= ROOMS_OF_A_WORD:
             # Large enough, its package's map, or a word that many share.
             continue
-        elif name not in at_once or not any(_homes(name, graph, reach, code)):
+        elif name not in imports.started or not imports.has_home(name):
             # A program, a command or the import of an optional library, which is loaded alone, or one without a home.
             continue
         elif size < FRAGMENT_LINES and len(importers[name]) < 2:
@@ -446,7 +476,7 @@ def measure(sources: Mapping[str, Source], packages: Collection[str] = ()) -> Me
         else:
             exceptions["small"].append(Found(name))
     agreed = list(contracts(every.values(), bases))
-    alone = [each for each in agreed if is_lonely(each, reach, code)]
+    alone = [each for each in agreed if is_lonely(each, imports)]
     asked = {
         (each.full_name, name)
         for contract in agreed
@@ -481,42 +511,16 @@ def measure(sources: Mapping[str, Source], packages: Collection[str] = ()) -> Me
     )
 
 
-def _reach(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Module -> those that it imports, and that these import."""
-    answer = dict[str, set[str]]()
-    for name in graph:
-        seen, waiting = set[str](), [name]
-        while waiting:
-            new = graph[waiting.pop()] - seen
-            seen |= new
-            waiting += new
-        answer[name] = seen
-    return answer
-
-
 def _at_once(source: Source) -> list[ast.AST]:
-    """The nodes of a module that run when it is imported: those outside functions."""
+    """The nodes of a module that run when it is imported: those outside functions, and not for types alone."""
     later = {
         id(each)
-        for function in source.nodes
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for each in ast.walk(function)
+        for part in source.nodes
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+        or (isinstance(part, ast.If) and ast.unparse(part.test) == "TYPE_CHECKING")
+        for each in ast.walk(part)
     }
     return [each for each in source.nodes if id(each) not in later]
-
-
-def _homes(
-    name: str, graph: Mapping[str, set[str]], reach: Mapping[str, set[str]], code: Mapping[str, int]
-) -> Iterator[str]:
-    """Modules of the folder that the module could be a section of: not too long then, and without a circle."""
-    folder = name.rpartition(".")[0]
-    for other in graph:
-        if other == name or other.rpartition(".")[0] != folder or not (other in graph[name] or name in graph[other]):
-            continue
-        through = any(other in reach[each] for each in graph[name] - {other})
-        back = any(name in reach[each] for each in graph[other] - {name})
-        if code[name] + code[other] <= MODULE_LINES[-1] and not through and not back:
-            yield other
 
 
 def _methods(

@@ -266,7 +266,7 @@ class Amqp1Connection(WritingConnection):
         except Corrupt as error:
             self._broken(str(error))
         if self._links is not None:
-            self._links.end_read()
+            self._links.sending.end_read()
         context.ingest.batch.gathered()
         context.fan_out.flush()
         self.flush()
@@ -424,7 +424,7 @@ class Amqp1Connection(WritingConnection):
             frames = cost = 0
             if not self._budget.spend(spent) and at < len(held):
                 if self._links is not None:
-                    self._links.end_read()
+                    self._links.sending.end_read()
                 self.reading.end_turn()
         if at > begin:
             self._push(engine, bytes(held[begin:at]))

@@ -382,7 +382,7 @@ class Links:
         self._parts = parts
         self._connection = connection
         self._receiving = Receiving(parts, connection, identity, held.owner)
-        self._sending = Sending(parts, connection, identity, held, self._receiving.queue_client)
+        self.sending = Sending(parts, connection, identity, held, self._receiving.queue_client)
         self._links: dict[int, IncomingLink | OutgoingLink] = {}
         self._sessions: dict[int, int] = {}
         """Number of a link -> number of its session."""
@@ -398,10 +398,6 @@ class Links:
     def begin(self, engine: Engine) -> None:
         """Handle the engine's events."""
         self._engine = engine
-
-    def end_read(self) -> None:
-        """Note that a read is over."""
-        self._sending.end_read()
 
     def room(self) -> None:
         """Resume sending: the client's socket has room."""
@@ -421,7 +417,7 @@ class Links:
         if self._open:
             self._parts.links.free(self._owner, SESSION_LINKS * len(self._open))
             self._open.clear()
-        self._sending.end()
+        self.sending.end()
         if self._parts.queues is not None:
             self._parts.queues.disconnects.begin(self._receiving.queue_client)
 
@@ -436,7 +432,7 @@ class Links:
             self._engine.open(self._parts.software)
             self._connection.end("amqp:invalid-field", f"a container-id is at most {NAME_BYTES_MAX} bytes")
             return
-        self.container = self._sending.container = self._receiving.container = container
+        self.container = self.sending.container = self._receiving.container = container
         self._engine.open(self._parts.software)
         self._connection.look_at_times()
 
@@ -516,7 +512,7 @@ class Links:
             raise Refused("amqp:not-implemented", "this node has no transactions for clients of AMQP 1.0")
         if target.dynamic:
             raise Refused("amqp:not-implemented", "this node makes no targets for clients to send to")
-        found = IncomingLink(self._sending, link, target.address or "", engine.address_of(target))
+        found = IncomingLink(self.sending, link, target.address or "", engine.address_of(target))
         found.check()
         link.source.copy(link.remote_source)
         link.target.copy(target)

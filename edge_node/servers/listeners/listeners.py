@@ -251,7 +251,8 @@ class Listeners:
         pages = config.limits.http_connections + http_server.BACKLOG
         self._admission = Admission(with_files_for(admission_limits(config), pages), counters, listener_counters)
         self._listeners: list[Listener] = []
-        self._reloads = Reloads(listener_counters)
+        self.reloads = Reloads(listener_counters)
+        """Users, access rules and certificates, which are read again when they change."""
         self.is_open = False
         """True while all listeners accept."""
 
@@ -269,7 +270,7 @@ class Listeners:
     def watched(self) -> list[str]:
         """Return the names of files that are read again: ``users``, ``access rules``, ``certificates of listener
         mqtts``."""
-        return self._reloads.watched
+        return self.reloads.watched
 
     async def open(self, make_connections: Mapping[str, MakeConnection]) -> None:
         """Listen everywhere, and watch the files. Connections wait in the kernel until ``accept``.
@@ -287,7 +288,7 @@ class Listeners:
                 self._listeners.append(listener)
                 if listener.tls_files:
                     what = f"certificates of listener {listener.name}"
-                    self._reloads.add(Watched(what, listener.tls_files, listener.read_tls, listener.use_tls))
+                    self.reloads.add(Watched(what, listener.tls_files, listener.read_tls, listener.use_tls))
         except OSError:
             await self.close()
             raise
@@ -298,14 +299,6 @@ class Listeners:
         for listener in self._listeners:
             listener.accept()
         self.is_open = True
-
-    async def check_files(self, *, all_of_them: bool = False) -> None:
-        """Read files again that have changed, or all of them. A file that cannot be used is reported, and ignored."""
-        await self._reloads.check(all_of_them=all_of_them)
-
-    async def save_passwords(self) -> None:
-        """Write the new hashes of correct passwords, for the next start."""
-        await self.accounts.known.save()
 
     def stop(self) -> None:
         """Stop accepting. Connections stay until their protocol closes them."""
@@ -324,12 +317,12 @@ class Listeners:
         accounts, auth = self.accounts, self._config.auth
         if auth.users_file is not None:
             path = auth.users_file
-            self._reloads.add(
+            self.reloads.add(
                 Watched("users", [path], lambda: users.read(path), lambda names: accounts.replace(names=names))
             )
         if auth.acl_file is not None:
             rules = auth.acl_file
-            self._reloads.add(
+            self.reloads.add(
                 Watched(
                     "access rules", [rules], lambda: identity.read(rules), lambda found: accounts.replace(acl=found)
                 )

@@ -37,7 +37,7 @@ class Mqtt(ProtocolPart):
 
     def permissions_changed(self) -> None:
         """Check the clients' rights again."""
-        self.server.permissions_changed()
+        self.server.sessions.permissions_changed()
 
     async def close(self) -> None:
         """Close every connection."""

@@ -114,10 +114,6 @@ class MqttServer:
         self.context.shut_down()
         self.sessions.stop_reading()
 
-    def permissions_changed(self) -> None:
-        """Check the clients' rights again: users or access rules were read again."""
-        self.sessions.permissions_changed()
-
     # --- inside
 
     def _match_retained(self, topic_filter: str, change: int) -> Iterable[Message | None]:
@@ -136,8 +132,8 @@ class MqttServer:
         return Facts(len(self.sessions), len(self.retained))
 
     async def _look_after_sessions(self) -> None:
-        self.sessions.retry_wills()
-        self.sessions.note_absences()
+        self.session_context.wills.retry()
+        self.session_context.persistence.note_late()
         clock = self.context.clock
         budget = TurnBudget(NOTED_MAX, NOTING_S, clock)
         budget.begin(clock())

@@ -185,13 +185,13 @@ def test_who_changes_sessions_too_often_has_absences_noted_later(stops: bool) ->
     room.leave(alice)
     assert journal.bytes_noted > noted
     noted = journal.bytes_noted
-    room.sessions.note_absences()
+    room.context.persistence.note_late()
     assert journal.bytes_noted == noted
     if stops:
         room.sessions.stop()
     else:
         room.node.clock.ahead += 60_000_000_000
-        room.sessions.note_absences()
+        room.context.persistence.note_late()
     assert journal.bytes_noted > noted + 10_000
     room = room.killed()
     (session,) = (each for each in room.sessions.all() if each.client_id == "1")

@@ -95,7 +95,7 @@ async def test_a_user_that_is_removed_loses_its_open_connection(guarded: tuple[P
         (folder / "users").write_text("".join(
             line for line in (folder / "users").read_text().splitlines(keepends=True) if not line.startswith("alice")
         ))  # fmt: skip
-        await http.node.listeners.check_files(all_of_them=True)
+        await http.node.listeners.reloads.check(all_of_them=True)
         await until(lambda: http.node.counters.connections == 0)  # idle, it would keep a place of others
         assert http.node.counters.clients_expelled == 1
         # Over a connection of its own: the session may not have seen yet that the other one is closed.

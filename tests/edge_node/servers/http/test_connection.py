@@ -113,7 +113,7 @@ async def test_a_head_that_came_before_lets_nothing_in_that_would_be_refused(tmp
         http.node.ingest.back_pressure.holding = False
         assert await status(b"6") == 200
         (tmp_path / "acl").write_text("topic write line/b\n")
-        await http.node.listeners.check_files(all_of_them=True)
+        await http.node.listeners.reloads.check(all_of_them=True)
         assert await status(b"7") == 403
         client.close()
         assert [record.payload for record in http.stored("strict")] == [b"1", b"2", b"3", b"4", b"6"]

@@ -160,7 +160,7 @@ async def test_rules_hold_for_events(guarded: tuple[Path, str]) -> None:
             await http.post(POST, b"seen", Authorization=basic("alice"))
             assert (await stream.next())["data"]["payload"] == "seen"
             (folder / "users").write_text("")
-            await http.node.listeners.check_files(all_of_them=True)
+            await http.node.listeners.reloads.check(all_of_them=True)
             assert await asyncio.wait_for(stream.answer.content.read(), PATIENCE_S) == b""
 
 
@@ -179,7 +179,7 @@ async def test_a_right_that_is_taken_away_holds_for_the_next_record(guarded: tup
             rules = (folder / "acl").read_text()
             some = "topic write plant/#\ntopic read plant/a/b"
             (folder / "acl").write_text(rules.replace("topic readwrite plant/#", some))
-            await http.node.listeners.check_files(all_of_them=True)
+            await http.node.listeners.reloads.check(all_of_them=True)
             await http.post(POST, b"2", Authorization=basic("alice"))
             await http.post(POST + "/b", b"3", Authorization=basic("alice"))
             assert (await stream.next())["data"]["payload"] == "3"
