@@ -25,7 +25,6 @@ from weft.functions.expression_code import (
     ExpressionError,
     InvalidExpression,
     Kind,
-    Levels,
     Node,
     Reasons,
     Role,
@@ -543,11 +542,7 @@ class Expression:
         try:
             return self._run(row, levels)
         except Exception:
-            raise ExpressionError(self.reason(row, levels)) from None
-
-    def reason(self, row: Row, levels: Levels) -> str:
-        """Return the reason why a row has no result."""
-        return self._reasons.reason(row, levels)
+            raise ExpressionError(self._reasons.reason(row, levels)) from None
 
 
 def compile_expression(text: str, levels: Collection[str], *, nulls: bool = False) -> Expression:

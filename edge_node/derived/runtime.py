@@ -226,7 +226,7 @@ class Functions:
                     if definition is None:
                         self._context.mark_holds.lift(name)
                 else:
-                    derived.change(version_of(definition))
+                    derived.versions.want(version_of(definition))
             for name in done.keys() - self._running.keys():
                 # Earlier writes count, durable or not.
                 await self._log.durable()

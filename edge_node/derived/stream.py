@@ -505,7 +505,8 @@ class Derived:
         self._streams = streams
         self._context = context
         self._wake = asyncio.Event()
-        self._versions = Versions(self._name, version, self.counters, context.clock, self._wake)
+        self.versions = Versions(self._name, version, self.counters, context.clock, self._wake)
+        """The functions that run, and those that are wanted."""
         self._task: asyncio.Task[None] | None = None
         self._chain: Chain | None = None
         self._outputs = self._no_outputs()
@@ -531,14 +532,9 @@ class Derived:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._versions.close()
+        await self.versions.close()
         if self._chain is not None:
             await self._chain.close()
-
-    def change(self, version: Version) -> None:
-        """Switch to another version of the functions after the present step, and back to this one if that fails at
-        once. States of functions with equal settings are kept."""
-        self._versions.want(version)
 
     def has_streams(self, inputs: Sequence[str], others: Sequence[str]) -> bool:
         """Return whether the stream's inputs and outputs are these."""
@@ -592,7 +588,7 @@ class Derived:
                     await self._make()
                 await self._work()
                 self.counters.trouble = ""
-                trouble = self._versions.refused, self._chain.trouble() if self._chain is not None else ""
+                trouble = self.versions.refused, self._chain.trouble() if self._chain is not None else ""
                 self.counters.refused = "; ".join(filter(None, trouble))
                 wait_s = RETRY_S
                 continue
@@ -601,7 +597,7 @@ class Derived:
             except NotReady as error:
                 self._is_stale = bool(self._rows)
                 self._trouble(str(error))
-                if self._chain is None and self._versions.skip():
+                if self._chain is None and self.versions.skip():
                     continue  # the failed version is no longer the wanted one
             except LogFull as error:
                 self._trouble(f"waits for room in the log: {error}")
@@ -612,7 +608,7 @@ class Derived:
                 # A fault of a function. Its memory may be half changed: begin again with the durable state.
                 self._is_stale = True
                 self.counters.failures += 1
-                if not self._versions.go_back(error):
+                if not self.versions.go_back(error):
                     self._failing_rows.failed(error)
                 logger.exception("the functions of stream %s failed; they start again in %g s", self._name, wait_s)
                 self._trouble(f"failed ({type(error).__name__}: {error}) and is started again")
@@ -621,10 +617,10 @@ class Derived:
 
     async def _pause(self, wait_s: float) -> None:
         """Wait after an error, at most until the functions change."""
-        self._versions.changed.clear()
+        self.versions.changed.clear()
         pauses = {
             asyncio.ensure_future(self._context.sleep(wait_s)),
-            asyncio.ensure_future(self._versions.changed.wait()),
+            asyncio.ensure_future(self.versions.changed.wait()),
         }
         try:
             await asyncio.wait(pauses, return_when=asyncio.FIRST_COMPLETED)
@@ -633,7 +629,7 @@ class Derived:
                 pause.cancel()
 
     async def _make(self) -> None:
-        chain = self._versions.present.make_chain()
+        chain = self.versions.present.make_chain()
         for label, state in chain.states():
             for key, value in self._states.get(label, {}).items():
                 state.load(key, value)
@@ -659,7 +655,7 @@ class Derived:
 
     async def _switched(self, chain: Chain) -> Chain:
         """Return the functions of the wanted version, with the present states, once they are ready."""
-        new = await self._versions.next_chain()
+        new = await self.versions.next_chain()
         if new is None:
             return chain
         if self._rows:
@@ -668,7 +664,7 @@ class Derived:
         for label, state in new.states():
             for key, value in states.get(label, {}).items():
                 state.load(key, value)
-        self._versions.take_over()
+        self.versions.take_over()
         self._chain = new
         await chain.close()
         return new
@@ -688,7 +684,7 @@ class Derived:
         if self._writer.waits:
             self._writer.retry()
             self._is_written()
-        if self._versions.is_changing:
+        if self.versions.is_changing:
             chain = await self._switched(chain)
         if not self._rows:
             await chain.prepare()
@@ -777,19 +773,19 @@ class Derived:
         begun = self._begun_from
         positions = Positions(
             {**begun.inputs, **inputs.positions()}, self._tick, {**begun.times, **inputs.times()}, hold,
-            replayed=self._versions.present.replayed,
+            replayed=self.versions.present.replayed,
         )  # fmt: skip
         self._rows = 0
-        self._writer.take(outputs, positions, chain.states(), self._versions.present, chain.version())
+        self._writer.take(outputs, positions, chain.states(), self.versions.present, chain.version())
         self._is_written()
 
     def _is_written(self) -> None:
-        self._versions.is_written()
+        self.versions.is_written()
         self._rejections.look()
         self._failing_rows.written(self._inputs.positions())
 
     def _no_outputs(self) -> Outputs:
-        return ReplayOutputs() if self._versions.present.replayed else Outputs()
+        return ReplayOutputs() if self.versions.present.replayed else Outputs()
 
     def _hold_of(self, chain: Chain) -> int:
         """Return the time from which on more rows may be emitted."""

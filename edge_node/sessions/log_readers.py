@@ -303,7 +303,8 @@ class LogReaders:
         self._subscriptions = subscriptions
         self.messages = messages
         """Converter of records to messages."""
-        self._backlog = backlog
+        self.backlog = backlog
+        """Reader of single records by their numbers."""
         self._starts = starts
         self._outbox = outbox
         self._counters = counters
@@ -399,14 +400,6 @@ class LogReaders:
         """Return stream -> seq of the first record that has not been delivered live."""
         return self._ingest.ends()
 
-    async def fetch(self, stream: int, seqs: list[int]) -> dict[int, LogRecord]:
-        """Return single records by their numbers, without those that the log has deleted.
-
-        Raises:
-            OSError, LogFailed: the log cannot be read.
-        """
-        return await self._backlog.fetch(stream, seqs)
-
     def turn_of(self, owner: Owner | None) -> Turn:
         """Return the awaitable turns of an owner for reads."""
         return partial(self._turns.round_robin.turn, owner)
@@ -414,7 +407,7 @@ class LogReaders:
     @property
     def read_page(self) -> ReadPage:
         """Return the function that reads a stream page by page."""
-        return self._backlog.read
+        return self.backlog.read
 
     # --- inside
 
@@ -441,7 +434,7 @@ class LogReaders:
         return everywhere
 
     def _catch_up(self, owner: Owner | None, begin: Begin) -> CatchUp:
-        return CatchUp(owner, begin, self._backlog.read, self._log, self._turns)
+        return CatchUp(owner, begin, self.backlog.read, self._log, self._turns)
 
 
 def _begin(catch_up: CatchUp, *, at_once: bool) -> None:

@@ -67,7 +67,7 @@ class Persistence:
         Args:
             at_once: do not wait for the owner's rate.
         """
-        if not at_once and self.changes.wait_s(session.owner):
+        if not at_once and self.changes.rates.debt_s(session.owner):
             self._late[session] = None
             return
         self._late.pop(session, None)

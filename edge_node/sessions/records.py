@@ -202,7 +202,8 @@ class ChangeRates:
 
     def __init__(self, noted: Callable[[], int], bytes_per_s: int, refusals: Refusals) -> None:
         self._noted = noted
-        self._rates: Rates[Owner] = Rates(bytes_per_s, bytes_per_s * BURST_S, refusals.clock)
+        self.rates: Rates[Owner] = Rates(bytes_per_s, bytes_per_s * BURST_S, refusals.clock)
+        """Seconds until an owner may change its sessions again: ``debt_s``."""
         self._refusals = refusals
 
     def charge(self, owner: Owner, change: Callable[[], None]) -> None:
@@ -213,11 +214,7 @@ class ChangeRates:
         finally:
             more = self._noted() - before
             if more:
-                self._rates.charge(owner, more)
-
-    def wait_s(self, owner: Owner) -> float:
-        """Return the seconds until the owner may change its sessions again."""
-        return self._rates.debt_s(owner)
+                self.rates.charge(owner, more)
 
     def refuse(self, owner: Owner) -> None:
         """Count the refusal of an owner's client, which must retry later."""

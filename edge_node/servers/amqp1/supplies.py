@@ -477,7 +477,7 @@ class StreamSupply:
                 record = found.get(seq)
                 if record is not None and self._may_read(record.topic):
                     self._send(self._item(record, attempts=1))
-            self._flush()
+            self._link.flush()
 
     async def _pass(self) -> None:
         while self._again:
@@ -495,12 +495,12 @@ class StreamSupply:
             self.position = record.seq + 1
             self._send(self._item(record, attempts=int(record.seq < self._doubtful)))
         self.position = max(self.position, page.next_seq)
-        self._flush()
+        self._link.flush()
 
     async def _room(self) -> None:
         """Return once one more message can be sent."""
         while not self._link.has_room:
-            self._flush()
+            self._link.flush()
             self._wake.clear()
             await self._wake.wait()
 
@@ -508,7 +508,7 @@ class StreamSupply:
         """Return once there is more to send."""
         self.is_idle = True
         self._link.idle()
-        self._flush()
+        self._link.flush()
         self._wake.clear()
         waiting = asyncio.ensure_future(self._pages.more(self._stream, self.position))
         waiting.add_done_callback(lambda _: self._wake.set())
@@ -525,9 +525,6 @@ class StreamSupply:
     def _send(self, item: Item) -> None:
         if not self._link.send(item):
             self._on_done()
-
-    def _flush(self) -> None:
-        self._link.flush()
 
     def _may_read(self, topic: bytes) -> bool:
         return self._identity.unrestricted or self._identity.may_read(topic)
@@ -860,7 +857,7 @@ class TopicSubscription:
             stream = self._owed[0][0]
             seqs = [seq for of, seq in self._owed[:FETCHED_MAX] if of == stream]
             try:
-                found = await self._readers.fetch(stream, seqs)
+                found = await self._readers.backlog.fetch(stream, seqs)
             except (OSError, LogFailed) as error:
                 log.warning("could not read what %s did not settle: %s; trying again", self.name, error)
                 await asyncio.sleep(RETRY_S)

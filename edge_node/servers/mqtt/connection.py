@@ -138,7 +138,7 @@ class Handshake:
         if not lasts and packet.will is None:
             return
         owner = user_or_address(identity.username, self._client.accepted.origin)
-        while wait_s := self._server.changes.wait_s(owner):
+        while wait_s := self._server.changes.rates.debt_s(owner):
             # Refused with the time rather than kept waiting: a client that gets no CONNACK connects again and makes it
             # worse.
             if wait_s > CHANGES_WAIT_S_MAX:

@@ -237,7 +237,7 @@ class PacketHandlers:
 
     def _wait_s(self) -> float:
         """Return the seconds until the session may change again; a session that is not kept may at once."""
-        return self._server.changes.wait_s(self.session.owner) if self.session.persistent else 0.0
+        return self._server.changes.rates.debt_s(self.session.owner) if self.session.persistent else 0.0
 
     def _answer_durably(self, session: Session, answer: bytes, then: Callable[[], None] | None = None) -> None:
         """Answer a change of a persistent session once the journal has it."""
