@@ -201,7 +201,8 @@ def _of_libraries(made: ast.ClassDef, names: Mapping[str, str]) -> Iterator[str]
         given = {each.arg: ast.unparse(each.annotation) for each in _arguments(node) if each.annotation is not None}
         for assigned in ast.walk(node):
             if isinstance(assigned, ast.AnnAssign):
-                targets, type_ = [assigned.target], ast.unparse(assigned.annotation)
+                targets: Sequence[ast.expr] = [assigned.target]
+                type_ = ast.unparse(assigned.annotation)
             elif isinstance(assigned, ast.Assign):
                 targets, type_ = assigned.targets, _type_of(assigned.value, given)
             else:
@@ -212,7 +213,7 @@ def _of_libraries(made: ast.ClassDef, names: Mapping[str, str]) -> Iterator[str]
     for name, found in types.items():
         # An attribute that is None at times is still a part of the type that it has at others.
         heads = {each.strip("'\"").partition(" | ")[0].partition("[")[0] for each in found} - {"None"}
-        # A method's answer ("stack.pop_all") says nothing; a name alone that nobody imports is a class of the module.
+        # A method's answer ("stack.pop_all") says nothing; a name alone that no import names is a class of the module.
         roots = {head.partition(".")[0] for head in heads if "." not in head or head.partition(".")[0] in names}
         known = roots - {"?"}
         if known and all(
@@ -574,7 +575,7 @@ def report(found: Measures) -> str:
         **{f"  {kind}": count for kind, count in found.lines._asdict().items()},
         "module of the median line": found.median_module,
         "comments in 100 lines": round(100 * found.lines.comments / total, 1),
-        f"modules below {MODULE_LINES[0]} lines of code": against["small"] + against["fragments"],
+        f"modules below {MODULE_LINES[0]} lines, with a home": against["small"] + against["fragments"],
         f"  below {FRAGMENT_LINES} with one importer": against["fragments"],
         f"modules above {MODULE_LINES[-1]}": against["large"],
         "contracts with one implementation": against["contracts"],

@@ -401,7 +401,11 @@ class StreamSupply:
         self._stream = stream
         self._identity = reading.identity
         self._log = reading.log
-        self._read_page, self._fetch, self._turn = readers.read_page, readers.fetch, readers.turn_of(reading.owner)
+        self._read_page, self._fetch, self._turn = (
+            readers.read_page,
+            readers.backlog.fetch,
+            readers.turn_of(reading.owner),
+        )
         self._pages = reading.pages
         self._client = reading.client
         self._again: deque[Item] = deque()

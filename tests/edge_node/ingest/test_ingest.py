@@ -85,7 +85,7 @@ async def test_clients_that_published_nothing_have_nothing_to_forget(tmp_path: P
         assert one.route(b"plant/a") is not None
         assert owner.remembering == {one}
         node.authenticator.may = lambda _what, _topic: False
-        node.mqtt.permissions_changed()
+        node.mqtt.sessions.permissions_changed()
         assert owner.remembering == set()
         assert one.route(b"plant/a") is None
         assert two.route(b"plant/a") is None

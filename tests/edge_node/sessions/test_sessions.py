@@ -315,7 +315,7 @@ async def test_users_that_would_not_be_let_in_any_more_are_closed(tmp_path: Path
         new = await RawClient.connect5(node.port, "new", username="bob", password=b"x")
         stays = await RawClient.connect5(node.port, "stays", username="ann", password=b"x")
         node.authenticator.removed.add("bob")
-        node.mqtt.permissions_changed()
+        node.mqtt.sessions.permissions_changed()
         assert await old.receive() is None
         assert (await new.receive()).code == ReasonCode.NOT_AUTHORIZED
         assert await new.receive() is None
@@ -342,7 +342,7 @@ async def test_changed_rules_hold_for_subscriptions_that_are_open(tmp_path: Path
         for client in (plain, shared):
             assert (await client.receive()).payload == b"2"
         forbidden.add("plant/a")
-        node.mqtt.permissions_changed()
+        node.mqtt.sessions.permissions_changed()
         device.send(Publish(b"plant/a", b"3", 1, 3), Publish(b"plant/b", b"4", 1, 4), Publish(b"plant/a", b"5", 0))
         for client in (plain, shared, await stay(node, "away")):
             assert (await client.receive()).payload == b"4"
