@@ -215,7 +215,7 @@ async def test_access_that_is_taken_away_holds_for_the_next_message(tmp_path: Pa
             client.publish("plant.1.a", b"x")
         await confirmed(client, 3)
         allowed = False
-        node.mqtt.permissions_changed()
+        node.mqtt.sessions.permissions_changed()
         client.publish("plant.1.a", b"x")
         assert (await client.channel_error()).reply_code == ReplyCode.ACCESS_REFUSED
         assert len(await node.stored()) == 3
