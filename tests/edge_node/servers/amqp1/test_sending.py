@@ -221,7 +221,7 @@ async def test_what_is_stored_apart_is_answered_apart(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
         client = await node.client()
         connection: Any = next(iter(node.parts.connections))
-        sending, batch = connection._links._sending, node.node.context.ingest.batch
+        sending, batch = connection._links.sending, node.node.context.ingest.batch
         first = sending.run()
         assert sending.run() is first
         batch.answer(first, b"")
