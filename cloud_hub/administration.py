@@ -31,6 +31,7 @@ from weft.cloud_hub.facts.fact import (
     TenantDocument,
     UnreadableDocument,
     decode,
+    listed,
 )
 from weft.cloud_hub.facts.hub import DeclaredRegions, Drained, drain, pause_region, undo_drain
 from weft.cloud_hub.facts.tenants import set_tenant
@@ -61,7 +62,7 @@ from weft.hub_api.answers import (
     moment_of,
 )
 from weft.hub_api.bodies import Drain, NewToken, RegionOrder, Rotation, Split, TenantQuotas
-from weft.hub_api.operations import ACTS_DEFAULT, PAGE_DEFAULT, Operation
+from weft.hub_api.operations import ACTS_DEFAULT, NUMBER_MAX, PAGE_DEFAULT, Operation
 from weft.hub_api.rights import Scope, role_grants
 from weft.hub_api.status import (
     DrainAnswer,
@@ -74,13 +75,14 @@ from weft.hub_api.status import (
     SplitAnswer,
     SplitLook,
 )
-from weft.protocols.errors import CodecError, UnsupportedVersion
+from weft.protocols.errors import CodecError
 from weft.protocols.lane import NAME_RULE
 from weft.storage.cluster import Cluster, ClusterUnusable, read_cluster
 from weft.storage.cluster_log import Author, Change, ChangeRefused, ClusterLog, ClusterState, Contended
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.presence import running
 
+DIGITS_MAX = 20
 READ_AGE_S = 5.0
 """Maximum age of what an answer about processes or regions is made of: it is read for all who ask within it."""
 ACTS_AT_ONCE = 2
@@ -142,6 +144,8 @@ class Administration:
         async with _readable():
             last = self._known().n
             begin = max(0, last - limit) if after is None else int(after)
+            if begin > NUMBER_MAX:
+                raise ApiError(400, f"after={after}", f"expected a number up to {NUMBER_MAX}")
             end = min(last, begin + limit)
             async with self._acts_turns:
                 found = await lines(self._log, begin + 1, end + 1)
@@ -214,8 +218,10 @@ class Administration:
 
         def decide(state: ClusterState) -> Change | None:
             fact = state.facts(TENANT).get(tenant)
+            if wanted.version == 0 and fact is not None:
+                raise CannotDeclare(f"tenant {tenant} is declared already: `weft hub tenant set` changes its quotas")
             if wanted.version not in (None, 0 if fact is None else fact.version):
-                raise CannotDeclare(f"tenant {tenant} is declared already, or was changed meanwhile")
+                raise CannotDeclare(f"tenant {tenant} was changed meanwhile: read it again")
             return set_tenant(tenant, Quotas(**given), cleared, is_new=fact is None)(state)
 
         return _tenant(await self._declare(decide, author), tenant)
@@ -243,13 +249,15 @@ class Administration:
     async def drain(self, author: Author, wanted: Drain) -> DrainAnswer:
         """Declare a drain. The others load its shards within seconds, and its edges are sent on to them."""
         node = wanted.node.rstrip("/")
-        async with _readable():
+        try:
             named = [each for each in await running(self._store, self._clock.now()) if each.name]
+        except StoreError as error:
+            raise ApiError(503, f"the processes are not known: {error}", AGAIN) from error
         own = [each for each in named if node in (each.host, each.name)]
         if not own:
             names = ", ".join(sorted({each.host for each in named} | {each.name for each in named})) or "none"
-            error = f"no hub process {node} runs on this store; there are: {names}"
-            raise ApiError(404, error, "GET /v1/nodes lists them")
+            why = f"no hub process {node} runs on this store; there are: {names}"
+            raise ApiError(404, why, "GET /v1/nodes lists them")
         others = [(each.host, each.name) for each in named if each not in own and each.state != LEAVING]
         await self._declare(drain(node, others), author)
         return DrainAnswer(node=node, drained=True, links=sum(each.links for each in own))
@@ -354,10 +362,26 @@ def _named(operation: Operation, texts: Mapping[str, str]) -> dict[str, Any]:
             raise ApiError(400, f"{each.name}= is missing", each.advice or f"expected {NAME_RULE}")
         if each.name in texts:
             try:
-                named[each.name] = msgspec.convert(text, each.type, strict=False)
+                named[each.name] = _value(text, each.type)
             except msgspec.ValidationError:
                 raise ApiError(400, f"{each.name}: {text[:80]!r}", each.advice or f"expected {NAME_RULE}") from None
     return named
+
+
+def _value(text: str, of: Any) -> Any:
+    """Return a parameter as a value of its type: a number may have zeros before it, as elsewhere in the API.
+
+    Raises:
+        msgspec.ValidationError: it is none.
+    """
+    if text.endswith("\n"):
+        raise msgspec.ValidationError("a pattern's `$` would match before the end of the line")
+    try:
+        return msgspec.convert(text, of, strict=False)
+    except msgspec.ValidationError:
+        if not (text.isascii() and text.isdecimal() and len(text) <= DIGITS_MAX):
+            raise
+        return msgspec.convert(int(text), of)
 
 
 def _page(names: Sequence[str], after: str, limit: int) -> tuple[Sequence[str], str | None]:
@@ -376,12 +400,14 @@ def _end(text: str | None, now: int, field: str) -> int | None:
 def _tenant(state: ClusterState, name: str) -> TenantAnswer:
     fact = state.facts(TENANT).get(name)
     if fact is None and name != ALWAYS_THERE:
-        raise ApiError(404, f"there is no tenant {name!r} in the cluster log", "PUT declares it with its quotas")
+        there = listed({ALWAYS_THERE, *state.facts(TENANT)})
+        error = f"there is no tenant {name!r} in the cluster log; there are: {there}"
+        raise ApiError(404, error, "PUT declares it with its quotas")
     try:
         quotas = Quotas() if fact is None else decode(fact.document, TenantDocument).quotas
-    except UnreadableDocument as error:
+    except UnreadableDocument as unreadable:
         advice = "use the release that wrote it"
-        raise ApiError(503, f"this release cannot read tenant {name!r}: {error}", advice) from error
+        raise ApiError(503, f"this release cannot read tenant {name!r}: {unreadable}", advice) from unreadable
     return TenantAnswer(tenant=name, version=0 if fact is None else fact.version, quotas=quotas_answer(quotas))
 
 
@@ -408,10 +434,8 @@ class _Recent(Generic[T]):
 
 @asynccontextmanager
 async def _readable() -> AsyncIterator[None]:
-    """Refuse with 503 where the store does not answer, or a later release wrote what was read."""
+    """Refuse with 503 what a later release wrote. Where the store does not answer, the listener says so."""
     try:
         yield
-    except UnsupportedVersion as error:
+    except CodecError as error:
         raise ApiError(503, str(error), "ask a hub process of that release") from error
-    except (StoreError, CodecError) as error:
-        raise ApiError(503, f"the store cannot be read: {error}", "try again") from error

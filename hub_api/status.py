@@ -272,6 +272,7 @@ class QualityOfNode(msgspec.Struct, frozen=True):
     quarantine: QuarantineOfNode | None
 
 
+# Summaries of shards in the store have this and ``OpenGapOfLane``: members are only added, with a default.
 class ConflictOfLane(msgspec.Struct, frozen=True):
     """A lane whose log a second node claims to own."""
 

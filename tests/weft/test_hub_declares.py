@@ -494,6 +494,51 @@ def test_a_file_of_names_with_a_mistake_declares_nothing(config: Path, text: str
     assert listed("token", config) == []
 
 
+def cluster_file(config: Path) -> Path:
+    return config.parent / "store" / hub_keys.CLUSTER
+
+
+@pytest.mark.parametrize(
+    ("name", "isolation", "error"),
+    [("ghost", "own", "no tenant 'ghost'"), ("A b", "own", "A b"), ("ghost", "shared", "no tenant 'ghost'")],
+)
+def test_a_tenant_that_is_not_declared_is_not_set_apart(config: Path, name: str, isolation: str, error: str) -> None:
+    weft("hub", "tenant", "add", config, "acme")
+    before = cluster_file(config).read_bytes()
+    done = weft("hub", "tenant", "set", config, name, "--isolation", isolation)
+    assert error in str(done.exception)
+    assert cluster_file(config).read_bytes() == before, "there is no way back from a shard of its own"
+
+
+CHANGES = [
+    ("tenant", "set", "acme", "--edges", "4"), ("token", "remove", "acme"), ("split", "0", "--yes", "--force"),
+    ("drain", "a"), ("drain", "a", "--undo"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", CHANGES, ids=" ".join)
+def test_a_store_that_a_later_release_raised_is_not_written(config: Path, command: tuple[str, ...]) -> None:
+    weft("hub", "tenant", "add", config, "acme")
+    file = cluster_file(config)
+    file.write_text(file.read_text().replace('"level":', '"level":9,"was":'))
+    there = {path: path.stat().st_mtime_ns for path in file.parent.rglob("*") if path.is_file()}
+    words = command[:2] if command[0] in ("tenant", "token") else command[:1]
+    done = weft("hub", *words, config, *command[len(words) :])
+    assert "level 9" in str(done.exception)
+    assert there == {path: path.stat().st_mtime_ns for path in file.parent.rglob("*") if path.is_file()}
+    assert "no hub process runs" in weft("hub", "nodes", config).output
+
+
+@pytest.mark.parametrize("command", CHANGES, ids=" ".join)
+def test_a_place_without_a_hub_is_not_written(tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "hub.yaml").write_text("store: wrong\nlisten: 127.0.0.1:0\n")
+    (tmp_path / "wrong").mkdir()
+    words = command[:2] if command[0] in ("tenant", "token") else command[:1]
+    done = weft("hub", *words, tmp_path / "hub.yaml", *command[len(words) :])
+    assert "holds no hub" in str(done.exception)
+    assert list((tmp_path / "wrong").iterdir()) == []
+
+
 def test_hubs_that_were_closed_by_a_first_token_can_be_opened(config: Path) -> None:
     config.write_text(config.read_text().replace("anonymous: never\n", ""))
     assert "demands no token" in str(weft("hub", "open", config, "--yes").exception)

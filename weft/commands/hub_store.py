@@ -17,7 +17,7 @@ from weft.client.operations import Operations, Request
 from weft.cloud_hub.administration import Administration
 from weft.cloud_hub.auth.tokens import TokensUnusable
 from weft.cloud_hub.clock import ClockWrong, HubClock, sound_clock
-from weft.cloud_hub.cluster import ClusterCache
+from weft.cloud_hub.cluster import ClusterCache, node_views
 from weft.cloud_hub.facts.acts import line
 from weft.cloud_hub.facts.approvals import ACTS, AskedAct, NeedsApproval, allow
 from weft.cloud_hub.facts.fact import CannotDeclare
@@ -34,10 +34,11 @@ from weft.commands.common import (
     user_name,
 )
 from weft.commands.hub_settings import settings_of
-from weft.commands.running import RunningHub, any_hub_argument, named, names_a_config, running_hub
+from weft.commands.running import TOO_MANY, RunningHub, any_hub_argument, named, names_a_config, running_hub
 from weft.config.units import is_bucket
 from weft.hub_api.answers import ActLine, ApiError, moment_after
 from weft.hub_api.operations import ACTS_MAX, Operation, operation_of
+from weft.hub_api.status import NodesAnswer
 from weft.output import Failed, Refused, counted, harmless, print_json, print_table
 from weft.protocols.errors import CodecError
 from weft.storage import hub_keys
@@ -47,6 +48,7 @@ from weft.storage.cluster_log import Author, ChangeRefused, ClusterLog, Contende
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 from weft.storage.object_store.directory import MemoryStore
 from weft.storage.object_store.probe import probe_in_sequence, read_only
+from weft.storage.presence import running
 
 if TYPE_CHECKING:
     from weft.cloud_hub.facts.fact import Decision
@@ -59,7 +61,6 @@ P = ParamSpec("P")
 Act = AbstractAsyncContextManager[tuple[ObjectStore, Callable[[], int]]]
 """Gives the store, and a clock that was held against the store's: nanoseconds since 1970."""
 FactChange = AbstractAsyncContextManager[tuple[ObjectStore, ClusterLog, Author]]
-CONFLICT = 409
 decision_options = decided("recorded in the cluster log")
 
 
@@ -245,6 +246,7 @@ class StoreHub(Operations):
 
     def __init__(self, config_file: str, by: str | None) -> None:
         self._config, self._by = load_hub(config_file), by
+        self._has_warned = False
 
     def _answer(self, request: Request[T], /) -> T:
         operation, texts = operation_of(request.method or ("GET" if request.body is None else "POST"), request.path)
@@ -254,16 +256,20 @@ class StoreHub(Operations):
     async def _perform(self, operation: Operation, texts: Mapping[str, str], body: bytes | None) -> Any:
         clock = HubClock(time.time_ns, BOOT_CLOCK)
         async with opened(self._config) as store:
-            if operation.method != "get":
+            if operation.name == "nodes":  # also while an upgrade is half done, when the log may be of a later release
+                return await _nodes(read_only(store))
+            cluster = await open_cluster(store, None)
+            log = ClusterLog(store, cluster.cluster_id)
+            if operation.method != "get":  # only now: it writes, and there may have been no hub
                 await clock.measure(store)
                 clock.sound()
             try:
-                cluster = await read_cluster(store)
-                log = ClusterLog(store, cluster.cluster_id)
                 state = await log.load()
             except CodecError as error:
                 raise Failed(str(error)) from None
-            _warn(state)
+            if not self._has_warned:
+                _warn(state)
+            self._has_warned = True
             orders = DeclaredRegions()
             orders.refresh(state)
             administration = Administration(
@@ -275,8 +281,15 @@ class StoreHub(Operations):
                     operation, texts, body, lambda reason: author_of(clock.sound(), self._by, reason)
                 )
             except ApiError as error:
-                advice = "" if error.status == CONFLICT else f"; {error.advice}"
+                # Advice on a request is in the words of HTTP; that on a store or a busy process serves here, too.
+                advice = f"; {error.advice}" if error.status >= TOO_MANY else ""
                 raise Failed(f"{error.error}{advice}") from None
+
+
+async def _nodes(store: ObjectStore) -> NodesAnswer:
+    now = time.time_ns()
+    found = await running(store, now)
+    return NodesAnswer(nodes=node_views(found, await read_cluster(store) if found else None, now))
 
 
 def administration_of(hub: str | None, token_file: str | None, by: str | None = None) -> RunningHub | StoreHub:

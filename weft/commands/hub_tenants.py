@@ -136,8 +136,11 @@ def set_tenant(
         raise Refused("nothing to set: give a quota, such as --edges 40, or --isolation own")
     if not names_a_config(hub):
         _only_quotas(isolation)
+    with declaring():
+        tenant_changes.set_tenant(name, quotas, cleared, is_new=False)  # refuses what no tenant can have
+    # Without quotas it declares nothing, and refuses a name that is no tenant's before a shard is split off for it.
+    _change(administration_of(hub, token_file, by), name, quotas, cleared, reason)
     if is_quota:
-        _change(administration_of(hub, token_file, by), name, quotas, cleared, reason)
         click.echo(f"changed tenant {name}")
     _isolate(hub, name, isolation, by, reason)
 

@@ -155,6 +155,12 @@ async def test_quotas_that_somebody_else_changed_meanwhile_are_not_taken_back() 
         other = await act(hub, "PUT", "/v1/tenants/acme", {"lanes": 7, "version": made["version"], "reason": "hall 2"})
         status, reported = await call(hub, "PUT", "/v1/tenants/acme", ADMIN, {"links": 4, "version": made["version"]})
         assert (status, "changed meanwhile" in reported["detail"]) == (409, True)
+        assert (await call(hub, "PUT", "/v1/tenants/b%0A", ADMIN, {"version": 0}))[0] == 400
+        assert [each["tenant"] for each in (await act(hub, "GET", "/v1/tenants?limit=05"))["tenants"]] == [
+            "acme",
+            "default",
+        ]
+        assert (await call(hub, "GET", f"/v1/acts?after={1 << 63}", ADMIN))[0] == 400
         there = await act(hub, "GET", "/v1/tenants/acme")
         assert (there["version"], there["quotas"]["lanes"], there["quotas"]["links"]) == (other["version"], 7, None)
         await until_complete(hub, "PUT /v1/tenants/{tenant}", "hall 2")
