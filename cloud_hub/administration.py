@@ -27,14 +27,12 @@ from weft.cloud_hub.facts.fact import (
     TOKEN,
     CannotDeclare,
     Decision,
-    Quotas,
-    TenantDocument,
     UnreadableDocument,
     decode,
     listed,
 )
 from weft.cloud_hub.facts.hub import DeclaredRegions, Drained, drain, pause_region, undo_drain
-from weft.cloud_hub.facts.tenants import set_tenant
+from weft.cloud_hub.facts.tenants import Quotas, TenantDocument, set_tenant
 from weft.cloud_hub.facts.tokens import (
     Secret,
     add_token,

@@ -13,8 +13,7 @@ from typing import NamedTuple, Protocol
 
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.facts.fact import Quotas
-from weft.cloud_hub.facts.tenants import DeclaredQuotas
+from weft.cloud_hub.facts.tenants import DeclaredQuotas, Quotas
 from weft.cloud_hub.part import Part
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards

@@ -15,7 +15,6 @@ from weft.cloud_hub.facts.fact import (
     CannotDeclare,
     Decision,
     UnreadableDocument,
-    check_tenant,
     decode,
     encode,
     known_fact,
@@ -23,6 +22,7 @@ from weft.cloud_hub.facts.fact import (
     read_fact,
     stream_name,
 )
+from weft.cloud_hub.facts.tenants import check_tenant
 from weft.config.errors import ConfigError
 from weft.config.load import check_overlay
 from weft.protocols.lane import NAME_RULE, matches, valid_name

@@ -8,13 +8,11 @@ depend on each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from weft.cloud_hub.auth.tokens import NAMES_SHOWN_MAX
-from weft.cloud_hub.shard.lane_session import AUDIT_TENANT
 from weft.protocols.chunk_index import StreamKey
 from weft.storage.cluster_log import Change, ClusterState
 
@@ -27,44 +25,10 @@ REGION = "region"
 """Kind of facts about the links to other regions."""
 HUBS = "hubs"
 """Name of the only fact of kind ``opening``: hubs need no token again, until an entry about one follows it."""
-Quota = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class UnreadableDocument(ValueError):
     """A document that this release cannot read."""
-
-
-class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Declared shares of a tenant; None for no word."""
-
-    edges: Quota | None = None
-    """Edges that tokens of the cluster log may name."""
-    streams: Quota | None = None
-    """Streams with records or lanes."""
-    bytes_per_second: Quota | None = None
-    """Bytes of stored batches that links bring."""
-    stored_bytes: Quota | None = None
-    """Recorded: nothing is held to it."""
-    records_per_second: Quota | None = None
-    """Records that links bring."""
-    lanes: Quota | None = None
-    """Lanes in all shards."""
-    links: Quota | None = None
-    """Edges that are linked at one time."""
-    table_bytes: Quota | None = None
-    """Bytes of its tables of all rows; at them, tables stand and the log keeps the records."""
-
-
-Isolation = Literal["own"] | None
-"""Isolation of a tenant: ``own`` for one that is set apart, None for one that shares shards."""
-
-
-class TenantDocument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tenant; the name of the fact is that of the tenant."""
-
-    quotas: Quotas = Quotas()
-    isolation: Isolation = None
-    """A record for people: ``cluster.json`` decides which tenants are set apart."""
 
 
 Document = TypeVar("Document", bound=msgspec.Struct)
@@ -128,15 +92,6 @@ def listed(names: Iterable[str]) -> str:
     shown = sorted(names)
     more = f" and {len(shown) - NAMES_SHOWN_MAX} more" if len(shown) > NAMES_SHOWN_MAX else ""
     return (", ".join(shown[:NAMES_SHOWN_MAX]) or "none") + more
-
-
-def check_tenant(state: ClusterState, tenant: str) -> None:
-    """Refuse a fact of a tenant that is not declared."""
-    if tenant not in (ALWAYS_THERE, AUDIT_TENANT) and tenant not in state.facts(TENANT):
-        raise CannotDeclare(
-            f"there is no tenant {tenant!r}: declare it first (`weft hub tenant add`); there are: "
-            f"{listed({ALWAYS_THERE, *state.facts(TENANT)})}"
-        )
 
 
 def read_fact(name: str, kind: str, document: bytes, wanted: type[Document]) -> Document:

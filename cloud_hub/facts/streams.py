@@ -14,7 +14,6 @@ from weft.cloud_hub.facts.fact import (
     CannotDeclare,
     Decision,
     UnreadableDocument,
-    check_tenant,
     decode,
     encode,
     known_fact,
@@ -22,6 +21,7 @@ from weft.cloud_hub.facts.fact import (
     read_fact,
     stream_name,
 )
+from weft.cloud_hub.facts.tenants import check_tenant
 from weft.config.payload_schema.documents import Compatibility, incompatible
 from weft.config.payload_schema.model import PayloadSchema, QualityRules
 from weft.protocols.chunk_index import StreamKey

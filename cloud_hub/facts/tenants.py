@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import msgspec
+from msgspec import Meta
 
 from weft.cloud_hub.facts.fact import (
     ALWAYS_THERE,
@@ -10,11 +13,9 @@ from weft.cloud_hub.facts.fact import (
     GROUP,
     TABLE,
     TENANT,
+    TOKEN,
     CannotDeclare,
     Decision,
-    Isolation,
-    Quotas,
-    TenantDocument,
     UnreadableDocument,
     decode,
     encode,
@@ -23,10 +24,55 @@ from weft.cloud_hub.facts.fact import (
     parse_stream_name,
     read_fact,
 )
-from weft.cloud_hub.facts.tokens import tokens_of
+from weft.cloud_hub.shard.lane_session import AUDIT_TENANT
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage.cluster_log import Change, ClusterState
 from weft.storage.table.schemas import SCHEMA, STREAM
+
+Quota = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Declared shares of a tenant; None for no word."""
+
+    edges: Quota | None = None
+    """Edges that tokens of the cluster log may name."""
+    streams: Quota | None = None
+    """Streams with records or lanes."""
+    bytes_per_second: Quota | None = None
+    """Bytes of stored batches that links bring."""
+    stored_bytes: Quota | None = None
+    """Recorded: nothing is held to it."""
+    records_per_second: Quota | None = None
+    """Records that links bring."""
+    lanes: Quota | None = None
+    """Lanes in all shards."""
+    links: Quota | None = None
+    """Edges that are linked at one time."""
+    table_bytes: Quota | None = None
+    """Bytes of its tables of all rows; at them, tables stand and the log keeps the records."""
+
+
+Isolation = Literal["own"] | None
+"""Isolation of a tenant: ``own`` for one that is set apart, None for one that shares shards."""
+
+
+class TenantDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tenant; the name of the fact is that of the tenant."""
+
+    quotas: Quotas = Quotas()
+    isolation: Isolation = None
+    """A record for people: ``cluster.json`` decides which tenants are set apart."""
+
+
+def check_tenant(state: ClusterState, tenant: str) -> None:
+    """Refuse a fact of a tenant that is not declared."""
+    if tenant not in (ALWAYS_THERE, AUDIT_TENANT) and tenant not in state.facts(TENANT):
+        raise CannotDeclare(
+            f"there is no tenant {tenant!r}: declare it first (`weft hub tenant add`); there are: "
+            f"{listed({ALWAYS_THERE, *state.facts(TENANT)})}"
+        )
+
 
 NONE = Quotas()
 
@@ -74,7 +120,7 @@ def remove_tenant(name: str) -> Decision:
 
     def decide(state: ClusterState) -> Change:
         known_fact(state, TENANT, name)
-        tokens = [token for token, document in tokens_of(state) if document.tenant == name]
+        tokens = [token for token, fact in state.facts(TOKEN).items() if _tenant_of(fact.document) == name]
         if tokens:
             raise CannotDeclare(f"tenant {name} has tokens: {listed(tokens)}. Withdraw them first")
         streams = [each for each in state.facts(STREAM) if parse_stream_name(each)[0] == name]
@@ -114,3 +160,17 @@ class DeclaredQuotas:
     def of(self, tenant: str) -> Quotas:
         """Return the quotas of a tenant; those about which nothing is declared are None."""
         return self._of.get(tenant, NONE)
+
+
+class _OfTenant(msgspec.Struct):
+    """The part of a token's document that names its tenant."""
+
+    tenant: str = "default"
+
+
+def _tenant_of(document: bytes) -> str | None:
+    """Return the tenant of a token; None if this release cannot read it."""
+    try:
+        return decode(document, _OfTenant).tenant
+    except UnreadableDocument:
+        return None

@@ -30,15 +30,14 @@ from weft.cloud_hub.facts.fact import (
     TOKEN,
     CannotDeclare,
     Decision,
-    TenantDocument,
     UnreadableDocument,
-    check_tenant,
     decode,
     encode,
     known_fact,
     listed,
     read_fact,
 )
+from weft.cloud_hub.facts.tenants import TenantDocument, check_tenant
 from weft.cloud_hub.part import Part
 from weft.config.log_lines import Repeats, left_out
 from weft.hub_api.answers import TokenOfStore, moment, moment_of

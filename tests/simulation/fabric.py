@@ -26,7 +26,7 @@ from tests.simulation.edge import DERIVED, DROPPED, KEPT, LIMIT, VirtualEdge
 from tests.simulation.hub import VirtualNode
 from tests.simulation.network import Network, Session
 from tests.support.silence import silent_logs
-from weft.cloud_hub.facts.fact import Quotas
+from weft.cloud_hub.facts.tenants import Quotas
 from weft.edge_node.links import links
 from weft.protocols.chunk_index import FIRST_LEVEL, RELEASE, Chunk
 from weft.protocols.lane import Lane

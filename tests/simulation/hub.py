@@ -11,8 +11,7 @@ from tests.cloud_hub.fabric import CLUSTER, SequencerNode
 from tests.cloud_hub.virtual_time import NS, now_ns
 from tests.simulation.network import Connection
 from weft.bounds import Refusals
-from weft.cloud_hub.facts.fact import Quotas
-from weft.cloud_hub.facts.tenants import DeclaredQuotas
+from weft.cloud_hub.facts.tenants import DeclaredQuotas, Quotas
 from weft.cloud_hub.links.edge_link import EdgeLink, HubLinkLog
 from weft.cloud_hub.quotas import LinkQuota, TenantCounts, Tenants
 from weft.cloud_hub.shard.sequencer import Sequencer

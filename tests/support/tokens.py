@@ -13,8 +13,8 @@ import msgspec
 import yaml
 
 from weft.cloud_hub.auth.tokens import TokenIdentity, check_identity, hash_token, new_token, read_tokens
-from weft.cloud_hub.facts.fact import TENANT, Quotas
-from weft.cloud_hub.facts.tenants import set_tenant
+from weft.cloud_hub.facts.fact import TENANT
+from weft.cloud_hub.facts.tenants import Quotas, set_tenant
 from weft.cloud_hub.facts.tokens import TokenCache, import_token, remove_token
 from weft.hub_api.rights import ANY, Scope
 from weft.storage.cluster import open_cluster

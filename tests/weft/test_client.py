@@ -25,7 +25,7 @@ from tests.support.waiting import PATIENCE_S
 from weft.client import Client, Fetched, HubError, HubRefusal, HubUnreachable, Rows, pages
 from weft.client.aio import AsyncClient
 from weft.client.aio import pages as each_page
-from weft.cloud_hub.facts.fact import Quotas
+from weft.cloud_hub.facts.tenants import Quotas
 from weft.cloud_hub.hub import Hub
 from weft.commands.credentials import whoami
 from weft.hub_api.answers import StreamsAnswer, WhoAmI

@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.cloud_hub.facts import tenants as tenant_changes
-from weft.cloud_hub.facts.fact import (
-    TENANT,
-    TOKEN,
-    Quotas,
-    TenantDocument,
-    UnreadableDocument,
-    decode,
-    parse_stream_name,
-)
+from weft.cloud_hub.facts.fact import TENANT, TOKEN, UnreadableDocument, decode, parse_stream_name
+from weft.cloud_hub.facts.tenants import Quotas, TenantDocument
 from weft.cloud_hub.facts.tokens import TokenDocument
 from weft.cloud_hub.splits import Apart, CannotSetApart
 from weft.commands.common import ExistingPath, config_argument, json_option, tenant_option

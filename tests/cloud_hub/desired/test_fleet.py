@@ -17,7 +17,8 @@ from weft.cloud_hub import rollouts
 from weft.cloud_hub.facts import edges as edge_configs
 from weft.cloud_hub.facts import tenants as tenant_changes
 from weft.cloud_hub.facts.edges import RolloutDocument
-from weft.cloud_hub.facts.fact import CONFIG, Quotas
+from weft.cloud_hub.facts.fact import CONFIG
+from weft.cloud_hub.facts.tenants import Quotas
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.rollouts import TAKES_NONE, read_states
 from weft.hub_api.rights import Scope

@@ -15,8 +15,9 @@ from weft.cloud_hub.auth.tokens import TokenIdentity, hash_token
 from weft.cloud_hub.facts import fact as documents
 from weft.cloud_hub.facts import tenants as tenant_changes
 from weft.cloud_hub.facts import tokens as facts
-from weft.cloud_hub.facts.fact import TENANT, TOKEN, CannotDeclare, Decision, Quotas, TenantDocument, decode, encode
+from weft.cloud_hub.facts.fact import TENANT, TOKEN, CannotDeclare, Decision, decode, encode
 from weft.cloud_hub.facts.streams import expect_edges
+from weft.cloud_hub.facts.tenants import Quotas, TenantDocument
 from weft.cloud_hub.facts.tokens import (
     Credentials,
     Secret,

@@ -12,7 +12,8 @@ from tests.cloud_hub.facts.test_credentials import Cluster
 from weft.cloud_hub.facts import edges as edge_configs
 from weft.cloud_hub.facts import tenants as tenant_changes
 from weft.cloud_hub.facts.edges import GROUPS_PER_TENANT_MAX, PATTERNS_PER_TENANT_MAX, Groups
-from weft.cloud_hub.facts.fact import GROUP, CannotDeclare, Quotas
+from weft.cloud_hub.facts.fact import GROUP, CannotDeclare
+from weft.cloud_hub.facts.tenants import Quotas
 
 
 def cluster(**sets: tuple[str, ...]) -> Cluster:

@@ -16,8 +16,8 @@ from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.waiting import until
 from weft.bounds import Refusals
 from weft.cloud_hub import quotas as link_quota
-from weft.cloud_hub.facts.fact import CannotDeclare, Quotas
-from weft.cloud_hub.facts.tenants import DeclaredQuotas, set_tenant
+from weft.cloud_hub.facts.fact import CannotDeclare
+from weft.cloud_hub.facts.tenants import DeclaredQuotas, Quotas, set_tenant
 from weft.cloud_hub.quotas import SECOND, WAIT_MAX, LinkQuota, TenantCounts, TenantRate, Tenants
 from weft.protocols.lane import Lane
 from weft.replication.events import LinkState

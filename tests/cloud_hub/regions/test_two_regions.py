@@ -16,9 +16,9 @@ from tests.cloud_hub.tables.logs import START, TOPICS, LogWriter, Run
 from tests.edge_node.links.test_links_restored import Life
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
-from weft.cloud_hub.facts.fact import CannotDeclare, Decision, Quotas
+from weft.cloud_hub.facts.fact import CannotDeclare, Decision
 from weft.cloud_hub.facts.hub import compare_region, pause_region
-from weft.cloud_hub.facts.tenants import set_tenant
+from weft.cloud_hub.facts.tenants import Quotas, set_tenant
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.regions import source
 from weft.cloud_hub.regions.regions import PAUSED

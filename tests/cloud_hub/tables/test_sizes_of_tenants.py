@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, contents, expected
-from weft.cloud_hub.facts.fact import Quotas
-from weft.cloud_hub.facts.tenants import DeclaredQuotas
+from weft.cloud_hub.facts.tenants import DeclaredQuotas, Quotas
 from weft.cloud_hub.quotas import TenantSizes
 from weft.storage.object_store import ObjectStore
 from weft.storage.table_writer.service import TableService
