@@ -330,7 +330,8 @@ class Administration:
         """Declare that the records for a region wait, or continue."""
         if region not in self._regions:
             there = ", ".join(sorted(self._regions)) or "none"
-            raise ApiError(404, f"`regions` of this hub has no {region[:80]!r}", f"there are: {there}")
+            why = f"`regions` of this hub has no {region[:80]!r}; there are: {there}"
+            raise ApiError(404, why, "GET /v1/regions names them")
         await self._declare(pause_region(region, paused=wanted.paused), author)
         return RegionOrderAnswer(region=region, paused=wanted.paused)
 

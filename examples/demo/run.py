@@ -144,11 +144,14 @@ class SparkCommand:
         return status is not None
 
     def stop(self) -> None:
-        """End the command, and its Java with it."""
+        """End the command, and its Java with it, which takes its temporary files along if it has the time."""
         self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_S_MAX)
-        with contextlib.suppress(ProcessLookupError):
+        deadline = time.monotonic() + STOP_S_MAX
+        with contextlib.suppress(ProcessLookupError):  # the group is gone
+            while time.monotonic() < deadline:
+                self._process.poll()
+                os.killpg(self._process.pid, 0)
+                time.sleep(0.1)
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
