@@ -131,9 +131,13 @@ def main() -> None:
             arguments.rounds, servers, lambda server: one_round(server, cases, directory, tools, arguments.seconds)
         )
     results = {
-        "rabbitmq": rival, "seconds": arguments.seconds, "rounds": arguments.rounds, "fsync_ms": fsync,
-        "load_before": load, "cases": summary(cases, rounds),
-    }  # fmt: skip
+        "rabbitmq": rival,
+        "seconds": arguments.seconds,
+        "rounds": arguments.rounds,
+        "fsync_ms": fsync,
+        "load_before": load,
+        "cases": summary(cases, rounds),
+    }
     print(f"took {(time.monotonic() - started) / 60:.1f} minutes")
     if not arguments.only:
         print(f"wrote {write_results('amqp', results)}")

@@ -189,9 +189,23 @@ def certificate(directory: Path) -> Certificate | None:
     if shutil.which("openssl") is None:
         return None
     command = [
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-        "-subj", "/CN=localhost", "-keyout", str(made.key), "-out", str(made.certificate),
-    ]  # fmt: skip
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        "-keyout",
+        str(made.key),
+        "-out",
+        str(made.certificate),
+    ]
     subprocess.run(command, capture_output=True, check=True)
     return made
 

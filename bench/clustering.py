@@ -71,10 +71,12 @@ def make_log(root: str, records: int) -> None:
     of_each = records // LINES
     interval_ns = DAYS * 86_400 * 10**9 // of_each
     keys = [
-        [b"plant/line-%02d/m%03d/telemetry" % (line, line * MACHINES_OF_LINE + i % MACHINES_OF_LINE)
-         for i in range(CHUNK_RECORDS)]
+        [
+            b"plant/line-%02d/m%03d/telemetry" % (line, line * MACHINES_OF_LINE + i % MACHINES_OF_LINE)
+            for i in range(CHUNK_RECORDS)
+        ]
         for line in range(LINES)
-    ]  # fmt: skip
+    ]
     for first in range(0, of_each, CHUNK_RECORDS):
         deliveries = []
         count = min(CHUNK_RECORDS, of_each - first)

@@ -149,16 +149,22 @@ def measure(case: Case, generator: Generator, directory: Path, seconds: float) -
         generator: lies in a folder with the payloads and the library that slows syncs.
     """
     tools = generator.program.parent
-    with tempfile.TemporaryDirectory(prefix="weft-bench-", dir=directory) as name, \
-            own_file_system(Path(name)) as (folder, device):  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory(prefix="weft-bench-", dir=directory) as name,
+        own_file_system(Path(name)) as (folder, device),
+    ):
         port, http = free_port(), free_port()
         config = Path(name) / "edge.yaml"
         config.write_text(
             EDGE_YAML.format(
-                directory=folder, port=port, http=http, commit_interval=case.commit_interval, stream=STREAM,
+                directory=folder,
+                port=port,
+                http=http,
+                commit_interval=case.commit_interval,
+                stream=STREAM,
                 compression="zstd" if case.compression else "none",
             )
-        )  # fmt: skip
+        )
         load_of_case = replace(generator, payloads=tools / case.payloads)
         with server(node(case, config, tools), port, http):
             time.sleep(SETTLE_S)

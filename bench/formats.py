@@ -21,19 +21,30 @@ REPEATS = 600
 
 SHORT: dict[str, Any] = {"id": "f3:6b:f4:34", "temperature": 21.6}
 FLAT: dict[str, Any] = {
-    "co": 0.0056825985719608325, "humidity": 50.0, "light": False, "lpg": 0.008446826202354823, "motion": False,
-    "smoke": 0.022687482170072902, "temp": 21.6,
-}  # fmt: skip
+    "co": 0.0056825985719608325,
+    "humidity": 50.0,
+    "light": False,
+    "lpg": 0.008446826202354823,
+    "motion": False,
+    "smoke": 0.022687482170072902,
+    "temp": 21.6,
+}
 PI: dict[str, Any] = {
-    "data": FLAT, "device_id": "f3:6b:f4:34:c0:17", "ts": 1594598424.7576046, "device": "iot-device-03",
-}  # fmt: skip
+    "data": FLAT,
+    "device_id": "f3:6b:f4:34:c0:17",
+    "ts": 1594598424.7576046,
+    "device": "iot-device-03",
+}
 LONG: dict[str, Any] = FLAT | {f"channel_{at}": 0.1234567 * at for at in range(1, 8)} | {"device": "iot-device-03"}
 STRUCT = (
-    StructField(name="co", type_="f32"), StructField(name="humidity", type_="u8", scale=0.5),
-    StructField(name="light", type_="bool"), StructField(name="lpg", type_="f32"),
-    StructField(name="motion", type_="bool"), StructField(name="smoke", type_="f32"),
+    StructField(name="co", type_="f32"),
+    StructField(name="humidity", type_="u8", scale=0.5),
+    StructField(name="light", type_="bool"),
+    StructField(name="lpg", type_="f32"),
+    StructField(name="motion", type_="bool"),
+    StructField(name="smoke", type_="f32"),
     StructField(name="temp", type_="i16", scale=0.1),
-)  # fmt: skip
+)
 CASES: list[tuple[PayloadFormat, str, dict[str, Any]]] = [
     *(
         (name, said, values)

@@ -93,10 +93,7 @@ def write_payloads(directory: Path) -> dict[str, Path]:
     """Write the messages, those of one device behind another: a deadband compares neighbours."""
     messages = sorted(payloads.pi_messages(payloads.PAYLOADS), key=lambda each: str(each["device"]))
     compact = [payloads.compact(message) for message in messages]
-    keyed = [
-        b'{"sensor":"s-%05d",' % (number % KEYS) + payload[1:]
-        for number, payload in enumerate(compact)
-    ]  # fmt: skip
+    keyed = [b'{"sensor":"s-%05d",' % (number % KEYS) + payload[1:] for number, payload in enumerate(compact)]
     raw = [json.dumps(message, separators=(",", ":")).encode() for message in messages]
     made = {"compact": compact, "keyed": keyed, "raw": raw}
     return {name: payloads.write(directory / name, lines) for name, lines in made.items()}
@@ -275,11 +272,12 @@ def main() -> None:
             results.append({"name": each} | measure(generators, known[each], arguments.seconds, rates))
             print("\n".join(lines(results[-1])), flush=True)
         theirs = with_broker(
-            "mosquitto", Path(name),
+            "mosquitto",
+            Path(name),
             lambda served: generators["compact"].run(
                 served.port, served.pid, arguments.seconds, {"c": CONNECTIONS, "w": WINDOW, "W": WARM_UP_S}
             ),
-        )  # fmt: skip
+        )
         if theirs is not None:
             rss_mib = theirs["server_peak_rss_kib"] / 1024
             us, core = theirs["server_us_per_message"], theirs["server_cpu"]
@@ -294,9 +292,18 @@ def main() -> None:
         return
     path = write_results(
         "functions",
-        {"qos": 1, "seconds": arguments.seconds, "every": arguments.every, "keys": KEYS, "load_before": load,
-         "mosquitto": mosquitto_version(), "nothing_behind": theirs, "cases": results, "breakdown": parts},
-    )  # fmt: skip
+        {
+            "qos": 1,
+            "seconds": arguments.seconds,
+            "every": arguments.every,
+            "keys": KEYS,
+            "load_before": load,
+            "mosquitto": mosquitto_version(),
+            "nothing_behind": theirs,
+            "cases": results,
+            "breakdown": parts,
+        },
+    )
     print(f"wrote {path}")
 
 

@@ -104,13 +104,18 @@ def main() -> None:
         fsync = fsync_ms(directory)
         print(f"{machine()['cpu']}; {rival}; one fsync {fsync['p50']:.2f} ms, p99 {fsync['p99']:.2f} ms; load {load}")
         rounds = all_rounds(
-            arguments.rounds, (WEFT, NGINX) if rival else (WEFT,),
+            arguments.rounds,
+            (WEFT, NGINX) if rival else (WEFT,),
             lambda server: one_round(server, cases, directory, generator, arguments.seconds),
-        )  # fmt: skip
+        )
     results = {
-        "nginx": rival, "seconds": arguments.seconds, "rounds": arguments.rounds, "fsync_ms": fsync,
-        "load_before": load, "cases": summary(cases, rounds),
-    }  # fmt: skip
+        "nginx": rival,
+        "seconds": arguments.seconds,
+        "rounds": arguments.rounds,
+        "fsync_ms": fsync,
+        "load_before": load,
+        "cases": summary(cases, rounds),
+    }
     print(f"took {(time.monotonic() - started) / 60:.1f} minutes")
     if not arguments.only:
         print(f"wrote {write_results('http', results)}")

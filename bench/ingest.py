@@ -79,10 +79,8 @@ def main() -> None:
             print(row(conns, window, ours, theirs), flush=True)
             results.append({"conns": conns, "window": window, "weft": ours, "mosquitto": theirs})
     path = write_results(
-        "ingest",
-        {"qos": 1, "seconds": arguments.seconds, "mosquitto": mosquitto_version(),
-         "points": results},
-    )  # fmt: skip
+        "ingest", {"qos": 1, "seconds": arguments.seconds, "mosquitto": mosquitto_version(), "points": results}
+    )
     print(f"wrote {path}")
 
 

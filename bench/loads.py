@@ -96,11 +96,16 @@ def judged(case: Case, servers: Mapping[str, Figures]) -> list[Figures]:
         ours, theirs = servers.get(target.ours), servers.get(target.theirs)
         value = ratio(ours["messages_per_s"], theirs["messages_per_s"]) if ours and theirs else None
         cpu = "server_us_per_message"
-        found.append({
-            "ours": target.ours, "theirs": target.theirs, "bound": target.bound, "value": value,
-            "cpu": ratio(theirs[cpu], ours[cpu]) if ours and theirs else None,
-            "met": ours["messages_per_s"] >= target.bound * theirs["messages_per_s"] if ours and theirs else None,
-        })  # fmt: skip
+        found.append(
+            {
+                "ours": target.ours,
+                "theirs": target.theirs,
+                "bound": target.bound,
+                "value": value,
+                "cpu": ratio(theirs[cpu], ours[cpu]) if ours and theirs else None,
+                "met": ours["messages_per_s"] >= target.bound * theirs["messages_per_s"] if ours and theirs else None,
+            }
+        )
     return found
 
 

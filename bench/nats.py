@@ -118,13 +118,18 @@ def main() -> None:
         fsync = fsync_ms(directory)
         print(f"{machine()['cpu']}; {rival}; one fsync {fsync['p50']:.2f} ms, p99 {fsync['p99']:.2f} ms; load {load}")
         rounds = all_rounds(
-            arguments.rounds, (WEFT, SYNCED, LATER) if rival else (WEFT,),
+            arguments.rounds,
+            (WEFT, SYNCED, LATER) if rival else (WEFT,),
             lambda server: one_round(server, cases, directory, tools, arguments.seconds),
-        )  # fmt: skip
+        )
     results = {
-        "nats": rival, "seconds": arguments.seconds, "rounds": arguments.rounds, "fsync_ms": fsync,
-        "load_before": load, "cases": summary(cases, rounds),
-    }  # fmt: skip
+        "nats": rival,
+        "seconds": arguments.seconds,
+        "rounds": arguments.rounds,
+        "fsync_ms": fsync,
+        "load_before": load,
+        "cases": summary(cases, rounds),
+    }
     print(f"took {(time.monotonic() - started) / 60:.1f} minutes")
     if not arguments.only:
         print(f"wrote {write_results('nats', results)}")

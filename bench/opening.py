@@ -24,9 +24,14 @@ STREAMS = 8
 def open_log(directory: str, size: int) -> SegmentLog:
     """Open a log with the default segments and a budget that holds it."""
     return SegmentLog.open(
-        directory, LogSettings(budget_bytes=2 * size + (1 << 30)), wall_clock=wall_clock, clock_reading=clock_reader(),
-        random_bits=random.getrandbits, post=lambda deliver: deliver(), start_writer=False,
-    )  # fmt: skip
+        directory,
+        LogSettings(budget_bytes=2 * size + (1 << 30)),
+        wall_clock=wall_clock,
+        clock_reading=clock_reader(),
+        random_bits=random.getrandbits,
+        post=lambda deliver: deliver(),
+        start_writer=False,
+    )
 
 
 def fill(directory: str, size: int) -> None:

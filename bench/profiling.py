@@ -34,10 +34,21 @@ def start_sampling(pid: int, seconds: float, path: Path, *, native: bool = False
         native: whether stacks have the frames of C, too; the process stands still while one is taken.
     """
     command = [
-        str(Path(sys.executable).with_name("py-spy")), "record", "--pid", str(pid), "--format", "raw", "--threads",
-        "--duration", str(round(seconds)), "--rate", str(RATE), "--output", str(path),
+        str(Path(sys.executable).with_name("py-spy")),
+        "record",
+        "--pid",
+        str(pid),
+        "--format",
+        "raw",
+        "--threads",
+        "--duration",
+        str(round(seconds)),
+        "--rate",
+        str(RATE),
+        "--output",
+        str(path),
         "--native" if native else "--nonblocking",
-    ]  # fmt: skip
+    ]
     return subprocess.Popen(pinned(LOAD_CORE, command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -60,10 +71,7 @@ PARTS = (
     ("log: append", ("segment_log/",)),
     ("batches", ("protocols/batch", "protocols/columns")),
     ("MQTT: decode", ("protocols/mqtt/",)),
-    (
-        "MQTT: receive and acknowledge",
-        ("edge_node/servers/", "edge_node/sessions/"),
-    ),
+    ("MQTT: receive and acknowledge", ("edge_node/servers/", "edge_node/sessions/")),
     ("ingest", ("edge_node/ingest/", "edge_node/subscriptions/")),
     ("event loop and sockets", ("service/serving",)),
     ("turns", ("bounds/scheduling",)),
@@ -177,9 +185,8 @@ def frames_of(stack: str) -> list[str] | None:
         return None
     first = next((at for at, frame in enumerate(frames) if frame.startswith(FIRST)), 0)
     shown = [
-        frame for frame in frames[first:]
-        if ".py" in frame or (frame.endswith(LIBRARY) and not frame.startswith("0x"))
-    ]  # fmt: skip
+        frame for frame in frames[first:] if ".py" in frame or (frame.endswith(LIBRARY) and not frame.startswith("0x"))
+    ]
     names = [re.sub(r":\d+\)$", ")", frame.replace("(weft/", "(").removesuffix(LIBRARY)) for frame in shown]
     return [thread.partition(": ")[2] or "thread", *names]
 

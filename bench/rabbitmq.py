@@ -33,13 +33,21 @@ def version() -> str | None:
 def environment(folder: Path, port: int, mapper: int) -> dict[str, str]:
     """Return what tells RabbitMQ to keep to its folder and ports."""
     return {
-        **os.environ, "HOME": str(folder), "RABBITMQ_NODENAME": f"bench{port}@localhost",
-        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1", "RABBITMQ_NODE_PORT": str(port), "RABBITMQ_MNESIA_BASE": str(folder),
-        "RABBITMQ_LOG_BASE": str(folder), "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
-        "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"), "RABBITMQ_DIST_PORT": str(free_port()),
-        "RABBITMQ_PID_FILE": str(folder / "pid"), "ERL_EPMD_PORT": str(mapper), "ERL_EPMD_ADDRESS": "127.0.0.1",
+        **os.environ,
+        "HOME": str(folder),
+        "RABBITMQ_NODENAME": f"bench{port}@localhost",
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_MNESIA_BASE": str(folder),
+        "RABBITMQ_LOG_BASE": str(folder),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+        "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_PID_FILE": str(folder / "pid"),
+        "ERL_EPMD_PORT": str(mapper),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": ERLANG,
-    }  # fmt: skip
+    }
 
 
 @contextmanager
@@ -57,9 +65,8 @@ def rabbitmq(directory: Path) -> Iterator[Served]:
         try:
             with (folder / "output").open("wb") as output:
                 process = subprocess.Popen(
-                    pinned(SERVER_CORE, [SERVER]),
-                    env=variables, stdout=output, stderr=output, start_new_session=True,
-                )  # fmt: skip
+                    pinned(SERVER_CORE, [SERVER]), env=variables, stdout=output, stderr=output, start_new_session=True
+                )
             wait_for(port, process)
             yield Served(port, process.pid)
         finally:

@@ -62,11 +62,9 @@ class Batches:
         now = time.time_ns()
         self._size, self._records = size, records
         self._batches = [
-            encode_batch(
-                first, now + first * 1000, 1000, keys, [pool[(first + at) % len(pool)] for at in range(size)]
-            )
+            encode_batch(first, now + first * 1000, 1000, keys, [pool[(first + at) % len(pool)] for at in range(size)])
             for first in range(0, records, size)
-        ]  # fmt: skip
+        ]
         self.released_ranges = RangeSet()
 
     @property
@@ -161,9 +159,12 @@ async def measured(folder: Path, log: Batches, records: int) -> dict[str, float]
     west_root, east_root = str(folder / "west"), str(folder / "east")
     async with running(west_root) as west:
         link = run_link(
-            log, LinkIdentity(LANE.tenant, LANE.edge, LANE.log_id, "bench"), LinkSettings((west.url,)),
-            Epochs("memory", lambda: b"0", lambda _: None), LinkStatus("west"),
-        )  # fmt: skip
+            log,
+            LinkIdentity(LANE.tenant, LANE.edge, LANE.log_id, "bench"),
+            LinkSettings((west.url,)),
+            Epochs("memory", lambda: b"0", lambda _: None),
+            LinkStatus("west"),
+        )
         with taking() as commit:
             task = asyncio.create_task(link)
             await until(lambda: log.is_done)

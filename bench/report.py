@@ -110,8 +110,15 @@ def _idle_table(idle: Facts) -> list[str]:
 def mqtt(results: Facts) -> list[str]:
     """Return every case of the broker, by groups, with its targets."""
     titles = (
-        "rate ratio", "CPU us/message", "CPU ratio", "of a core", "ack p50 ms", "ack p99 ms", "written", "targets"
-    )  # fmt: skip
+        "rate ratio",
+        "CPU us/message",
+        "CPU ratio",
+        "of a core",
+        "ack p50 ms",
+        "ack p99 ms",
+        "written",
+        "targets",
+    )
     fsync = results["fsync_ms"]
     lines = [
         f"{results['mosquitto']}. {results['rounds']} rounds of {results['seconds']:g} s. "
@@ -183,18 +190,27 @@ def durability(results: Facts) -> list[str]:
     rows = []
     for case in results["cases"]:
         ratios = case["amplification"]
-        rows.append((
-            f"{case['rate']:,}",
-            case["payloads"],
-            "zstd" if case["compression"] else "none",
-            case["commit_interval"],
-            f"+{case['sync_ms']} ms" if case.get("sync_ms") else "",
-            *("-" if ratios[key] is None else f"{ratios[key]:.2f}" for key in ("device", "log")),
-            f"{case['messages'] / max(case['commits'], 1):.1f}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                f"{case['rate']:,}",
+                case["payloads"],
+                "zstd" if case["compression"] else "none",
+                case["commit_interval"],
+                f"+{case['sync_ms']} ms" if case.get("sync_ms") else "",
+                *("-" if ratios[key] is None else f"{ratios[key]:.2f}" for key in ("device", "log")),
+                f"{case['messages'] / max(case['commits'], 1):.1f}",
+            )
+        )
     titles = (
-        "messages/s", "payloads", "compression", "`commit_interval`", "sync", "device", "own count", "messages/sync"
-    )  # fmt: skip
+        "messages/s",
+        "payloads",
+        "compression",
+        "`commit_interval`",
+        "sync",
+        "device",
+        "own count",
+        "messages/sync",
+    )
     lines = [f"{results['seconds']:g} s of load in each case, and at least 200 messages.", "", *table(titles, rows)]
     if opening := results.get("opening"):
         opened = [
@@ -229,10 +245,17 @@ def functions(results: Facts) -> list[str]:
         *table(("", "bytes", "messages/s, all in", "of the core", "CPU us/message", "kept", "peak MiB"), rows),
     ]
     fixed = [
-        (case["title"], f"{rate['rate']:,}", f"{rate['server_cpu']:.0%}", f"{rate['ack_ms_p50']:.1f} / "
-         f"{rate['ack_ms_p99']:.1f}", f"{rate['behind_records']:,}", rate["peak_rss_mib"])
-        for case in results["cases"] for rate in case["rates"]
-    ]  # fmt: skip
+        (
+            case["title"],
+            f"{rate['rate']:,}",
+            f"{rate['server_cpu']:.0%}",
+            f"{rate['ack_ms_p50']:.1f} / {rate['ack_ms_p99']:.1f}",
+            f"{rate['behind_records']:,}",
+            rate["peak_rss_mib"],
+        )
+        for case in results["cases"]
+        for rate in case["rates"]
+    ]
     titles = ("", "messages/s", "of the core", "ack p50 / p99 ms", "records behind at the end", "peak MiB")
     lines += ["", *table(titles, fixed)] if fixed else []
     for name, parts in results["breakdown"].items():
@@ -255,11 +278,15 @@ def doors(results: Facts, rival: str) -> list[str]:
                 f"{found['messages_per_s']:,.0f} ({found['server_us_per_message']:.1f} us)" if found else "-"
                 for found in map(case["servers"].get, servers)
             ),
-            *("-" if (found := case["servers"].get(server)) is None else f"{found['ack_ms_p50']:.1f} / "
-              f"{found['ack_ms_p99']:.1f}" for server in servers[:1]),
+            *(
+                "-"
+                if (found := case["servers"].get(server)) is None
+                else f"{found['ack_ms_p50']:.1f} / {found['ack_ms_p99']:.1f}"
+                for server in servers[:1]
+            ),
         )
         for case in results["cases"]
-    ]  # fmt: skip
+    ]
     lines = [
         f"{results[rival]}. {results['rounds']} rounds of {results['seconds']:g} s; load of the machine before: "
         f"{results['load_before']:.1f}. One fsync of 16 KiB: {fsync['p50']:.2f} ms, p99 {fsync['p99']:.2f} ms.",
@@ -282,11 +309,18 @@ def doors(results: Facts, rival: str) -> list[str]:
 
 
 SECTIONS: dict[str, Callable[[Any], list[str]]] = {
-    "ingest": ingest, "mqtt": mqtt, "durability": durability, "hub": hub, "tables": tables, "spark": spark,
+    "ingest": ingest,
+    "mqtt": mqtt,
+    "durability": durability,
+    "hub": hub,
+    "tables": tables,
+    "spark": spark,
     "spark_kafka": spark_kafka,
-    "functions": functions, "amqp": lambda results: doors(results, "rabbitmq"),
-    "http": lambda results: doors(results, "nginx"), "nats": lambda results: doors(results, "nats"),
-}  # fmt: skip
+    "functions": functions,
+    "amqp": lambda results: doors(results, "rabbitmq"),
+    "http": lambda results: doors(results, "nginx"),
+    "nats": lambda results: doors(results, "nats"),
+}
 
 
 # The picture at the head of the page: processor time of a message beside each peer's.

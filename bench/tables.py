@@ -143,13 +143,15 @@ def main() -> None:
     results = []
     for case in found:
         (seconds, size), records = best[case.name], case.section[0].count
-        results.append({
-            "payload": case.name,
-            "records": records,
-            "records_per_s": round(records / seconds),
-            "file_bytes": size,
-            "time_against_bytes": round(seconds / records / plain, 3),
-        })  # fmt: skip
+        results.append(
+            {
+                "payload": case.name,
+                "records": records,
+                "records_per_s": round(records / seconds),
+                "file_bytes": size,
+                "time_against_bytes": round(seconds / records / plain, 3),
+            }
+        )
     for result in results:
         print(f"{result['payload']}: {result['records_per_s']:,} records/s, {result['time_against_bytes']} x the time")
     print(write_results("tables", results))

@@ -360,9 +360,14 @@ class Events:
             return
         self._lines += 1
         members = {
-            "event": event, "severity": severity, "owner": str(owner)[:TEXT_MAX], "on": on[:TEXT_MAX],
-            "reason": reason[:TEXT_MAX], "times": known.unsaid, "left_out": self._left_out,
-        }  # fmt: skip
+            "event": event,
+            "severity": severity,
+            "owner": str(owner)[:TEXT_MAX],
+            "on": on[:TEXT_MAX],
+            "reason": reason[:TEXT_MAX],
+            "times": known.unsaid,
+            "left_out": self._left_out,
+        }
         known.next_at, known.unsaid, self._left_out = now + AGAIN_S, 0, 0
         event_logger.log(_LEVELS[severity], "%s", json.dumps(members))
 

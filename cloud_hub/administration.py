@@ -103,9 +103,17 @@ class Administration:
     """
 
     def __init__(
-        self, store: ObjectStore, log: ClusterLog, clock: HubClock, settings: HubSettings, cluster: ClusterCache, *,
-        orders: DeclaredRegions, known: Callable[[], ClusterState], split: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        store: ObjectStore,
+        log: ClusterLog,
+        clock: HubClock,
+        settings: HubSettings,
+        cluster: ClusterCache,
+        *,
+        orders: DeclaredRegions,
+        known: Callable[[], ClusterState],
+        split: Callable[[], None] = lambda: None,
+    ) -> None:
         self._store, self._log, self._clock = store, log, clock
         self._cluster, self._orders, self._known = cluster, orders, known
         self._regions, self._retain_log_s, self._was_split = settings.regions, settings.retain_log_s, split
@@ -240,9 +248,11 @@ class Administration:
         known = Drained()
         known.refresh(self._known())
         return DrainsAnswer(
-            drains=[DrainOfNode(node=each.name, since=moment_of(each.at), by=each.by, reason=each.reason)
-                    for each in known.facts]
-        )  # fmt: skip
+            drains=[
+                DrainOfNode(node=each.name, since=moment_of(each.at), by=each.by, reason=each.reason)
+                for each in known.facts
+            ]
+        )
 
     async def drain(self, author: Author, wanted: Drain) -> DrainAnswer:
         """Declare a drain. The others load its shards within seconds, and its edges are sent on to them."""

@@ -249,10 +249,19 @@ class Owners:
         self._note_write(interval_s)
         site = self._site
         return msgspec.structs.replace(
-            entry, name=self.own, since=self.since, host=site.host, port=self._port, process=site.process,
-            advertise=site.advertise[site.process] if site.advertise else "", weight=site.weight, state=self.state,
-            interval_s=interval_s, cluster=self._cluster[0], restored=self._cluster[1],
-        )  # fmt: skip
+            entry,
+            name=self.own,
+            since=self.since,
+            host=site.host,
+            port=self._port,
+            process=site.process,
+            advertise=site.advertise[site.process] if site.advertise else "",
+            weight=site.weight,
+            state=self.state,
+            interval_s=interval_s,
+            cluster=self._cluster[0],
+            restored=self._cluster[1],
+        )
 
     def _note_write(self, interval_s: float) -> None:
         """Note that the own entry is written: after a pause, others have taken this process's shards."""
@@ -434,9 +443,11 @@ def redirect(hello: Hello, shard: int, elsewhere: Callable[[int], str | None]) -
     if hello.stay or (url := elsewhere(shard)) is None:
         return None
     return LinkRefused(
-        RefuseCode.REDIRECT, f"shard {shard}, where edge {hello.edge} belongs, is served at {url}",
-        "the edge goes there by itself, or stays when it cannot", url,
-    )  # fmt: skip
+        RefuseCode.REDIRECT,
+        f"shard {shard}, where edge {hello.edge} belongs, is served at {url}",
+        "the edge goes there by itself, or stays when it cannot",
+        url,
+    )
 
 
 def _host_of(header: str) -> str | None:
@@ -552,10 +563,13 @@ class Membership(Participant):
         self._repeats = Repeats()
         beat_s = BEAT_S if owners is None else owners.beat_s
         self._presence = Presence(
-            store, hub_keys.NODES, node_id, self,
+            store,
+            hub_keys.NODES,
+            node_id,
+            self,
             pace=Pace(beat_s, ALONE_BEATS * beat_s, ANNOUNCE_INTERVAL_S, FORGET_S),
             monotonic=asyncio.get_running_loop().time,
-        )  # fmt: skip
+        )
         self._task = BackgroundTask()
 
     @property
@@ -635,9 +649,7 @@ class Membership(Participant):
         if self._owners is not None:
             interval_s = self._owners.beat_s if self._owners.beats() else ANNOUNCE_INTERVAL_S
             entry = self._owners.entered(entry, interval_s)
-            entry = msgspec.structs.replace(
-                entry, clock_off_s=self._clock.off_ns / 1e9, **self._work()._asdict()
-            )  # fmt: skip
+            entry = msgspec.structs.replace(entry, clock_off_s=self._clock.off_ns / 1e9, **self._work()._asdict())
         return msgspec.json.encode(entry)
 
     async def looked(self, others: Mapping[str, Seen]) -> None:
@@ -763,14 +775,33 @@ def _state(entry: NodeEntry, cluster: Cluster | None, now: int, newest: int) -> 
 
 
 def _view(entry: NodeEntry, owns: list[int], now: int) -> NodeOfStore:
-    intake = None if entry.intake is None or entry.state == GONE else IntakeOfNode(
-        records_per_second=entry.intake.records_per_s, bytes_per_second=entry.intake.bytes_per_s,
-        seconds=entry.intake.seconds,
-    )  # fmt: skip
+    intake = (
+        None
+        if entry.intake is None or entry.state == GONE
+        else IntakeOfNode(
+            records_per_second=entry.intake.records_per_s,
+            bytes_per_second=entry.intake.bytes_per_s,
+            seconds=entry.intake.seconds,
+        )
+    )
     return NodeOfStore(
-        id=entry.id, name=entry.name, host=entry.host, process=entry.process, url=entry.url,
-        advertise=entry.advertise or None, state=entry.state, owns=owns, shards=list(entry.shards), links=entry.links,
-        tables=entry.tables, intake=intake, cluster_log=entry.cluster_log, cores=entry.weight, load=entry.load,
-        clock_off_seconds=entry.clock_off_s, software=entry.software, level=entry.level,
+        id=entry.id,
+        name=entry.name,
+        host=entry.host,
+        process=entry.process,
+        url=entry.url,
+        advertise=entry.advertise or None,
+        state=entry.state,
+        owns=owns,
+        shards=list(entry.shards),
+        links=entry.links,
+        tables=entry.tables,
+        intake=intake,
+        cluster_log=entry.cluster_log,
+        cores=entry.weight,
+        load=entry.load,
+        clock_off_seconds=entry.clock_off_s,
+        software=entry.software,
+        level=entry.level,
         seen_seconds_ago=max(0, now - entry.seen) / 1e9,
-    )  # fmt: skip
+    )

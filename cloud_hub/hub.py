@@ -87,9 +87,18 @@ class ToEdges(Part):
     """
 
     def __init__(
-        self, store: ObjectStore, cluster_id: bytes, declared: Declarations, shards: Shards, owners: Owners, *,
-        clock: HubClock, links: OpenLinks, down: HubDown, messages_per_s: float,
-    ) -> None:  # fmt: skip
+        self,
+        store: ObjectStore,
+        cluster_id: bytes,
+        declared: Declarations,
+        shards: Shards,
+        owners: Owners,
+        *,
+        clock: HubClock,
+        links: OpenLinks,
+        down: HubDown,
+        messages_per_s: float,
+    ) -> None:
         self._declared, self._shards, self._owners, self._clock = declared, shards, owners, clock
         self._down = down
         self.fleet = FleetConfigs(
@@ -106,9 +115,14 @@ class ToEdges(Part):
     def add_to(self, application: web.Application, access: Access) -> None:
         """Add the requests to the application of the API."""
         Messages(
-            self._down, self._shards, access, self._owners.elsewhere, self._clock, groups=self._declared.groups,
+            self._down,
+            self._shards,
+            access,
+            self._owners.elsewhere,
+            self._clock,
+            groups=self._declared.groups,
             rates=self._rates,
-        ).add_to(application)  # fmt: skip
+        ).add_to(application)
         PullRequests(self.pulls, self._declared.pulls, self._shards, access, self._clock).add_to(application)
 
     async def close(self) -> None:
@@ -236,27 +250,53 @@ class Hub:
         )
         declared.watch(Watched.LOG, self._links.end_revoked)
         self._access = Access(
-            declared.credentials, settings.open_to_network, settings.hosts, self._listener.certificates,
-            self._refusals.events, now=clock.now,
-        )  # fmt: skip
+            declared.credentials,
+            settings.open_to_network,
+            settings.hosts,
+            self._listener.certificates,
+            self._refusals.events,
+            now=clock.now,
+        )
         site = Site(
-            platform.node(), settings.port, settings.process, settings.processes, settings.advertise, settings.cores,
-            label="" if settings.port else node_id, scheme=settings.scheme,
-        )  # fmt: skip
+            platform.node(),
+            settings.port,
+            settings.process,
+            settings.processes,
+            settings.advertise,
+            settings.cores,
+            label="" if settings.port else node_id,
+            scheme=settings.scheme,
+        )
         self._owners = owners = Owners(
-            known.count, site, node_id, cluster=(cluster.cluster_id.hex(), cluster.restored),
-            is_drained=declared.drained.covers, wall_clock=clock.now, beat_s=settings.beat_interval_s,
-        )  # fmt: skip
+            known.count,
+            site,
+            node_id,
+            cluster=(cluster.cluster_id.hex(), cluster.restored),
+            is_drained=declared.drained.covers,
+            wall_clock=clock.now,
+            beat_s=settings.beat_interval_s,
+        )
         self._membership = membership = Membership(
-            store, node_id, software=SOFTWARE, level=cluster.level, release_level=self._rules.level, clock=clock,
+            store,
+            node_id,
+            software=SOFTWARE,
+            level=cluster.level,
+            release_level=self._rules.level,
+            clock=clock,
             owners=owners,
-        )  # fmt: skip
+        )
         declared.watch(Watched.DRAINED, membership.look_now)
         self._maker = ShardMaker(
-            store, known.now, settings.sequencer, clock=clock, random_bits=self._random_bits,
-            level=lambda: membership.writes, rules=self._rules, moved=membership.read_soon,
+            store,
+            known.now,
+            settings.sequencer,
+            clock=clock,
+            random_bits=self._random_bits,
+            level=lambda: membership.writes,
+            rules=self._rules,
+            moved=membership.read_soon,
             pace=CommitPace(settings.sequencer, time.thread_time),
-        )  # fmt: skip
+        )
         clocks = Clocks(time.monotonic, time.process_time)
         self._load = Load(clocks)
         own_acts = OwnActs(store, cluster.cluster_id, clock.now)
@@ -269,26 +309,48 @@ class Hub:
         settings, clock, store, cluster = self._settings, self._clock, self._store.store, self._store.cluster
         declared, shards, owners = self._declared, self._shards, self._owners
         self._tenants = Tenants(
-            declared.quotas, TenantCounts(shards, time.monotonic), self._refusals, time.monotonic_ns,
-            others=owners.others, changed=self._membership.look_now,
-        )  # fmt: skip
+            declared.quotas,
+            TenantCounts(shards, time.monotonic),
+            self._refusals,
+            time.monotonic_ns,
+            others=owners.others,
+            changed=self._membership.look_now,
+        )
         declared.watch(Watched.QUOTAS, self._tenants.limited)
         logs = EveryLog(self._maker, self._known.count)
         self._tables = hub_tables(settings, store, cluster, clock, declared, shards=shards, logs=logs, name=owners.own)
         self._down = HubDown(shards, clock.now)
         self._to_edges = ToEdges(
-            store, cluster.cluster_id, declared, shards, owners, clock=clock, links=self._links, down=self._down,
+            store,
+            cluster.cluster_id,
+            declared,
+            shards,
+            owners,
+            clock=clock,
+            links=self._links,
+            down=self._down,
             messages_per_s=settings.messages_per_s,
-        )  # fmt: skip
+        )
         self._acts_stream = ActsStream(store, cluster, declared, shards, owners.is_own)
         self._regions = Regions(
-            settings.regions, shards, RegionPositions(store, cluster), clock=clock, host=owners.own,
-            declared=declared.regions, retain_log_s=settings.retain_log_s)  # fmt: skip
+            settings.regions,
+            shards,
+            RegionPositions(store, cluster),
+            clock=clock,
+            host=owners.own,
+            declared=declared.regions,
+            retain_log_s=settings.retain_log_s,
+        )
         credentials = declared.credentials
         linked = LinkedEdges(
-            store, self._node_id, self._links.by_edge, self._lost, owners.others, reports=self._links.reports,
+            store,
+            self._node_id,
+            self._links.by_edge,
+            self._lost,
+            owners.others,
+            reports=self._links.reports,
             monotonic=time.monotonic,
-        )  # fmt: skip
+        )
         self._for_people = linked, TokenUse(store, lambda: credentials.used, credentials.is_declared, time.monotonic)
 
     def _make_answers(self) -> None:
@@ -313,11 +375,19 @@ class Hub:
         self._elsewhere = self._for_people[0].elsewhere
         of_shards = ShardViews(shards, self._maker.log, settings.response_bytes_max, time.monotonic)
         self._api = Api(
-            tables, of_shards, self._access, settings.response_bytes_max,
-            moments=moments, rates=self._rates, summaries=self._summaries, schemas=declared.schemas,
+            tables,
+            of_shards,
+            self._access,
+            settings.response_bytes_max,
+            moments=moments,
+            rates=self._rates,
+            summaries=self._summaries,
+            schemas=declared.schemas,
             edges=self._edge_views,
-            elsewhere=self._elsewhere, refusals=self._refusals, monotonic=time.monotonic,
-        )  # fmt: skip
+            elsewhere=self._elsewhere,
+            refusals=self._refusals,
+            monotonic=time.monotonic,
+        )
         self._tails = StreamTails(self._api, self._access, self._refusals)
         self.health = Health(shards, tables, self._membership, clock, self._store.fence)
 
@@ -330,21 +400,29 @@ class Hub:
         metrics = Metrics(self.parts, self._refusals)
         ProcessRequests(self.status, self.serve_link, self.health, metrics, access).add_to(application)
         self._to_edges.add_to(application, access)
-        TroubleRequests(
-            access, summaries=self._summaries, own=self._own, elsewhere=self._elsewhere
-        ).add_to(application)  # fmt: skip
+        TroubleRequests(access, summaries=self._summaries, own=self._own, elsewhere=self._elsewhere).add_to(application)
         log = ClusterLog(store, self._store.cluster.cluster_id)
         PairRequests(log, self._declared.credentials, clock.now, time.monotonic, read_body).add_to(application)
         administration = Administration(
-            store, log, clock, self._settings, self._known, orders=self._declared.regions,
+            store,
+            log,
+            clock,
+            self._settings,
+            self._known,
+            orders=self._declared.regions,
             known=self._declared.state,
             split=self._membership.read_soon,
-        )  # fmt: skip
+        )
         AdministrationRequests(administration, self._orders).add_to(application)
         UsageRequests(
-            access, clock, self._tenants, self._summaries, quotas=self._declared.quotas, tables=self._tables,
+            access,
+            clock,
+            self._tenants,
+            self._summaries,
+            quotas=self._declared.quotas,
+            tables=self._tables,
             response_bytes_max=self._settings.response_bytes_max,
-        ).add_to(application, self._api.bounded)  # fmt: skip
+        ).add_to(application, self._api.bounded)
         self._pipelines.add_to(application)
         self._changes.add_to(application)
         self._tails.add_to(application)
@@ -369,9 +447,14 @@ class Hub:
     def _work(self) -> Work:
         tables = self._tables.maker.made if self._tables.maker is not None else None
         return Work(
-            self._shards.loaded, len(self._links), self._declared.position, self._tenants.entry(), tables,
-            self._load.used(), self._tenants.intake(),
-        )  # fmt: skip
+            self._shards.loaded,
+            len(self._links),
+            self._declared.position,
+            self._tenants.entry(),
+            tables,
+            self._load.used(),
+            self._tenants.intake(),
+        )
 
     async def _grow(self, cluster: Cluster) -> None:
         """Adopt new shards. Links whose edges moved are sent on, or end when they send."""
@@ -385,9 +468,11 @@ class Hub:
     def _edge_views(self, elsewhere: LinksElsewhere) -> EdgeViews:
         links = self._links
         return EdgeViews(
-            {**elsewhere.edges, **links.by_edge(self._owners.own)}, newest(links.reports(), elsewhere.reports),
-            links.last_release, groups=self._declared.groups.of_edge,
-        )  # fmt: skip
+            {**elsewhere.edges, **links.by_edge(self._owners.own)},
+            newest(links.reports(), elsewhere.reports),
+            links.last_release,
+            groups=self._declared.groups.of_edge,
+        )
 
     async def _edge_links(self) -> LinksElsewhere:
         """Return the edges that are linked to any process, and the last reports of edges, for metrics."""
@@ -395,9 +480,7 @@ class Hub:
         with contextlib.suppress(TimeoutError):  # a store that hangs must not keep the metrics that say so
             async with asyncio.timeout(FIGURES_READ_S):
                 there = await self._elsewhere(REPORTS_AGE_S)
-        return there._replace(
-            edges={**there.edges, **links.by_edge()}, reports=newest(links.reports(), there.reports)
-        )  # fmt: skip
+        return there._replace(edges={**there.edges, **links.by_edge()}, reports=newest(links.reports(), there.reports))
 
     def _own(self) -> list[Sequencer]:
         return self._shards.own
@@ -453,15 +536,27 @@ class Hub:
             self._link_log.turned_away(peer, f"refused ({error.status}): {error.error}; {error.advice}")
             raise
         link = EdgeLink(
-            self._shards, identity, self._clock.now, self._link_log, peer, refusals=self._refusals,
-            elsewhere=self._owners.elsewhere(request.host), down=self._down, configs=self._to_edges.fleet.links,
-            quota=LinkQuota(self._tenants), frames=self._frames,
-        )  # fmt: skip
+            self._shards,
+            identity,
+            self._clock.now,
+            self._link_log,
+            peer,
+            refusals=self._refusals,
+            elsewhere=self._owners.elsewhere(request.host),
+            down=self._down,
+            configs=self._to_edges.fleet.links,
+            quota=LinkQuota(self._tenants),
+            frames=self._frames,
+        )
         with self._links.opened(link, identity), self._listener.linked(request, link.end):
             response = await serve_link(
-                request, self._to_edges.pulls.guarded(link), settings.receiver(), self.cluster.cluster_id.hex(),
-                software=SOFTWARE, wall_clock=self._clock.now,
-            )  # fmt: skip
+                request,
+                self._to_edges.pulls.guarded(link),
+                settings.receiver(),
+                self.cluster.cluster_id.hex(),
+                software=SOFTWARE,
+                wall_clock=self._clock.now,
+            )
         await note_refused(link, response, self._clock.sound, self._random_bits)
         return response
 

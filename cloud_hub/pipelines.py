@@ -103,9 +103,10 @@ class PipelineRequests(Part):
         tenant, is_readable = self._orders.access.streams(request)
         found, now = await self._of_tenant(tenant), self._now()
         views = [
-            _view(name, known, now) for name, known in sorted(found.items())
+            _view(name, known, now)
+            for name, known in sorted(found.items())
             if known.report.stream == "*" or is_readable(known.report.stream)
-        ]  # fmt: skip
+        ]
         return answered(PipelinesAnswer(pipelines=views))
 
     async def _put(self, request: web.Request) -> web.Response:
@@ -179,9 +180,10 @@ class PipelineRequests(Part):
         if len(there) >= PIPELINES_MAX and all(each.key != key for each in there):
             self._known.pop(key, None)
             raise ApiError(
-                409, f"tenant {tenant} has reports of {PIPELINES_MAX} pipelines",
+                409,
+                f"tenant {tenant} has reports of {PIPELINES_MAX} pipelines",
                 f"forget those that are gone: DELETE {OF_NAME['forget_pipeline'].path}",
-            )  # fmt: skip
+            )
 
     async def _tag(self, key: str) -> str | None:
         try:
@@ -292,8 +294,10 @@ def _samples(key: str, known: _CachedReport, now: int) -> Iterator[Sample]:
     yield Sample("weft_hub_pipeline_seen_seconds", max(0, now - known.seen) / 1e9, labels)
     if state == "running":
         for name, value in (
-            ("lag_records", report.lag), ("records_per_second", report.rate), ("batch_seconds", report.seconds),
+            ("lag_records", report.lag),
+            ("records_per_second", report.rate),
+            ("batch_seconds", report.seconds),
             ("idle_seconds", report.idle_seconds),
-        ):  # fmt: skip
+        ):
             if value is not None:
                 yield Sample(f"weft_hub_pipeline_{name}", value, labels)

@@ -29,16 +29,7 @@ from weft.cloud_hub.facts.tokens import demands_tokens, identities_of
 from weft.cloud_hub.settings import JwtSettings, addresses, cores, process_count
 from weft.config.errors import Finding
 from weft.config.listeners import HubTls, Jwt
-from weft.config.machine import (
-    Verdict,
-    act,
-    folder,
-    good,
-    not_listening,
-    of_ports,
-    of_settings,
-    unknown,
-)
+from weft.config.machine import Verdict, act, folder, good, not_listening, of_ports, of_settings, unknown
 from weft.config.models import HubConfig
 from weft.config.release import SOFTWARE
 from weft.config.units import Address, approximate_size, is_bucket, kind_of, parse_bind

@@ -320,9 +320,15 @@ class HubPulls:
     """
 
     def __init__(
-        self, store: ObjectStore, cluster_id: bytes, declared: Declarations, shards: Shards,
-        *, is_own: Callable[[int], bool], clock: HubClock,
-    ) -> None:  # fmt: skip
+        self,
+        store: ObjectStore,
+        cluster_id: bytes,
+        declared: Declarations,
+        shards: Shards,
+        *,
+        is_own: Callable[[int], bool],
+        clock: HubClock,
+    ) -> None:
         self._log = ClusterLog(store, cluster_id)
         self._declared, self._shards, self._is_own, self._clock = declared, shards, is_own, clock
         self._links: dict[NodeName, dict[GuardedLink, None]] = {}

@@ -295,9 +295,15 @@ class Tenants(Part):
     """
 
     def __init__(
-        self, declared: DeclaredQuotas, counts: TenantCounts, refusals: Refusals, monotonic: Callable[[], int], *,
-        others: Callable[[], Iterable[NodeEntry]] = tuple, changed: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        declared: DeclaredQuotas,
+        counts: TenantCounts,
+        refusals: Refusals,
+        monotonic: Callable[[], int],
+        *,
+        others: Callable[[], Iterable[NodeEntry]] = tuple,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self.counts, self.refusals, self.monotonic = counts, refusals, monotonic
         self._declared, self._others, self._changed = declared, others, changed
         self.came = StreamUse()
@@ -435,10 +441,12 @@ class Tenants(Part):
 
 def _samples(name: str, total: StreamUse, links: int, waited_ns: int, refused: int) -> Iterator[Sample]:
     values: Mapping[str, float] = {
-        "weft_hub_tenant_bytes_total": total.bytes, "weft_hub_tenant_records_total": total.records,
-        "weft_hub_tenant_links": links, "weft_hub_tenant_throttled_seconds_total": waited_ns / SECOND,
+        "weft_hub_tenant_bytes_total": total.bytes,
+        "weft_hub_tenant_records_total": total.records,
+        "weft_hub_tenant_links": links,
+        "weft_hub_tenant_throttled_seconds_total": waited_ns / SECOND,
         "weft_hub_tenant_refused_total": refused,
-    }  # fmt: skip
+    }
     for metric, value in values.items():
         yield Sample(metric, value, (name,))
 

@@ -128,10 +128,19 @@ class ConfigStates:
 
     def note(self, node: NodeName, state: ConfigState) -> None:
         """Note what an edge says."""
-        self._note(EdgeConfigState(
-            node.tenant, node.edge, self._now(), state.version, state.digest, state.outcome, state.reason,
-            state.active_version, state.active_digest,
-        ))  # fmt: skip
+        self._note(
+            EdgeConfigState(
+                node.tenant,
+                node.edge,
+                self._now(),
+                state.version,
+                state.digest,
+                state.outcome,
+                state.reason,
+                state.active_version,
+                state.active_digest,
+            )
+        )
 
     def note_takes_none(self, node: NodeName) -> None:
         """Note that an edge that is to have a configuration takes none."""
@@ -589,7 +598,7 @@ class FleetConfigs:
         self.links = LinkConfigs(declared.configs, self._states, links)
         self._rollouts = Rollouts(
             declared.configs, declared.groups, lambda: is_own(0), StatesReader(store, places).read, self._declare
-        )  # fmt: skip
+        )
         self._changed = asyncio.Event()
         self._task = BackgroundTask()
 

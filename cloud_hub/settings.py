@@ -248,9 +248,13 @@ class HubSettings:
         """Return the settings of the receiving end of a link."""
         intervals = int(self.link_ping_interval_s * SECOND), int(self.link_silence_s * SECOND)
         return ReceiverSettings(
-            self.link_window_bytes, self.batch_bytes_max, self.record_bytes_max, *intervals,
-            mark_interval=int(self.sequencer.mark_interval_s * SECOND), peers=self.peers,
-        )  # fmt: skip
+            self.link_window_bytes,
+            self.batch_bytes_max,
+            self.record_bytes_max,
+            *intervals,
+            mark_interval=int(self.sequencer.mark_interval_s * SECOND),
+            peers=self.peers,
+        )
 
     def tables(self) -> TableSettings:
         """Return the bounds of the table step."""

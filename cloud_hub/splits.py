@@ -268,9 +268,11 @@ async def split(
     if declared.splits != (*cluster.splits, shard):
         raise CannotSplit("another split was declared meanwhile: look at the shards, and repeat the command if needed")
     splitter = Splitter(
-        lambda number: ShardLog(store, declared, number), lambda: declared.tree, wall_clock=wall_clock,
+        lambda number: ShardLog(store, declared, number),
+        lambda: declared.tree,
+        wall_clock=wall_clock,
         random_bits=random_bits,
-    )  # fmt: skip
+    )
     new = declared.tree.count - 1
     await splitter.begin(new)
     return new
@@ -568,16 +570,24 @@ async def _split(store: ObjectStore, shards: Shards, shard: int, shards_max: int
         return False
     parts = parts_of(held.state, cluster.tree.next_bit(shard))
     if not (parts.moving and parts.staying):
-        logger.warning("shard %d keeps this process busy, and a split would part no load: all is of one edge, or of "
-                       "edges that stay together", shard)  # fmt: skip
+        logger.warning(
+            "shard %d keeps this process busy, and a split would part no load: all is of one edge, or of "
+            "edges that stay together",
+            shard,
+        )
         return False
     why = f"it kept a process busy above {BUSY:.0%} of a core for {SUSTAINED_S / 60:.0f} minutes"
     async with noted("automatic split", f"shard {shard}", why):
         declared = await declare_split(store, shard, cluster)
     if declared.splits != (*cluster.splits, shard):
         return True  # another process was faster, with a shard of its own
-    logger.info("shard %d keeps this process busy: it is split, and %d of %d edges move to shard %d", shard,
-                len(parts.moving), len(parts.moving) + len(parts.staying), declared.tree.count - 1)  # fmt: skip
+    logger.info(
+        "shard %d keeps this process busy: it is split, and %d of %d edges move to shard %d",
+        shard,
+        len(parts.moving),
+        len(parts.moving) + len(parts.staying),
+        declared.tree.count - 1,
+    )
     return True
 
 
@@ -629,9 +639,15 @@ class ShardMaker:
     def sequencer(self, shard: int) -> Sequencer:
         """Return a committer of a shard, which is not started. A shard that a split makes begins when it is loaded."""
         made = self._made[shard] = Sequencer(
-            self.log(shard), self._settings, clock=self._clock, random_bits=self._random_bits, level=self._level,
-            load=partial(self._load, shard), moved=self._moved, pace=self._pace,
-        )  # fmt: skip
+            self.log(shard),
+            self._settings,
+            clock=self._clock,
+            random_bits=self._random_bits,
+            level=self._level,
+            load=partial(self._load, shard),
+            moved=self._moved,
+            pace=self._pace,
+        )
         return made
 
     def beside(

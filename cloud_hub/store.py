@@ -96,9 +96,15 @@ class HubStore(Part):
     """
 
     def __init__(
-        self, store: ObjectStore, cluster: Cluster, fence: FencedStore, start: StoreStart, *,
-        raced: tuple[ObjectStore, ObjectStore | None, str] | None, process: int,
-    ) -> None:  # fmt: skip
+        self,
+        store: ObjectStore,
+        cluster: Cluster,
+        fence: FencedStore,
+        start: StoreStart,
+        *,
+        raced: tuple[ObjectStore, ObjectStore | None, str] | None,
+        process: int,
+    ) -> None:
         self.store, self.cluster, self.fence, self.steps = store, cluster, fence, start
         self.disk = StoreDisk(fence.inner, time.monotonic)
         self._raced, self._process = raced, process
@@ -268,9 +274,11 @@ class StoreDisk:
             rate = (before - free) / seen
             left = free / rate if rate > 0 else None
         return DiskOfStore(
-            free_bytes=free if self._answers else None, bytes_per_day=None if rate is None else rate * DAY_S,
-            seen_seconds=seen, seconds_left=left if free else 0.0,
-        )  # fmt: skip
+            free_bytes=free if self._answers else None,
+            bytes_per_day=None if rate is None else rate * DAY_S,
+            seen_seconds=seen,
+            seconds_left=left if free else 0.0,
+        )
 
     def samples(self) -> Iterator[Sample]:
         """Yield the free bytes for Prometheus, while they are known."""

@@ -126,9 +126,16 @@ async def delete(
     records = lanes = shards = 0
     ends: dict[int, int] = {}
     for log in logs:
-        done = await tables.until_complete(partial(_delete_in, store, log, wanted, lambda log, plan: write_ending(
-            log, plan, wall_clock=wall_clock, random_bits=random_bits
-        ), wall_clock))  # fmt: skip
+        done = await tables.until_complete(
+            partial(
+                _delete_in,
+                store,
+                log,
+                wanted,
+                lambda log, plan: write_ending(log, plan, wall_clock=wall_clock, random_bits=random_bits),
+                wall_clock,
+            )
+        )
         records, lanes, shards = records + done.records, lanes + done.lanes, shards + done.shards
         ends |= done.ends
     return Deleted(records, lanes, shards, ends)
@@ -160,8 +167,9 @@ class _TableWait:
                     raise CannotDelete(f"{error}: wait for the next round of the tables. {_WHY}") from None
                 if self._until is None:
                     self._until = now() + self._patience.wait_s
-                    self._patience.say(f"waiting for the next round of the tables, {self._patience.wait_s:.0f} s at "
-                                       f"most: {error}")  # fmt: skip
+                    self._patience.say(
+                        f"waiting for the next round of the tables, {self._patience.wait_s:.0f} s at most: {error}"
+                    )
                 if now() >= self._until:
                     senders = self._senders()
                     faster = f" Edges still send: {senders}. Take the stream out of their configurations." * bool(

@@ -38,8 +38,7 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
     connection_burst: Annotated[
         Count,
         Meta(
-            le=1_000_000,
-            description="Number of connections that one address may open at once before the rate applies.",
+            le=1_000_000, description="Number of connections that one address may open at once before the rate applies."
         ),
     ] = 2_000
     half_open: Annotated[
@@ -348,8 +347,7 @@ class HubLimits(Section, frozen=True, kw_only=True):
         ),
     ] = 100_000
     edge_topics_bytes: Annotated[
-        Size,
-        Meta(ge=1 << 10, description="Maximum size of the topic patterns of all streams of one edge together."),
+        Size, Meta(ge=1 << 10, description="Maximum size of the topic patterns of all streams of one edge together.")
     ] = field(default=256 << 10, name="edge_topics")
     edge_origins_bytes: Annotated[
         Size,

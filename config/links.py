@@ -228,7 +228,7 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
         Meta(
             description="Id of the hub's cluster, as `weft hub status` and `weft edge status` show it. A hub of "
             "another one gets no records, and its acknowledgements count for nothing. Unset: any hub that answers at "
-            "the URLs is accepted.",
+            "the URLs is accepted."
         ),
     ] = None
     redirects: Annotated[
@@ -238,7 +238,7 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
             "characters. The link's token goes there. `[]`: only to those of `to`. Unset: hosts below and beside those "
             "of `to` (`b.hubs.example.com` for `a.hubs.example.com`). Hosts of an inner network count "
             "as beside each other. Their address is not public, or their name is one word or below `local`. "
-            "Where the link may not go, it stays, which loses nothing.",
+            "Where the link may not go, it stays, which loses nothing."
         ),
     ] = None
     on_conflict: Annotated[
@@ -256,7 +256,7 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
             description="Longest time that a start waits for this link's hub to report what it holds of the node's "
             "log. Clients that connect meanwhile wait, and nothing is acknowledged. A log restored from an older copy "
             "would give records numbers that the hub has for others. After this time the node takes messages without "
-            "the answer. `0s` does not wait. New logs, and links with `on_conflict: continue`, never wait.",
+            "the answer. `0s` does not wait. New logs, and links with `on_conflict: continue`, never wait."
         ),
     ] = field(default=10.0, name="hold_at_start")
     compression_level: Annotated[
@@ -269,8 +269,7 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
         ),
     ] = field(default=8 * MiB, name="window")
     retry_min_s: Annotated[
-        Duration,
-        Meta(ge=0.01, description="Shortest wait before the edge reconnects. Waits double, with jitter."),
+        Duration, Meta(ge=0.01, description="Shortest wait before the edge reconnects. Waits double, with jitter.")
     ] = field(default=0.5, name="retry_min")
     retry_max_s: Annotated[Duration, Meta(ge=0.01, description="Longest wait before the edge reconnects.")] = field(
         default=30.0, name="retry_max"
@@ -284,8 +283,7 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
         ),
     ] = field(default=30.0, name="ack_timeout")
     mark_interval_s: Annotated[
-        Duration,
-        Meta(ge=1, description="How often idle streams tell the hub that nothing is missing."),
+        Duration, Meta(ge=1, description="How often idle streams tell the hub that nothing is missing.")
     ] = field(default=60.0, name="mark_interval")
     ping_interval_s: Annotated[
         Duration,
@@ -295,19 +293,15 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
             "proxies may close connections that are silent for longer.",
         ),
     ] = field(default=45.0, name="ping_interval")
-    silence_s: Annotated[
-        Duration,
-        Meta(ge=2, description="Silence of the hub after which the edge reconnects."),
-    ] = field(default=120.0, name="silence")
+    silence_s: Annotated[Duration, Meta(ge=2, description="Silence of the hub after which the edge reconnects.")] = (
+        field(default=120.0, name="silence")
+    )
 
 
 class Region(Section, frozen=True, kw_only=True):
     """A link of a hub to the hub of another cluster, which gets what this one's log receives."""
 
-    to: Annotated[
-        Urls,
-        Meta(description="URL, or list of URLs, of the nodes of the other hub, tried in turn."),
-    ]
+    to: Annotated[Urls, Meta(description="URL, or list of URLs, of the nodes of the other hub, tried in turn.")]
     token_file: Annotated[
         Path | None,
         Meta(
@@ -329,10 +323,7 @@ class Region(Section, frozen=True, kw_only=True):
             "where that one demands certificates of links. Beside the token."
         ),
     ] = None
-    key: Annotated[
-        Path | None,
-        Meta(description="PEM file with that certificate's key, not encrypted."),
-    ] = None
+    key: Annotated[Path | None, Meta(description="PEM file with that certificate's key, not encrypted.")] = None
     cluster: Annotated[
         Annotated[str, Meta(pattern="^[0-9a-f]{32}$", examples=["5e1f60a2c3d84b7796a0b1c2d3e4f506"])] | None,
         Meta(
@@ -378,7 +369,7 @@ class Region(Section, frozen=True, kw_only=True):
         Times | None,
         Meta(
             description="Times at which records are sent, those of all streams: each shard's go in the order of its "
-            "log. Unset: always.",
+            "log. Unset: always."
         ),
     ] = None
     budget: Annotated[
@@ -390,8 +381,7 @@ class Region(Section, frozen=True, kw_only=True):
         ),
     ] = None
     mark_interval_s: Annotated[
-        Duration,
-        Meta(ge=1, description="How often idle streams tell the region that nothing is missing."),
+        Duration, Meta(ge=1, description="How often idle streams tell the region that nothing is missing.")
     ] = field(default=60.0, name="mark_interval")
     pin_s: Annotated[
         Duration,

@@ -98,7 +98,7 @@ class Jwt(Section, frozen=True, kw_only=True):
             description="Words of `rights_claim`, each with the rights that it gives. These are grants such as "
             "`read:press-*`, scopes of tokens such as `reader`, or roles such as `operator`. Unset: the words of the "
             "claim are such rights themselves. Roles, and what reaches beyond the tenant (`admin`, `status`, "
-            "`metrics`, `acts`), need a line here.",
+            "`metrics`, `acts`), need a line here."
         ),
     ] = None
     edge_claim: Annotated[
@@ -292,10 +292,13 @@ _PROTOCOLS: dict[str, ListenerProtocol] = {"amqp": "amqp", "amqps": "amqp", "htt
 TLS_NAMES = ("mqtts", "wss", "amqps", "https")
 """Names of listeners that must have TLS."""
 _PORTS: dict[tuple[ListenerProtocol, bool], int] = {
-    ("mqtt", False): 1883, ("mqtt", True): 8883,
-    ("amqp", False): 5672, ("amqp", True): 5671,
-    ("http", False): 8081, ("http", True): 8443,
-}  # fmt: skip
+    ("mqtt", False): 1883,
+    ("mqtt", True): 8883,
+    ("amqp", False): 5672,
+    ("amqp", True): 5671,
+    ("http", False): 8081,
+    ("http", True): 8443,
+}
 """(protocol, with TLS) -> port of a listener without `bind`."""
 
 
@@ -351,7 +354,7 @@ class Listener(Section, frozen=True, kw_only=True):
         Meta(
             description="Virtual hosts of AMQP 0-9-1: name -> beginning of the topics of its messages, `null` for "
             "none. With `factory: plant/7`, the topics of messages in the virtual host `factory` begin with plant/7, "
-            "and its exchanges and queues are its own. Unset: `/` alone, without a beginning.",
+            "and its exchanges and queues are its own. Unset: `/` alone, without a beginning."
         ),
     ] = None
 

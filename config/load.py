@@ -37,16 +37,35 @@ from weft.config.units import format_duration
 NAME = "the hub's configuration"
 """Name of an overlay in errors, in the place of a file's."""
 PUSHABLE = (
-    "streams", "unrouted", "links", "sources", "sparkplug", "disk", "commit_interval", "state", "queues", "limits",
-)  # fmt: skip
+    "streams",
+    "unrouted",
+    "links",
+    "sources",
+    "sparkplug",
+    "disk",
+    "commit_interval",
+    "state",
+    "queues",
+    "limits",
+)
 """Sections of an edge's configuration that a hub may set: not its identity, its folder, its listeners and accounts."""
 NODES_MAX, DEPTH_MAX = 20_000, 64
 """Maximum number of values in an overlay, and of sections around one. Aliases of YAML count each time."""
 _SECRETS = re.compile(r"password|passwd|secret|token|credential|api_?key", re.IGNORECASE)
 _RIGHTS = (
-    "config_from_hub", "config_signed_by", "cluster", "down", "pull", "redirects", "proxy", "proxy_username",
-    "retry_min", "retry_max", "ping_interval", "silence",
-)  # fmt: skip
+    "config_from_hub",
+    "config_signed_by",
+    "cluster",
+    "down",
+    "pull",
+    "redirects",
+    "proxy",
+    "proxy_username",
+    "retry_min",
+    "retry_max",
+    "ping_interval",
+    "silence",
+)
 """Settings of a link that say which hub may do what, through whom credentials go, and how soon a lost hub is found
 again: with one of them a hub could give itself rights, read a password, or cut an edge off after its trial."""
 

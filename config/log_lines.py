@@ -94,10 +94,7 @@ class Throttle(logging.Filter):
     out."""
 
     def __init__(
-        self,
-        lines_max: int = LINES_MAX,
-        interval_s: float = INTERVAL_S,
-        clock: Callable[[], float] = time.monotonic,
+        self, lines_max: int = LINES_MAX, interval_s: float = INTERVAL_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__()
         self._lines_max = lines_max

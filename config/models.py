@@ -73,7 +73,7 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
         Meta(
             description="Time between two disk writes, in which messages gather. Unset: a quiet node writes at "
             "once, a busy one every 8 to 12 ms. `0s` always writes at once. A longer interval reduces flash "
-            "wear and delays every acknowledgement by that time.",
+            "wear and delays every acknowledgement by that time."
         ),
     ] = field(default=None, name="commit_interval")
     streams: Annotated[dict[str, Stream], Meta(description="Streams, by name.", max_length=1024)] = field(
@@ -113,7 +113,7 @@ class Tables(Section, frozen=True, kw_only=True):
         Meta(
             description="How often new records are written to the tables. Unset: every `10s` in a folder, every `2m` "
             "in a bucket, which charges for requests. Each time costs one object per stream, and one per stream and "
-            "shard.",
+            "shard."
         ),
     ] = field(default=None, name="interval")
     write_at: Annotated[
@@ -130,7 +130,7 @@ class Tables(Section, frozen=True, kw_only=True):
         Meta(
             description="How long fewer records than `write_at` wait for more, so that quiet streams cost fewer files. "
             "Readers of the log see them at once. Unset: they are written at the next `interval`. Where a tenant's "
-            "streams times shards are 4,000 or more, its quiet ones wait for several, half an hour at most.",
+            "streams times shards are 4,000 or more, its quiet ones wait for several, half an hour at most."
         ),
     ] = field(default=None, name="write_after")
     joined_size: Annotated[
@@ -205,7 +205,7 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Meta(
             description="Number of independent logs with which a new store begins: a power of two. Each edge belongs "
             "to one of them; `weft hub split` makes more. Unset: a new store gets 16, and an existing one keeps its "
-            "number.",
+            "number."
         ),
     ] = None
     shards_max: Annotated[
@@ -213,7 +213,7 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Meta(
             description="Number of shards up to which the hub splits busy ones by itself. A shard is busy if it makes "
             "most of a process's work, and the process keeps 70 % of a core busy for ten minutes. A split cannot be "
-            "reverted. Unset: only `weft hub split` splits.",
+            "reverted. Unset: only `weft hub split` splits."
         ),
     ] = None
     processes: Annotated[
@@ -238,7 +238,7 @@ class HubConfig(Section, frozen=True, kw_only=True):
             description="Longest time that records wait so that others can share their object. Acknowledgements "
             "to edges wait as long. Unset: `40ms` in a folder while commits are cheap and `250ms` at most, `1s` in a "
             "bucket, which charges for each object. An edge that has sent half of what it may send ahead is not kept "
-            "waiting for more than 250 ms.",
+            "waiting for more than 250 ms."
         ),
     ] = field(default=None, name="commit_interval")
     mark_interval_s: Annotated[
@@ -343,7 +343,6 @@ class HubConfig(Section, frozen=True, kw_only=True):
         ),
     ] = None
     tracing: Annotated[
-        Collector | None,
-        Meta(description="Traces for OpenTelemetry of the messages that edges trace; unset for none."),
+        Collector | None, Meta(description="Traces for OpenTelemetry of the messages that edges trace; unset for none.")
     ] = None
     limits: HubLimits = HubLimits()

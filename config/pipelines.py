@@ -223,8 +223,7 @@ class Kafka(SinkSettings, frozen=True, kw_only=True):
     topic: Annotated[Name, Meta(description="Topic that gets the rows.")]
     key: Annotated[Text | None, Meta(description="SQL expression of the messages' key. `null` for none.")] = "_key"
     value: Annotated[
-        Text | None,
-        Meta(description="SQL expression of the messages' value. Unset: the payload as it was sent."),
+        Text | None, Meta(description="SQL expression of the messages' value. Unset: the payload as it was sent.")
     ] = None
     options_file: Annotated[
         Path | None,
@@ -363,8 +362,7 @@ class WindowStep(Section, frozen=True, kw_only=True):
     ] = field(default=86_400.0, name="ahead")
     by: Annotated[Names | None, Meta(description="Columns that make a group. Unset: one group of all rows.")] = None
     emit: Annotated[
-        Aggregates,
-        Meta(description="Columns of the result: name -> SQL aggregate, such as `rms_max: max(rms)`."),
+        Aggregates, Meta(description="Columns of the result: name -> SQL aggregate, such as `rms_max: max(rms)`.")
     ]
 
     @property
@@ -381,8 +379,7 @@ class Step(Section, frozen=True, kw_only=True):
         ViewName | None, Meta(description="Name by which SQL of later steps may read the rows that this step makes.")
     ] = None
     sql: Annotated[
-        SqlText | None,
-        Meta(description="A SELECT of Spark SQL. The table `input` has the rows of the step before it."),
+        SqlText | None, Meta(description="A SELECT of Spark SQL. The table `input` has the rows of the step before it.")
     ] = None
     python: Annotated[
         Function | None,
@@ -431,8 +428,7 @@ class Complete(Section, frozen=True, kw_only=True):
     """Conditions under which a window is written."""
 
     edges: Annotated[
-        Names,
-        Meta(description="Edge nodes that a complete window waits for: `all`, or a list of names."),
+        Names, Meta(description="Edge nodes that a complete window waits for: `all`, or a list of names.")
     ] = ("all",)
     grace_s: Annotated[
         Duration,

@@ -25,9 +25,15 @@ from weft.config.units import OneOf, quoted
 _SUFFIXES = ("_file", "_path", "file", "path")
 _WORD_MIN = 2
 _OTHER_WORDS = {
-    "from": "file", "source": "file", "path": "file", "filename": "file", "key": "on", "join": "on", "url": "to",
+    "from": "file",
+    "source": "file",
+    "path": "file",
+    "filename": "file",
+    "key": "on",
+    "join": "on",
+    "url": "to",
     "urls": "to",
-}  # fmt: skip
+}
 """Words that other programs have for a setting."""
 
 

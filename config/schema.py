@@ -280,12 +280,7 @@ UNITS = {
     "path": Unit("a path", _path, str),
     "store": Unit(f"a folder, {WRITTEN}", _store, str),
     "filters": Unit('an MQTT filter such as "plant/{line}/#"', _filter, str),
-    "expression": Unit(
-        "an expression such as rms > 2.5",
-        _expression,
-        str,
-        written=("string", "number", "boolean"),
-    ),
+    "expression": Unit("an expression such as rms > 2.5", _expression, str, written=("string", "number", "boolean")),
     "field_type": Unit(types.WORDS, _field_type, str, types.TYPE_PATTERN),
     "field_path": Unit(paths.WORDS, _field_path, str),
     "trigger": Unit(_TRIGGER, _trigger, str),

@@ -119,9 +119,7 @@ def make_key() -> tuple[bytes, bytes, str]:
     private_pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    public_pem = public.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )  # fmt: skip
+    public_pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return private_pem, public_pem, key_id(public.public_bytes_raw())
 
 
@@ -333,9 +331,13 @@ def read_signed(text: str) -> SignedText | None:
         raise SignatureUnreadable(f"its signature cannot be read{why}. Sign the settings again, and add nothing behind")
     edges, withdraws = found["edges"].split(", "), found["withdraws"]
     statement = Statement(
-        found["tenant"], found["target"], tuple(edges), int(found["order"]), int(found["number"]),
+        found["tenant"],
+        found["target"],
+        tuple(edges),
+        int(found["order"]),
+        int(found["number"]),
         () if withdraws == NOTHING else tuple(withdraws.split(", ")),
-    )  # fmt: skip
+    )
     signature = base64.b64decode(found["signature"])
     within = statement.number <= NUMBER_MAX and abs(statement.order) <= ORDER_MAX
     if not within or max(len(edges), len(statement.withdraws)) > NAMES_MAX or len(signature) != SIGNATURE_BYTES:

@@ -21,8 +21,7 @@ class SourceTls(Section, frozen=True, kw_only=True):
         Meta(description="PEM file with the authorities that sign the broker's certificate. Unset: the system's."),
     ] = None
     certificate: Annotated[
-        Path | None,
-        Meta(description="PEM file with the node's own certificate for the broker, followed by its chain."),
+        Path | None, Meta(description="PEM file with the node's own certificate for the broker, followed by its chain.")
     ] = None
     key: Annotated[
         Path | None,
@@ -32,8 +31,7 @@ class SourceTls(Section, frozen=True, kw_only=True):
         ),
     ] = None
     server_name: Annotated[
-        str | None,
-        Meta(description="Name in the broker's certificate. Unset: the host of the URL."),
+        str | None, Meta(description="Name in the broker's certificate. Unset: the host of the URL.")
     ] = None
 
 
@@ -84,8 +82,7 @@ class SourceSettings(Section, frozen=True, kw_only=True):
         Meta(max_length=256, description="Rules for topics. The first one that matches counts; others stay."),
     ] = ()
     prefix: Annotated[
-        str,
-        Meta(description="Text before every topic, after `rewrite`. A slash at its end is not added by itself."),
+        str, Meta(description="Text before every topic, after `rewrite`. A slash at its end is not added by itself.")
     ] = ""
     keep_alive_s: Annotated[
         Duration,
@@ -97,8 +94,7 @@ class SourceSettings(Section, frozen=True, kw_only=True):
         ),
     ] = field(default=30.0, name="keep_alive")
     retry_min_s: Annotated[
-        Duration,
-        Meta(ge=0.01, description="Shortest wait before the node reconnects. Waits double, with jitter."),
+        Duration, Meta(ge=0.01, description="Shortest wait before the node reconnects. Waits double, with jitter.")
     ] = field(default=0.5, name="retry_min")
     retry_max_s: Annotated[Duration, Meta(ge=0.01, description="Longest wait before the node reconnects.")] = field(
         default=30.0, name="retry_max"
@@ -130,7 +126,7 @@ class MqttSource(SourceSettings, frozen=True, kw_only=True):
         str | None,
         Meta(
             description="Client identifier, which names the session at the broker. Unset: "
-            "`weft-TENANT-NODE-SOURCE`. No other client may use it.",
+            "`weft-TENANT-NODE-SOURCE`. No other client may use it."
         ),
     ] = None
     share: Annotated[
@@ -182,8 +178,7 @@ class AmqpSource(SourceSettings, frozen=True, kw_only=True):
         ),
     ] = field(default_factory=dict)
     prefetch: Annotated[
-        Count,
-        Meta(le=65_535, description="Messages that may be on their way to the disk at a time."),
+        Count, Meta(le=65_535, description="Messages that may be on their way to the disk at a time.")
     ] = 500
     message_bytes_max: Annotated[
         Size,

@@ -99,7 +99,7 @@ class Disk(Section, frozen=True, kw_only=True):
         Annotated[Size, Meta(ge=1 * MiB, le=1 << 30)] | None,
         Meta(
             description="Size of one file of the log, which is the unit in which space is freed. At most a "
-            "quarter of the budget. Unset: 64 MiB or an eighth of the budget, whichever is less.",
+            "quarter of the budget. Unset: 64 MiB or an eighth of the budget, whichever is less."
         ),
     ] = field(default=None, name="segment")
     low_water_bytes: Annotated[
@@ -131,14 +131,14 @@ class Retain(Section, frozen=True, kw_only=True):
         Annotated[Duration, Meta(ge=1)] | None,
         Meta(
             description="Age at which records are deleted; some stay up to half as long again. Records that no "
-            "hub has by then are recorded as lost (`expired`). Unset: age does not matter.",
+            "hub has by then are recorded as lost (`expired`). Unset: age does not matter."
         ),
     ] = field(default=None, name="time")
     size_bytes: Annotated[
         Annotated[Size, Meta(ge=1 * MiB)] | None,
         Meta(
             description="Maximum disk space of the stream in the log. `when_full` says what happens when it is "
-            "used up. Unset: only the disk's budget counts.",
+            "used up. Unset: only the disk's budget counts."
         ),
     ] = field(default=None, name="size")
 
@@ -259,7 +259,7 @@ class Unrouted(Section, frozen=True, kw_only=True):
         Annotated[Size, Meta(ge=1 * MiB)] | None,
         Meta(
             description="Maximum disk space of the stream `unrouted`; its oldest records are deleted first. "
-            "Unset: 64 MiB or a sixteenth of the budget, whichever is less.",
+            "Unset: 64 MiB or a sixteenth of the budget, whichever is less."
         ),
     ] = field(default=None, name="size")
 
@@ -374,7 +374,7 @@ class State(Section, frozen=True, kw_only=True):
         Meta(
             description="Size of the log above which messages that no stream matches may be deleted before an "
             "absent session has received them. At most a quarter of `disk.budget` is used. Unset: 1 "
-            "GiB or that quarter, whichever is less.",
+            "GiB or that quarter, whichever is less."
         ),
     ] = field(default=None, name="topics_log")
 

@@ -51,8 +51,18 @@ _DURATION = re.compile(DURATION_PATTERN)
 _DURATION_PART = re.compile(rf"({_NUMBER})(d|h|ms|us|ns|m|s)")
 _SIZE = re.compile(rf"({_NUMBER}) ?([a-zA-Z]+)")
 _MEASURE = re.compile(rf"({_NUMBER}) *([a-zA-Zµ]*)")
-_UNIT_SPELLINGS = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "hr": "h", "day": "d",
-                   "milli": "ms", "msec": "ms", "µ": "us"}  # fmt: skip
+_UNIT_SPELLINGS = {
+    "sec": "s",
+    "second": "s",
+    "min": "m",
+    "minute": "m",
+    "hour": "h",
+    "hr": "h",
+    "day": "d",
+    "milli": "ms",
+    "msec": "ms",
+    "µ": "us",
+}
 """Other spellings of units, without the s of the plural."""
 DURATION_NS_MAX = 36_525 * 86_400 * 10**9
 """Longest duration: a hundred years. A longer one is a mistake in typing."""

@@ -46,13 +46,18 @@ def environments() -> list[dict[str, str]]:
     """Return the machines that images are built for, as markers see them."""
     return [
         {
-            "python_version": python, "python_full_version": f"{python}.0", "platform_machine": machine,
-            "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix",
-            "implementation_name": "cpython", "platform_python_implementation": "CPython",
+            "python_version": python,
+            "python_full_version": f"{python}.0",
+            "platform_machine": machine,
+            "sys_platform": "linux",
+            "platform_system": "Linux",
+            "os_name": "posix",
+            "implementation_name": "cpython",
+            "platform_python_implementation": "CPython",
         }
         for python in PYTHONS
         for machine in MACHINES
-    ]  # fmt: skip
+    ]
 
 
 def needed(wanted: list[str]) -> dict[str, list[str]]:
@@ -100,8 +105,7 @@ def versions() -> dict[str, Version]:
 def hashes(name: str, version: Version) -> list[str]:
     """Return the hashes of the package's files that fit one of the machines: wheels, or else the source."""
     request = urllib.request.Request(  # noqa: S310
-        f"{os.environ['PIP_INDEX_URL'].rstrip('/')}/{name}/",
-        headers={"Accept": "application/vnd.pypi.simple.v1+json"},
+        f"{os.environ['PIP_INDEX_URL'].rstrip('/')}/{name}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"}
     )
     with urllib.request.urlopen(request) as answer:  # noqa: S310
         files = json.load(answer)["files"]

@@ -102,9 +102,16 @@ class HubCalls:
     """
 
     def __init__(
-        self, name: str, link: Link, clock: Callable[[], float], wall_clock: Callable[[], float],
-        *, node: NodeName, software: str, patience_s: float = ANSWER_S_MAX,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        link: Link,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        *,
+        node: NodeName,
+        software: str,
+        patience_s: float = ANSWER_S_MAX,
+    ) -> None:
         self._check = f"link {name}"
         self._link, self._node, self._software = link, node, software
         self._urls = list(dict.fromkeys(link.to))[:URLS_MAX]
@@ -153,9 +160,13 @@ class HubCalls:
             @contextlib.asynccontextmanager
             async def asked(path: str, **more: str) -> AsyncIterator[aiohttp.ClientResponse]:
                 async with session.get(
-                    url.rstrip("/") + path, headers=more, ssl=tls, allow_redirects=False, proxy=self._proxy.url,
+                    url.rstrip("/") + path,
+                    headers=more,
+                    ssl=tls,
+                    allow_redirects=False,
+                    proxy=self._proxy.url,
                     proxy_headers=headers,
-                ) as answer:  # fmt: skip
+                ) as answer:
                     yield answer
 
             async with asked(_READY_PATH) as answer:
@@ -298,9 +309,13 @@ _BUDGET: KeyPath = ("disk", "budget")
 
 
 def examine(
-    config: EdgeConfig, written: Container[KeyPath], clock: Callable[[], float], wall_clock: Callable[[], float],
-    *, software: str,
-) -> Iterator[Verdict]:  # fmt: skip
+    config: EdgeConfig,
+    written: Container[KeyPath],
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+    *,
+    software: str,
+) -> Iterator[Verdict]:
     """Yield the lines, each when it is known. Blocks; each step has a bound of some seconds.
 
     Args:

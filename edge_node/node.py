@@ -132,9 +132,14 @@ class EdgeNode:
             self.unrouted = routing.Unrouted(self.config.unrouted.policy, self.log, self.counters)
             trial = self._make_trial()
             links = Links(
-                self.config, self.log, wall_clock=wall_clock, software=self._software, clock_reading=clock_reader(),
-                clock_error=wall_clock_error, config_door=trial,
-            )  # fmt: skip
+                self.config,
+                self.log,
+                wall_clock=wall_clock,
+                software=self._software,
+                clock_reading=clock_reader(),
+                clock_error=wall_clock_error,
+                config_door=trial,
+            )
             self._links = links
             # The links end after all parts that append to the log: their last words state that no record follows.
             stack.push_async_callback(links.close)
@@ -300,16 +305,27 @@ class EdgeNode:
     async def _start_clients(self, stack: contextlib.AsyncExitStack) -> None:
         config, log = self.config, self.log
         self._state = state = BrokerState(
-            config.data_dir, log, StateSettings.of(config, suppressed_streams(config, log)), self.state_counters,
-            wall_clock=wall_clock, post=poster(asyncio.get_running_loop()), refusals=self._refusals,
-        )  # fmt: skip
+            config.data_dir,
+            log,
+            StateSettings.of(config, suppressed_streams(config, log)),
+            self.state_counters,
+            wall_clock=wall_clock,
+            post=poster(asyncio.get_running_loop()),
+            refusals=self._refusals,
+        )
         stack.push_async_callback(state.close)
         self.listeners = Listeners(config, self.counters, self.listener_counters, self._refusals)
         stack.push_async_callback(self.listeners.close)
         self._context = context = ProtocolContext(
-            log, state.backlog, self.batch, self.unrouted, ClientSettings.of(config), self._refusals, self.counters,
+            log,
+            state.backlog,
+            self.batch,
+            self.unrouted,
+            ClientSettings.of(config),
+            self._refusals,
+            self.counters,
             wall_clock,
-        )  # fmt: skip
+        )
         self.ingest = context.ingest
         stack.callback(context.close)
         tracing = TracingPart(config, self._software, context.ingest, self._links.ledger, wall_clock, context.clock)
@@ -344,7 +360,7 @@ class EdgeNode:
         greeting = next(each.greeting for each in protocols if each.greeting)
         return lambda authenticator, accepted: ByPrefix(
             authenticator, accepted, versions, greeting, name.upper(), self._context.disconnect_log
-        )  # fmt: skip
+        )
 
     def _queues_of(self, context: ProtocolContext) -> Queues | None:
         if not has_listener("amqp", self.config.listeners) and QUEUES_STREAM not in self.log.streams():
@@ -353,28 +369,43 @@ class EdgeNode:
         from weft.edge_node.queues.queues import Queues
 
         return Queues(
-            self.log, context.ingest, self._state.backlog, QueueLimits.of(self.config), self._refusals,
-            context.round_robin, context.wheel, wall_clock,
-        )  # fmt: skip
+            self.log,
+            context.ingest,
+            self._state.backlog,
+            QueueLimits.of(self.config),
+            self._refusals,
+            context.round_robin,
+            context.wheel,
+            wall_clock,
+        )
 
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http is None:
             return
         health = Health(
-            self.log, lambda: self._state.failed is not None, lambda: self.listeners.is_open,
+            self.log,
+            lambda: self._state.failed is not None,
+            lambda: self.listeners.is_open,
             has_conflict=lambda: bool(self._links.conflicts.reasons),
-        )  # fmt: skip
+        )
         context, loop = self._context, asyncio.get_running_loop()
         pages = Pages(
-            self.status.facts, lambda: render(self.status), health,
+            self.status.facts,
+            lambda: render(self.status),
+            health,
             history=lambda of_day: self.status.history.view(of_day=of_day),
             messages=MessagePages(
-                context.subscriptions, self.listeners.accounts, self.config.http.hosts or (), loop.time, wall_clock,
+                context.subscriptions,
+                self.listeners.accounts,
+                self.config.http.hosts or (),
+                loop.time,
+                wall_clock,
                 takes_anyone=any(each and each.anonymous != "never" for each in self.config.listeners.values()),
             ),
-            connections_max=self.config.limits.http_connections, monotonic=loop.time,
+            connections_max=self.config.limits.http_connections,
+            monotonic=loop.time,
             refusals=self._refusals,
-        )  # fmt: skip
+        )
         await pages.start(self.config.http.bind, self.config.http.hosts)
         stack.push_async_callback(pages.close)
         self.http = Address(parse_bind(self.config.http.bind).host, pages.port)

@@ -147,8 +147,9 @@ class Reconfigure:
                 self._refused = str(error)
                 logger.error(
                     "%s is not valid, and the node could not start with it. The node keeps its settings: %s",
-                    self._file.path, error,
-                )  # fmt: skip
+                    self._file.path,
+                    error,
+                )
                 raise
             outcome = self.apply(wanted)
             if not outcome.applied and not outcome.restart:
@@ -228,9 +229,12 @@ class OverlaidNode:
     """
 
     def __init__(
-        self, overlay: Overlay, reconfigure: Callable[[], Reconfigure], links: Callable[[], Sequence[LinkStatus]],
+        self,
+        overlay: Overlay,
+        reconfigure: Callable[[], Reconfigure],
+        links: Callable[[], Sequence[LinkStatus]],
         restart: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._overlay = overlay
         self._reconfigure = reconfigure
         self._links = links

@@ -30,10 +30,18 @@ ERRORS_SUFFIX: Final = "-errors"
 """Suffix of the names of streams with records that functions rejected: ``NAME-errors`` for stream NAME."""
 AMQP_LINKS_STREAM: Final = "weft-amqp-links"
 """Stream of the places of AMQP 1.0 links that outlive their connection."""
-STATE_STREAMS: Final = frozenset({
-    SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM, FUNCTIONS_STREAM, HTTP_STREAM, QUEUES_STREAM, QUEUES_STATE_STREAM,
-    AMQP_LINKS_STREAM, DOWN_STATE_STREAM,
-})  # fmt: skip
+STATE_STREAMS: Final = frozenset(
+    {
+        SESSION_JOURNAL_STREAM,
+        SESSION_TOPICS_STREAM,
+        FUNCTIONS_STREAM,
+        HTTP_STREAM,
+        QUEUES_STREAM,
+        QUEUES_STATE_STREAM,
+        AMQP_LINKS_STREAM,
+        DOWN_STATE_STREAM,
+    }
+)
 """Streams that commands and status pages do not show: they hold the state of clients, functions and queues."""
 STREAMS_THAT_STAY: Final = STATE_STREAMS | {UNROUTED_STREAM, DOWN_STREAM}
 """Streams that never leave the node, under any configuration."""

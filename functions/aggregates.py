@@ -425,9 +425,15 @@ class Layout:
         self._update: dict[Argument, list[str]] = {}
         self._merge: list[str] = [
             f"if b[{FIRST}] < a[{FIRST}]: a[{FIRST}] = b[{FIRST}]",
-            *([f"if b[{START}] < a[{START}]: a[{START}] = b[{START}]",
-               f"if b[{LAST}] > a[{LAST}]: a[{LAST}] = b[{LAST}]"] if is_session else []),
-        ]  # fmt: skip
+            *(
+                [
+                    f"if b[{START}] < a[{START}]: a[{START}] = b[{START}]",
+                    f"if b[{LAST}] > a[{LAST}]: a[{LAST}] = b[{LAST}]",
+                ]
+                if is_session
+                else []
+            ),
+        ]
         self._result: list[str] = []
         self._known: dict[tuple[str, Argument], int] = {}
         self._sketches = Sketches(accuracy)

@@ -240,12 +240,7 @@ class Chain:
     Call ``process`` with rows up to the next tick, then ``tick``, and so on (``slices``, ``ticks``).
     """
 
-    def __init__(
-        self,
-        functions: Sequence[tuple[str, Function]],
-        decoder: Format,
-        encoder: Format | Writing,
-    ) -> None:
+    def __init__(self, functions: Sequence[tuple[str, Function]], decoder: Format, encoder: Format | Writing) -> None:
         """Join functions.
 
         Args:

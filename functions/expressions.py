@@ -110,12 +110,24 @@ _REFUSED: dict[type[ast.AST], str] = {
 }
 _OTHER_WORDS = {"true": "True", "false": "False", "null": "None", "nil": "None"}
 _CALCULATIONS: dict[type[ast.operator], str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
-}  # fmt: skip
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Pow: "**",
+}
 _COMPARISONS: dict[type[ast.cmpop], str] = {
-    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.In: "in",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.In: "in",
     ast.NotIn: "not in",
-}  # fmt: skip
+}
 
 _TAKE_NULLS = ("is_number", "is_text")
 _FALLBACK = ', or default(name, "?") to fall back on a value'

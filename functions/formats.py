@@ -488,9 +488,19 @@ EXACT = 1 << 50
 """Largest ratio of a number to its step at which scaling in doubles, forth and back, gives the same integer."""
 
 _CODES = {
-    "bool": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
-    "f16": "e", "f32": "f", "f64": "d",
-}  # fmt: skip
+    "bool": "?",
+    "i8": "b",
+    "i16": "h",
+    "i32": "i",
+    "i64": "q",
+    "u8": "B",
+    "u16": "H",
+    "u32": "I",
+    "u64": "Q",
+    "f16": "e",
+    "f32": "f",
+    "f64": "d",
+}
 _LENGTH = re.compile(r"(text|bytes|skip)\[(\d+)\]")
 
 

@@ -11,14 +11,7 @@ from weft.config.functions.step import Sparkplug
 from weft.functions.contract import Context, Format, Function, PayloadError, Values
 from weft.functions.enrich import Enrich
 from weft.functions.fields import Set, make_redact, make_select
-from weft.functions.formats import (
-    BytesFormat,
-    JsonFormat,
-    MsgpackFormat,
-    NumberFormat,
-    StructFormat,
-    TextFormat,
-)
+from weft.functions.formats import BytesFormat, JsonFormat, MsgpackFormat, NumberFormat, StructFormat, TextFormat
 from weft.functions.python import Python
 from weft.functions.routing import AlertFunction, RouteFunction, Where
 from weft.functions.sql import SqlFunction

@@ -92,9 +92,22 @@ _DATES = ("date", "time", "datetime", "julianday", "unixepoch", "strftime") + (
     ("timediff",) if sqlite3.sqlite_version_info >= (3, 43) else ()
 )
 _REFUSED = frozenset(
-    ("random", "randomblob", "zeroblob", "changes", "total_changes", "last_insert_rowid", "load_extension",
-     "current_date", "current_time", "current_timestamp", "sqlite_version", "sqlite_source_id", "fts3_tokenizer")
-)  # fmt: skip
+    (
+        "random",
+        "randomblob",
+        "zeroblob",
+        "changes",
+        "total_changes",
+        "last_insert_rowid",
+        "load_extension",
+        "current_date",
+        "current_time",
+        "current_timestamp",
+        "sqlite_version",
+        "sqlite_source_id",
+        "fts3_tokenizer",
+    )
+)
 _TIME_OF_MACHINE = frozenset(("now", "localtime", "utc"))
 _READS = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ))
 

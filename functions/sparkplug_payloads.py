@@ -178,26 +178,41 @@ class Datatype(IntEnum):
 
 
 _INTEGERS = {
-    Datatype.INT8: (8, True), Datatype.INT16: (16, True), Datatype.INT32: (32, True), Datatype.INT64: (64, True),
-    Datatype.UINT8: (8, False), Datatype.UINT16: (16, False), Datatype.UINT32: (32, False),
-    Datatype.UINT64: (64, False), Datatype.DATETIME: (64, False),
-}  # fmt: skip
+    Datatype.INT8: (8, True),
+    Datatype.INT16: (16, True),
+    Datatype.INT32: (32, True),
+    Datatype.INT64: (64, True),
+    Datatype.UINT8: (8, False),
+    Datatype.UINT16: (16, False),
+    Datatype.UINT32: (32, False),
+    Datatype.UINT64: (64, False),
+    Datatype.DATETIME: (64, False),
+}
 """Datatype -> its bits, and whether it has a sign. A time is milliseconds since 1970."""
 _ARRAYS = {
-    Datatype.INT8_ARRAY: "b", Datatype.INT16_ARRAY: "h", Datatype.INT32_ARRAY: "i", Datatype.INT64_ARRAY: "q",
-    Datatype.UINT8_ARRAY: "B", Datatype.UINT16_ARRAY: "H", Datatype.UINT32_ARRAY: "I", Datatype.UINT64_ARRAY: "Q",
-    Datatype.FLOAT_ARRAY: "f", Datatype.DOUBLE_ARRAY: "d", Datatype.DATETIME_ARRAY: "Q",
-}  # fmt: skip
+    Datatype.INT8_ARRAY: "b",
+    Datatype.INT16_ARRAY: "h",
+    Datatype.INT32_ARRAY: "i",
+    Datatype.INT64_ARRAY: "q",
+    Datatype.UINT8_ARRAY: "B",
+    Datatype.UINT16_ARRAY: "H",
+    Datatype.UINT32_ARRAY: "I",
+    Datatype.UINT64_ARRAY: "Q",
+    Datatype.FLOAT_ARRAY: "f",
+    Datatype.DOUBLE_ARRAY: "d",
+    Datatype.DATETIME_ARRAY: "Q",
+}
 """Datatype -> code of ``struct`` for an item."""
 _FLOATS = frozenset({Datatype.FLOAT, Datatype.DOUBLE})
 _TEXTS = frozenset({Datatype.STRING, Datatype.TEXT, Datatype.UUID})
 
 
-_NAMES = {
-    each: each.name.title().replace("_", "").replace("Uint", "UInt")
-    for each in Datatype
-} | {Datatype.UUID: "UUID", Datatype.DATASET: "DataSet", Datatype.DATETIME: "DateTime",
-     Datatype.DATETIME_ARRAY: "DateTimeArray"}  # fmt: skip
+_NAMES = {each: each.name.title().replace("_", "").replace("Uint", "UInt") for each in Datatype} | {
+    Datatype.UUID: "UUID",
+    Datatype.DATASET: "DataSet",
+    Datatype.DATETIME: "DateTime",
+    Datatype.DATETIME_ARRAY: "DateTimeArray",
+}
 """Datatype -> its name in the specification: ``UInt16``, ``DateTimeArray``."""
 
 
@@ -873,9 +888,16 @@ def _reading(metric: Any, known: Definitions, sent: int | None) -> Reading:
     except PayloadError as error:
         raise PayloadError(f"metric {name[:100]}: {error}") from None
     return Reading(
-        name, title_of(datatype), value, metric.timestamp if metric.HasField("timestamp") else sent, quality,
-        metric.is_historical, metric.is_transient, properties or None, template,
-    )  # fmt: skip
+        name,
+        title_of(datatype),
+        value,
+        metric.timestamp if metric.HasField("timestamp") else sent,
+        quality,
+        metric.is_historical,
+        metric.is_transient,
+        properties or None,
+        template,
+    )
 
 
 def _take_quality(properties: Values) -> int:

@@ -101,9 +101,9 @@ class SqlFunction(Windows, AsyncFunction):
             self.naming,
             arguments=(),
             levels=(),
-            event=None if settings.time is None else (
-                field_code(settings.time), event_time_reader(settings.time, settings.time_unit, settings.time_zone)
-            ),
+            event=None
+            if settings.time is None
+            else (field_code(settings.time), event_time_reader(settings.time, settings.time_unit, settings.time_zone)),
             before=[
                 *wide,
                 "w_item = w_pack([w_time, row.key, v, row.seq, row.input])",
@@ -114,7 +114,7 @@ class SqlFunction(Windows, AsyncFunction):
             ],
             update=[f"a[{COUNT}] += 1", f"a[{size}] = w_size", "w_store.keep(p, w_item)", *source_lines(self._sources)],
             names={"w_pack": _packed, "w_float": float, **SOURCE_NAMES},
-        )  # fmt: skip
+        )
 
     def _new(self, first: int, start: int) -> list[Any]:
         return [first, 0, start, start, 0, 0, {}, []] if self.plan.gap else [first, 0, 0, 0, {}, []]

@@ -9,19 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from weft.config.functions.step import Band, Changes, Deadband, Dedupe, Sample, SwingingDoor
-from weft.functions.contract import (
-    MISSING,
-    Context,
-    Function,
-    Gap,
-    Out,
-    Path,
-    Row,
-    State,
-    Values,
-    getter,
-    names_in,
-)
+from weft.functions.contract import MISSING, Context, Function, Gap, Out, Path, Row, State, Values, getter, names_in
 from weft.functions.series import (
     KEY_BYTES_MAX,
     LARGEST,

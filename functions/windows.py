@@ -606,13 +606,13 @@ class WindowFunction(Windows):
             self.naming,
             arguments=arguments,
             levels=levels,
-            event=None if settings.time is None else (
-                field_code(settings.time), event_time_reader(settings.time, settings.time_unit, settings.time_zone)
-            ),
+            event=None
+            if settings.time is None
+            else (field_code(settings.time), event_time_reader(settings.time, settings.time_unit, settings.time_zone)),
             before=before,
             update=update,
             names=layout.namespace(),
-        )  # fmt: skip
+        )
 
     def reads(self) -> frozenset[Path]:
         """Return the fields of aggregates, groups and the time."""
@@ -642,9 +642,11 @@ class WindowFunction(Windows):
             for pane in panes:
                 self._merge(numbers, pane.numbers)
         values: dict[str, Any] = self.frame(closed)
-        kept = [] if self._over is None else sorted(
-            (item for pane in panes for item in self.store.kept(pane)), key=lambda item: item[0]
-        )  # fmt: skip
+        kept = (
+            []
+            if self._over is None
+            else sorted((item for pane in panes for item in self.store.kept(pane)), key=lambda item: item[0])
+        )
         self._result(numbers, values, kept)
         over = 0 if self._over is None else numbers[self._over]
         if over:

@@ -46,9 +46,13 @@ class Right(StrEnum):
 
 
 CONCERNS: Mapping[Right, str] = {
-    Right.WRITE: "stream", Right.READ: "stream", Right.PUBLISH: "edge", Right.PULL: "stream", Right.RELAY: "stream",
+    Right.WRITE: "stream",
+    Right.READ: "stream",
+    Right.PUBLISH: "edge",
+    Right.PULL: "stream",
+    Right.RELAY: "stream",
     Right.REPORT: "pipeline",
-}  # fmt: skip
+}
 """Right -> the kind of name that its pattern is of. The others have no pattern."""
 _OF_SCOPES: Mapping[str, tuple[str, ...]] = {
     "edge": ("write",),
@@ -62,9 +66,10 @@ _OF_SCOPES: Mapping[str, tuple[str, ...]] = {
 _OF_VIEWERS = ("read", "edges")
 _OF_OPERATORS = (*_OF_VIEWERS, "publish", "pull", "status", "metrics", "acts", "report")
 ROLES: Mapping[str, tuple[str, ...]] = {
-    "viewer": _OF_VIEWERS, "operator": _OF_OPERATORS,
+    "viewer": _OF_VIEWERS,
+    "operator": _OF_OPERATORS,
     "administrator": (*_OF_OPERATORS, "tenants", "nodes", "tokens"),
-}  # fmt: skip
+}
 """Name of a role -> its grants, for people who make tokens: a token has the grants themselves, of its tenant."""
 
 

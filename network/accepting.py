@@ -483,8 +483,12 @@ class Acceptor:
         self._admission.listener_counters.accept_pauses += 1
         if self._pause is not None:
             return
-        log.error("listener %s has stopped accepting for now: %s; raise the process's limit of open files, or lower "
-                  "limits.connections", self._name, error.strerror)  # fmt: skip
+        log.error(
+            "listener %s has stopped accepting for now: %s; raise the process's limit of open files, or lower "
+            "limits.connections",
+            self._name,
+            error.strerror,
+        )
         for each in self._sockets:
             self._loop.remove_reader(each)
         self._pause = self._loop.call_later(ACCEPT_PAUSE_S, self._try_again)

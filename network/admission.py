@@ -212,8 +212,16 @@ class NetworkConnection:
     """
 
     __slots__ = (
-        "_admission", "counted_as", "deadline", "host", "is_half_open", "is_over", "name", "origin", "transport",
-    )  # fmt: skip
+        "_admission",
+        "counted_as",
+        "deadline",
+        "host",
+        "is_half_open",
+        "is_over",
+        "name",
+        "origin",
+        "transport",
+    )
 
     def __init__(self, admission: Admission, host: str, name: str, deadline: float) -> None:
         self._admission = admission
@@ -310,8 +318,13 @@ class Admission:
         if await self._slots.get(connection):
             return True
         self.counters.connections_refused += 1
-        self.complain("full", "refused %s: %d connections are open, the limit; raise %s.connections for more",
-                       connection.name, len(self._slots), self.limits.section)  # fmt: skip
+        self.complain(
+            "full",
+            "refused %s: %d connections are open, the limit; raise %s.connections for more",
+            connection.name,
+            len(self._slots),
+            self.limits.section,
+        )
         return False
 
     def opened(self, connection: NetworkConnection) -> None:
@@ -358,8 +371,12 @@ class Admission:
             connection.origin
         ):
             self.listener_counters.connections_rate_limited += 1
-            self.complain("rate", "refused %s: more connections from this address than %s.connection_rate or a bound "
-                           "per address allow", connection.name, self.limits.section)  # fmt: skip
+            self.complain(
+                "rate",
+                "refused %s: more connections from this address than %s.connection_rate or a bound per address allow",
+                connection.name,
+                self.limits.section,
+            )
             return False
         return True
 
@@ -390,8 +407,13 @@ class Admission:
         """
         connection = self._half_open.victim()
         self.listener_counters.half_open_evicted += 1
-        self.complain("half open", "closed %s: more than %d connections are half open (%s.half_open)",
-                       connection.name, self.limits.half_open_max, self.limits.section)  # fmt: skip
+        self.complain(
+            "half open",
+            "closed %s: more than %d connections are half open (%s.half_open)",
+            connection.name,
+            self.limits.half_open_max,
+            self.limits.section,
+        )
         self._abort(connection)
 
     def _abort(self, connection: NetworkConnection) -> None:

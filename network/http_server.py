@@ -199,13 +199,7 @@ class HttpServer:
     """
 
     def __init__(
-        self,
-        idle: Bound,
-        of_address: Bound,
-        monotonic: Callable[[], float],
-        refusals: Refusals,
-        *,
-        shutdown_s: float,
+        self, idle: Bound, of_address: Bound, monotonic: Callable[[], float], refusals: Refusals, *, shutdown_s: float
     ) -> None:
         self._idle_bound = idle
         self._of_address = of_address

@@ -408,17 +408,21 @@ def _facts(certificate: bytes) -> CertificateFacts:
     _, end = elements(validity)
     extensions = {
         identifier: value
-        for tag, wrapped in more if tag == _EXTENSIONS
+        for tag, wrapped in more
+        if tag == _EXTENSIONS
         for _, extension in elements(content(wrapped))
         for identifier, value in [_extension(extension)]
-    }  # fmt: skip
+    }
     constraints = extensions.get(_BASIC_CONSTRAINTS)
     return CertificateFacts(
-        issuer, subject, time_of(*end), tuple(_common_names(subject)),
+        issuer,
+        subject,
+        time_of(*end),
+        tuple(_common_names(subject)),
         tuple(_hosts(extensions.get(_ALTERNATIVE_NAMES))),
         # Certificates of version 1 have no extension that could say so; OpenSSL takes them, too.
         is_version_1 if constraints is None else _BOOLEAN in dict(elements(content(constraints))),
-    )  # fmt: skip
+    )
 
 
 def _extension(extension: bytes) -> tuple[bytes, bytes]:

@@ -143,9 +143,14 @@ class ExportSettings:
             software: name and version of the program.
         """
         return cls(
-            endpoint=collector.endpoint, service=service, version=software.rpartition(" ")[2], instance=instance,
-            headers_file=collector.headers_file, ca_file=collector.ca_file, queue_max=collector.queue,
-        )  # fmt: skip
+            endpoint=collector.endpoint,
+            service=service,
+            version=software.rpartition(" ")[2],
+            instance=instance,
+            headers_file=collector.headers_file,
+            ca_file=collector.ca_file,
+            queue_max=collector.queue,
+        )
 
     @property
     def url(self) -> str:
@@ -313,9 +318,12 @@ class TraceExport:
         # Its lines would repeat with every batch, and ours say the same.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._library = library = OTLPSpanExporter(
-            settings.url, certificate_file=settings.ca_file, headers=headers, timeout=settings.timeout_s,
+            settings.url,
+            certificate_file=settings.ca_file,
+            headers=headers,
+            timeout=settings.timeout_s,
             compression=Compression.Gzip,
-        )  # fmt: skip
+        )
         converted = _converter(settings)
         return lambda spans: library.export(converted(spans)) is SpanExportResult.SUCCESS
 

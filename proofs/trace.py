@@ -459,9 +459,11 @@ class _Search:
         """Return the condition on rows with these columns."""
         used = self._used
         wanted = (
-            (pc.field("_edge") == used.edge) & (pc.field("_log") == used.log)
-            & (pc.field("_seq") >= used.first) & (pc.field("_seq") <= used.last)
-        )  # fmt: skip
+            (pc.field("_edge") == used.edge)
+            & (pc.field("_log") == used.log)
+            & (pc.field("_seq") >= used.first)
+            & (pc.field("_seq") <= used.last)
+        )
         narrowing, self._narrowed_by = self._wanted.narrowing.expression(columns)
         return wanted if narrowing is None else wanted & narrowing
 
@@ -829,6 +831,7 @@ def _is_topic(row: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
 
 def _levels(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: value for name, value in row.items()
+        name: value
+        for name, value in row.items()
         if not name.startswith("_") and name != "payload" and isinstance(value, str)
-    }  # fmt: skip
+    }

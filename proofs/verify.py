@@ -138,9 +138,18 @@ def lane_end(shard: int, lane: Lane, held: LaneState, restored: int) -> LaneEnd:
     """
     gone = [(gap.first, gap.end) for gap in held.gaps if gap.reason == GapReason.ABSENT]
     return LaneEnd(
-        lane.tenant, lane.edge, format_log_id(lane.log_id), lane.stream, shard, held.ranges.contiguous_end(),
-        held.complete_up_to, gone, held.retired is not None, held.ended_in_order(), held.last_seen < restored,
-    )  # fmt: skip
+        lane.tenant,
+        lane.edge,
+        format_log_id(lane.log_id),
+        lane.stream,
+        shard,
+        held.ranges.contiguous_end(),
+        held.complete_up_to,
+        gone,
+        held.retired is not None,
+        held.ended_in_order(),
+        held.last_seen < restored,
+    )
 
 
 # Verification of one shard's log: every chunk from the first held one on, and the snapshots against the fold.
@@ -276,9 +285,10 @@ class LogCheck:
             self._report.note(f"shard-{self._log.shard}", "missing", missing)
         if state is None and end > first:
             self._report.note(
-                f"shard-{self._log.shard}", "missing",
+                f"shard-{self._log.shard}",
+                "missing",
                 "no snapshot leads to the head of the log behind what is missing: a hub cannot load this shard",
-            )  # fmt: skip
+            )
         self._checked.state = state
 
     def _note_hole(self, first: int | None, end: int) -> None:
@@ -322,10 +332,11 @@ class LogCheck:
             except CodecError as error:
                 is_sound = False
                 self._report.note(
-                    key, "damaged",
+                    key,
+                    "damaged",
                     f"{key}: offsets {section.base_offset} to {section.base_offset + section.count - 1} of "
                     f"{section.tenant}/{section.stream} are damaged: {error}",
-                )  # fmt: skip
+                )
             self._checked.starts.setdefault((section.tenant, section.stream), section.base_offset)
         self._shard.chunks += is_sound
         self._shard.bytes += len(data)
@@ -447,10 +458,11 @@ def check_positions(
         end = log.state.next_offset.get(stream, 0) if log.state is not None else None
         if end is not None and position > end:
             report.note(
-                key, "ahead",
+                key,
+                "ahead",
                 f"{key} has rows of shard {shard} up to offset {position}, the log ends at {end}: the log is older "
                 "than the table",
-            )  # fmt: skip
+            )
             continue
         n, crc = (state.transactions.get(name) for name in source_ids(app))
         if position and n is not None and n >= log.first and log.crcs.get(n) != crc:
@@ -459,10 +471,11 @@ def check_positions(
         start = log.starts.get(stream, end)
         if start is not None and position < start:
             report.note(
-                key, "rows_missing",
+                key,
+                "rows_missing",
                 f"offsets {position} to {start - 1} of {found.tenant}/{found.stream} in shard {shard} are neither in "
                 "the table nor in a chunk",
-            )  # fmt: skip
+            )
 
 
 async def verify(store: ObjectStore) -> VerifyReport:

@@ -39,9 +39,23 @@ from weft.protocols.errors import Corrupt
 # the sections of a message and in the frames before ``open``.
 
 __all__ = [
-    "DEPTH_MAX", "Array", "Decoded", "Described", "Opaque", "Symbol", "Timestamp", "decode", "described", "encode",
-    "encode_map", "fields", "symbols", "ubyte", "uint", "ulong",
-]  # fmt: skip
+    "DEPTH_MAX",
+    "Array",
+    "Decoded",
+    "Described",
+    "Opaque",
+    "Symbol",
+    "Timestamp",
+    "decode",
+    "described",
+    "encode",
+    "encode_map",
+    "fields",
+    "symbols",
+    "ubyte",
+    "uint",
+    "ulong",
+]
 
 DEPTH_MAX: Final = 32
 """Deepest nesting of lists, maps, arrays and described values."""
@@ -161,16 +175,39 @@ def _boolean(byte: int) -> bool:
 
 
 _SIMPLE: dict[int, Callable[[bytes, int], Decoded]] = {
-    0x40: _constant(None), 0x41: _constant(True), 0x42: _constant(False), 0x43: _constant(UInt32(0)),
-    0x44: _constant(UInt64(0)), 0x50: _fixed(">B", UInt8), 0x51: _fixed(">b", Int8), 0x52: _fixed(">B", UInt32),
-    0x53: _fixed(">B", UInt64), 0x54: _fixed(">b", Int32), 0x55: _fixed(">b"), 0x56: _fixed(">B", _boolean),
-    0x60: _fixed(">H", UInt16), 0x61: _fixed(">h", Int16), 0x70: _fixed(">I", UInt32), 0x71: _fixed(">i", Int32),
-    0x72: _fixed(">f", Float32), 0x73: _fixed(">I", _char), 0x74: _opaque(0x74, 4), 0x80: _fixed(">Q", UInt64),
-    0x81: _fixed(">q"), 0x82: _fixed(">d"), 0x83: _fixed(">q", Timestamp), 0x84: _opaque(0x84, 8),
-    0x94: _opaque(0x94, 16), 0x98: lambda data, at: (UUID(bytes=_cut(data, at, 16)), at + 16),
-    0xA0: _variable(1, bytes), 0xB0: _variable(4, bytes), 0xA1: _variable(1, _text), 0xB1: _variable(4, _text),
-    0xA3: _variable(1, _symbol), 0xB3: _variable(4, _symbol),
-}  # fmt: skip
+    0x40: _constant(None),
+    0x41: _constant(True),
+    0x42: _constant(False),
+    0x43: _constant(UInt32(0)),
+    0x44: _constant(UInt64(0)),
+    0x50: _fixed(">B", UInt8),
+    0x51: _fixed(">b", Int8),
+    0x52: _fixed(">B", UInt32),
+    0x53: _fixed(">B", UInt64),
+    0x54: _fixed(">b", Int32),
+    0x55: _fixed(">b"),
+    0x56: _fixed(">B", _boolean),
+    0x60: _fixed(">H", UInt16),
+    0x61: _fixed(">h", Int16),
+    0x70: _fixed(">I", UInt32),
+    0x71: _fixed(">i", Int32),
+    0x72: _fixed(">f", Float32),
+    0x73: _fixed(">I", _char),
+    0x74: _opaque(0x74, 4),
+    0x80: _fixed(">Q", UInt64),
+    0x81: _fixed(">q"),
+    0x82: _fixed(">d"),
+    0x83: _fixed(">q", Timestamp),
+    0x84: _opaque(0x84, 8),
+    0x94: _opaque(0x94, 16),
+    0x98: lambda data, at: (UUID(bytes=_cut(data, at, 16)), at + 16),
+    0xA0: _variable(1, bytes),
+    0xB0: _variable(4, bytes),
+    0xA1: _variable(1, _text),
+    0xB1: _variable(4, _text),
+    0xA3: _variable(1, _symbol),
+    0xB3: _variable(4, _symbol),
+}
 
 
 def _sizes(data: bytes, at: int, width: int) -> tuple[int, int, int]:
@@ -233,8 +270,14 @@ def _ends(at: int, end: int) -> int:
 
 
 _COMPOUND: dict[int, Callable[[int, bytes, int, int], Decoded]] = {
-    0x45: _list, 0xC0: _list, 0xD0: _list, 0xC1: _map, 0xD1: _map, 0xE0: _array, 0xF0: _array
-}  # fmt: skip
+    0x45: _list,
+    0xC0: _list,
+    0xD0: _list,
+    0xC1: _map,
+    0xD1: _map,
+    0xE0: _array,
+    0xF0: _array,
+}
 
 
 # --- encoding
@@ -385,11 +428,16 @@ VALUE: Final = 0x77
 FOOTER: Final = 0x78
 
 _NAMES: Final = {
-    "amqp:header:list": HEADER, "amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
-    "amqp:message-annotations:map": MESSAGE_ANNOTATIONS, "amqp:properties:list": PROPERTIES,
-    "amqp:application-properties:map": APPLICATION_PROPERTIES, "amqp:data:binary": DATA,
-    "amqp:amqp-sequence:list": SEQUENCE, "amqp:amqp-value:*": VALUE, "amqp:footer:map": FOOTER,
-}  # fmt: skip
+    "amqp:header:list": HEADER,
+    "amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
+    "amqp:message-annotations:map": MESSAGE_ANNOTATIONS,
+    "amqp:properties:list": PROPERTIES,
+    "amqp:application-properties:map": APPLICATION_PROPERTIES,
+    "amqp:data:binary": DATA,
+    "amqp:amqp-sequence:list": SEQUENCE,
+    "amqp:amqp-value:*": VALUE,
+    "amqp:footer:map": FOOTER,
+}
 """Descriptors as symbols, which mean the same as the numbers."""
 _FIELDS: Final = 13
 
@@ -426,9 +474,20 @@ class Properties(msgspec.Struct, kw_only=True, frozen=True):
 
 NO_PROPERTIES: Final = Properties()
 _TYPES: Final[tuple[tuple[type, ...], ...]] = (
-    (str, bytes, int, UUID), (bytes,), (str,), (str,), (str,), (str, bytes, int, UUID), (str,), (str,),
-    (int,), (int,), (str,), (int,), (str,),
-)  # fmt: skip
+    (str, bytes, int, UUID),
+    (bytes,),
+    (str,),
+    (str,),
+    (str,),
+    (str, bytes, int, UUID),
+    (str,),
+    (str,),
+    (int,),
+    (int,),
+    (str,),
+    (int,),
+    (str,),
+)
 
 
 class Message(msgspec.Struct, kw_only=True):

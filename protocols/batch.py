@@ -384,10 +384,16 @@ def is_plainly_sound(body: Buffer, count: int, first_time: int, last_time: int) 
     keys, table = values[at], values[-1]
     at_payloads = at_keys + 8 + keys + (-keys % 8)
     if (
-        values[0] != 8 * count or values[1] or values[2] != first_time or values[at - 1] != last_time
-        or values[at + 1] or not 0 < table <= count or max(values[at + 2 : -1]) >= table
-        or keys < index_bytes + 4 * table + 8 or at_payloads + 12 + index_bytes > size
-    ):  # fmt: skip
+        values[0] != 8 * count
+        or values[1]
+        or values[2] != first_time
+        or values[at - 1] != last_time
+        or values[at + 1]
+        or not 0 < table <= count
+        or max(values[at + 2 : -1]) >= table
+        or keys < index_bytes + 4 * table + 8
+        or at_payloads + 12 + index_bytes > size
+    ):
         return False
     payloads, zero, *offsets = _u32s_at(count + 3).unpack_from(body, at_payloads)
     length = payloads - index_bytes - 4
@@ -395,11 +401,15 @@ def is_plainly_sound(body: Buffer, count: int, first_time: int, last_time: int) 
         return False
     names = [*_u32s_at(table + 1).unpack_from(body, at_keys + 12 + index_bytes)]
     return (
-        not offsets[0] and offsets[-1] == length and sorted(offsets) == offsets
-        and not names[0] and names[-1] == keys - index_bytes - 4 * table - 8 and sorted(names) == names
+        not offsets[0]
+        and offsets[-1] == length
+        and sorted(offsets) == offsets
+        and not names[0]
+        and names[-1] == keys - index_bytes - 4 * table - 8
+        and sorted(names) == names
         # This bounds the longest key, and so few records cannot be too many bytes as rows.
         and names[-1] <= KEY_BYTES_MAX
-    )  # fmt: skip
+    )
 
 
 def _decode_keys(key_index: memoryview, data: memoryview, count: int, checks: Checks) -> list[bytes]:
@@ -563,8 +573,21 @@ def decode_header(data: Buffer, offset: int = 0) -> BatchHeader:
     """
     if len(data) - offset < HEADER_BYTES:
         raise Truncated(f"a batch header has {HEADER_BYTES} bytes, {len(data) - offset} are left")
-    (magic, crc, kind, stream, count, raw_length, body_length, origin,
-     base_seq, first_time, last_time, boot_id, monotonic) = _HEADER_READ.unpack_from(data, offset)  # fmt: skip
+    (
+        magic,
+        crc,
+        kind,
+        stream,
+        count,
+        raw_length,
+        body_length,
+        origin,
+        base_seq,
+        first_time,
+        last_time,
+        boot_id,
+        monotonic,
+    ) = _HEADER_READ.unpack_from(data, offset)
     if magic != _MAGIC:
         if magic[:3] != MAGIC:
             raise Corrupt(f"expected a batch ({MAGIC!r}), found {magic!r}")
@@ -579,10 +602,25 @@ def decode_header(data: Buffer, offset: int = 0) -> BatchHeader:
     if base_seq + count > SEQ_END:
         raise Corrupt(f"a batch runs past the last sequence number: {base_seq} + {count}")
     # Not with the class's own constructor, which takes twice as long.
-    return tuple.__new__(BatchHeader, (
-        stream, base_seq, count, first_time, last_time, boot_id, monotonic,
-        clock, codec, columns, raw_length, body_length, crc, origin,
-    ))  # fmt: skip
+    return tuple.__new__(
+        BatchHeader,
+        (
+            stream,
+            base_seq,
+            count,
+            first_time,
+            last_time,
+            boot_id,
+            monotonic,
+            clock,
+            codec,
+            columns,
+            raw_length,
+            body_length,
+            crc,
+            origin,
+        ),
+    )
 
 
 def _refuse_unknown(data: Buffer, offset: int, end: int, crc: int) -> NoReturn:
@@ -722,9 +760,25 @@ def encode(
     first_time, last_time = ends_of(columns.times, count)
     header = bytearray(HEADER_BYTES)
     HEADER.pack_into(
-        header, 0, MAGIC + bytes([VERSION]), 0, codec, present, clock.state, 0,
-        stream, count, len(raw), len(body), origin, base_seq, first_time, last_time, clock.boot_id, clock.monotonic,
-    )  # fmt: skip
+        header,
+        0,
+        MAGIC + bytes([VERSION]),
+        0,
+        codec,
+        present,
+        clock.state,
+        0,
+        stream,
+        count,
+        len(raw),
+        len(body),
+        origin,
+        base_seq,
+        first_time,
+        last_time,
+        clock.boot_id,
+        clock.monotonic,
+    )
     struct.pack_into("<I", header, 4, crc32c(body, crc32c(header[CRC_END:])))
     return b"".join((header, body))
 
@@ -847,9 +901,13 @@ def records(data: Buffer, offset: int = 0, first: int = 0, end: int | None = Non
     payload = bytes(columns.payload)
     for i in range(header.count)[first:end]:
         yield Record(
-            header.base_seq + i, times[i], columns.keys[key_index[i]], payload[offsets[i] : offsets[i + 1]],
-            columns.headers.get(i, ()), Flag(columns.flags[i]) if columns.flags else Flag(0),
-        )  # fmt: skip
+            header.base_seq + i,
+            times[i],
+            columns.keys[key_index[i]],
+            payload[offsets[i] : offsets[i + 1]],
+            columns.headers.get(i, ()),
+            Flag(columns.flags[i]) if columns.flags else Flag(0),
+        )
 
 
 def mergeable(left: BatchHeader, right: BatchHeader) -> bool:
@@ -900,9 +958,14 @@ def merge(batches: Sequence[Buffer], compressor: zstandard.ZstdCompressor | None
         done += header.count
         length += len(part.payload)
     columns = Columns(
-        b"".join(part.times for part in parts), u32s(key_index).tobytes(), list(table), u32s(offsets).tobytes(),
-        b"".join(part.payload for part in parts), pairs, bytes(flags),
-    )  # fmt: skip
+        b"".join(part.times for part in parts),
+        u32s(key_index).tobytes(),
+        list(table),
+        u32s(offsets).tobytes(),
+        b"".join(part.payload for part in parts),
+        pairs,
+        bytes(flags),
+    )
     first = headers[0]
     clock = ClockReading(first.boot_id, first.monotonic, first.clock)
     return encode(first.stream, first.base_seq, columns, clock, compressor, origin=first.origin)

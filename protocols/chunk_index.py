@@ -477,21 +477,40 @@ def decode_block(data: Buffer, stream: StreamKey) -> StreamBlock:
     # One pass over all columns: this is most of the work of a reader of the log.
     found = [
         LaneUpdate(
-            tenant, node, log, name, epoch, [(low, high)] if low < high else [], [],
-            Mark(time, seq) if seq >= 0 else None, None,
+            tenant,
+            node,
+            log,
+            name,
+            epoch,
+            [(low, high)] if low < high else [],
+            [],
+            Mark(time, seq) if seq >= 0 else None,
+            None,
         )
         for node, log, epoch, low, high, time, seq in zip(
             edge, columns.log_id, columns.epoch, columns.first, ends, columns.mark_time, columns.mark_seq, strict=True
         )
-    ]  # fmt: skip
+    ]
     for at, rest in columns.rest.items():
         known = found[at]
         if rest.ranges and known.ranges:
             raise Corrupt(f"{what} has records of lane {at} twice")
         found[at] = LaneUpdate(
-            tenant, known.edge, known.log_id, name, known.epoch, rest.ranges or known.ranges, rest.gaps, known.mark,
-            rest.topics, rest.payload, rest.origins, rest.floor, rest.flags, rest.renamed_to,
-        )  # fmt: skip
+            tenant,
+            known.edge,
+            known.log_id,
+            name,
+            known.epoch,
+            rest.ranges or known.ranges,
+            rest.gaps,
+            known.mark,
+            rest.topics,
+            rest.payload,
+            rest.origins,
+            rest.floor,
+            rest.flags,
+            rest.renamed_to,
+        )
     return StreamBlock(
         found,
         [Control(each.kind, tenant, each.edge, each.log_id, name, each.body) for each in columns.controls],
@@ -538,9 +557,16 @@ class BlockPlace(msgspec.Struct, frozen=True, array_like=True):
     def placed(self) -> StreamSection:
         """Return the place of the section."""
         return StreamSection(
-            self.tenant, self.stream, self.base_offset, self.count, self.first_time, self.last_time, self.section,
-            self.section_length, self.section_crc,
-        )  # fmt: skip
+            self.tenant,
+            self.stream,
+            self.base_offset,
+            self.count,
+            self.first_time,
+            self.last_time,
+            self.section,
+            self.section_length,
+            self.section_crc,
+        )
 
 
 class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
@@ -628,10 +654,19 @@ def _place_blocks(index: ChunkIndex) -> tuple[list[BlockPlace], bytes]:
         section = sections.get(key, empty)
         places.append(
             BlockPlace(
-                *key, at, len(data), int(crc32c(data)), section.base_offset, section.count, section.first_time,
-                section.last_time, section.position, section.length, section.crc,
+                *key,
+                at,
+                len(data),
+                int(crc32c(data)),
+                section.base_offset,
+                section.count,
+                section.first_time,
+                section.last_time,
+                section.position,
+                section.length,
+                section.crc,
             )
-        )  # fmt: skip
+        )
         parts.append(data)
         at += len(data)
     return places, b"".join(parts)

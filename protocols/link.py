@@ -626,10 +626,32 @@ class LaneOrigins(msgspec.Struct, frozen=True, array_like=True):
 
 
 _Control = (
-    Hello | Welcome | Refuse | Gap | Marks | Ack | Ping | Pong
-    | LaneOpen | LaneOpened | LaneClosed | Clock | LaneOrigins | LastWords | ConfigDesired | ConfigState
-    | DownOpen | Messages | Outcomes | Pulls | PullState | Canary | CanaryBack | Throttled | NodeReport
-)  # fmt: skip
+    Hello
+    | Welcome
+    | Refuse
+    | Gap
+    | Marks
+    | Ack
+    | Ping
+    | Pong
+    | LaneOpen
+    | LaneOpened
+    | LaneClosed
+    | Clock
+    | LaneOrigins
+    | LastWords
+    | ConfigDesired
+    | ConfigState
+    | DownOpen
+    | Messages
+    | Outcomes
+    | Pulls
+    | PullState
+    | Canary
+    | CanaryBack
+    | Throttled
+    | NodeReport
+)
 Frame = Data | _Control
 
 _CONTROL: dict[FrameType, type[_Control]] = {
@@ -822,9 +844,14 @@ class FrameEncoder:
     def __init__(self, level: int = 3, *, small: bool = False) -> None:
         if small:
             parameters = zstandard.ZstdCompressionParameters(
-                window_log=SMALL_WINDOW_LOG, chain_log=6, hash_log=6, search_log=1, min_match=4,
-                strategy=zstandard.STRATEGY_FAST, compression_level=1,
-            )  # fmt: skip
+                window_log=SMALL_WINDOW_LOG,
+                chain_log=6,
+                hash_log=6,
+                search_log=1,
+                min_match=4,
+                strategy=zstandard.STRATEGY_FAST,
+                compression_level=1,
+            )
         else:
             # The size makes zstd choose tables that fit the window.
             parameters = zstandard.ZstdCompressionParameters.from_level(

@@ -488,9 +488,16 @@ def encode_body(value: Body) -> bytes:
 def footer_fields(footer: Footer) -> list[object]:
     """Return the fields of a footer without the empty ones at its end."""
     fields: list[object] = [
-        footer.streams, footer.lanes, footer.gaps, footer.kept, footer.sizes, footer.moved, footer.owner,
-        footer.origins, footer.clocks,
-    ]  # fmt: skip
+        footer.streams,
+        footer.lanes,
+        footer.gaps,
+        footer.kept,
+        footer.sizes,
+        footer.moved,
+        footer.owner,
+        footer.origins,
+        footer.clocks,
+    ]
     # So an earlier release can read a footer that does not use the later fields.
     while len(fields) > _FOOTER_FIELDS_MIN and not fields[-1]:
         fields.pop()

@@ -345,8 +345,11 @@ class Redirects:
         if host not in self._refused:
             _log.warning(
                 "link %s: %s names %.200r for this node, which the link may not go to: it stays. If that is a node of "
-                "the hub, add it to `redirects` of the link", self._name, from_url, host,
-            )  # fmt: skip
+                "the hub, add it to `redirects` of the link",
+                self._name,
+                from_url,
+                host,
+            )
         _keep(self._refused, host, None)
         return False
 

@@ -173,10 +173,23 @@ class MarksReceived(NamedTuple):
 SenderEvent = Welcomed | Refusal | LaneTaken | LaneEnded | ReadRequest | Acked | Unreadable | ConnectionLost | Frame
 """A frame is one of a feature that the owner takes."""
 ReceiverEvent = (
-    HelloReceived | LaneOpenReceived | LaneClosedReceived | BatchesReceived | GapReceived | MarksReceived
-    | OriginsReceived | ClockReceived | ConnectionLost | ConfigState | DownOpen | Outcomes | PullState | Canary
-    | NodeReport | RecordRefused
-)  # fmt: skip
+    HelloReceived
+    | LaneOpenReceived
+    | LaneClosedReceived
+    | BatchesReceived
+    | GapReceived
+    | MarksReceived
+    | OriginsReceived
+    | ClockReceived
+    | ConnectionLost
+    | ConfigState
+    | DownOpen
+    | Outcomes
+    | PullState
+    | Canary
+    | NodeReport
+    | RecordRefused
+)
 
 
 def with_newest_marks(events: list[ReceiverEvent]) -> list[ReceiverEvent]:

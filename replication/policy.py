@@ -231,9 +231,12 @@ class StreamWindows:
         after = datetime.fromtimestamp(opens, self.zone).utcoffset()
         # Behind the jump is every second with the offset of ``opens``, which is at most the jump's length behind it.
         return bisect_left(
-            range(opens + 1), True, opens - JUMP_S_MAX, opens,
+            range(opens + 1),
+            True,
+            opens - JUMP_S_MAX,
+            opens,
             key=lambda second: datetime.fromtimestamp(second, self.zone).utcoffset() == after,
-        )  # fmt: skip
+        )
 
     def _instant(self, day: date, at: time, *, fold: int) -> int:
         """Return seconds since 1970.

@@ -186,9 +186,15 @@ class Receiver:
     """
 
     def __init__(
-        self, settings: ReceiverSettings, cluster_id: str, software: str, wall_clock: Callable[[], int], now: int,
-        *, in_turns: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        settings: ReceiverSettings,
+        cluster_id: str,
+        software: str,
+        wall_clock: Callable[[], int],
+        now: int,
+        *,
+        in_turns: bool = False,
+    ) -> None:
         self._settings, self._wall_clock, self._now = settings, wall_clock, now
         self._cluster_id, self._software = cluster_id, software
         self._state = _STARTED
@@ -252,10 +258,17 @@ class Receiver:
         features = [*FEATURES, PEERS] if settings.peers else list(FEATURES)
         self._answers.append(
             Welcome(
-                PROTOCOL_VERSION, self._cluster_id, settings.window_bytes, settings.batch_bytes_max,
-                self._wall_clock(), self._software, features, settings.mark_interval, settings.record_bytes_max,
+                PROTOCOL_VERSION,
+                self._cluster_id,
+                settings.window_bytes,
+                settings.batch_bytes_max,
+                self._wall_clock(),
+                self._software,
+                features,
+                settings.mark_interval,
+                settings.record_bytes_max,
             )
-        )  # fmt: skip
+        )
         self._state = _OPEN
         self._decoder.allow_data(max(settings.batch_bytes_max, bounds.DATA_FRAME_BYTES) + DATA_HEAD.size)
 

@@ -87,9 +87,15 @@ class SenderLane:
         self.state = LinkLaneState.OPENING
         offered = self.offered
         return LaneOpen(
-            number, *self.identity, self._epoch, list(self._held)[:RANGES_MAX], list(offered.topics), offered.payload,
-            offered.flags, acknowledged=offered.acknowledged(),
-        )  # fmt: skip
+            number,
+            *self.identity,
+            self._epoch,
+            list(self._held)[:RANGES_MAX],
+            list(offered.topics),
+            offered.payload,
+            offered.flags,
+            acknowledged=offered.acknowledged(),
+        )
 
     def opened(self, held: RangeSet) -> None:
         """Note that the receiver accepted the lane and holds ``held`` already."""

@@ -18,15 +18,7 @@ from msgspec import Meta
 
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import Buffer
-from weft.protocols.chunk_index import (
-    RELEASE,
-    Chunk,
-    FoldRules,
-    IndexTail,
-    StreamKey,
-    StreamSection,
-    check_understood,
-)
+from weft.protocols.chunk_index import RELEASE, Chunk, FoldRules, IndexTail, StreamKey, StreamSection, check_understood
 from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.shard import snapshot

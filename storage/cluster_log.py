@@ -469,12 +469,7 @@ class ClusterLog:
         random_bits: for nonces of entries and waits.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        cluster_id: bytes,
-        random_bits: Callable[[int], int] = _RANDOM_BITS,
-    ) -> None:
+    def __init__(self, store: ObjectStore, cluster_id: bytes, random_bits: Callable[[int], int] = _RANDOM_BITS) -> None:
         self._store = store
         self._cluster_id = cluster_id
         self._random_bits = random_bits
@@ -850,8 +845,9 @@ class ClusterLogFollower:
         if count is not None:
             _logger.warning(
                 "the cluster log cannot be read on, its last known facts stay in force: %s%s",
-                self.trouble, left_out(count),
-            )  # fmt: skip
+                self.trouble,
+                left_out(count),
+            )
 
     async def _look(self) -> bool:
         """Read some entries. Return whether there may be more."""

@@ -114,9 +114,11 @@ def measure(directory: str, clock: Callable[[], float]) -> DiskSpeed:
 
 
 def disk_speed(
-    directory: str, clock: Callable[[], float], patience_s: float = ANSWER_S_MAX,
+    directory: str,
+    clock: Callable[[], float],
+    patience_s: float = ANSWER_S_MAX,
     measured: Callable[[str, Callable[[], float]], DiskSpeed] = measure,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """Return the line about the disk's speed. Blocks for ``patience_s`` at most."""
     if not os.path.isdir(directory):
         return unknown(_SPEED_CHECK, f"{directory} is not there yet. The first start of the node creates it")

@@ -379,9 +379,15 @@ class Presence:
     """
 
     def __init__(
-        self, store: ObjectStore, prefix: str, own: str, participant: Participant, *, pace: Pace,
+        self,
+        store: ObjectStore,
+        prefix: str,
+        own: str,
+        participant: Participant,
+        *,
+        pace: Pace,
         monotonic: Callable[[], float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store, self._prefix, self._own = store, prefix, own
         self._participant, self._pace, self._now = participant, pace, monotonic
         self._was_watched = False

@@ -40,7 +40,7 @@ class SecondRun:
         """Leave out what the first run has settled."""
         settled = [
             item for item in items if plain(item.nodeid) in self._settled and item.get_closest_marker(AGAIN) is None
-        ]  # fmt: skip
+        ]
         if settled:
             config.hook.pytest_deselected(items=settled)
             left_out = {item.nodeid for item in settled}

@@ -17,9 +17,16 @@ from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE, Refused, print_err
 from weft.service.signals import hold_sighup
 
 _EXTRAS = {
-    "deltalake": "hub", "obstore": "hub", "pyarrow": "hub", "numpy": "hub",
-    "grpc": "spark", "pandas": "spark", "py4j": "spark", "pyspark": "spark", "sklearn": "spark",
-}  # fmt: skip
+    "deltalake": "hub",
+    "obstore": "hub",
+    "pyarrow": "hub",
+    "numpy": "hub",
+    "grpc": "spark",
+    "pandas": "spark",
+    "py4j": "spark",
+    "pyspark": "spark",
+    "sklearn": "spark",
+}
 """Libraries that an edge node does not need, and the extra that installs each."""
 TRACEBACK_VARIABLE = "WEFT_TRACEBACK"
 _BELOW_ZERO = re.compile(r"-[0-9][0-9.]*").fullmatch

@@ -60,9 +60,7 @@ class Counter(NamedTuple):
 
 def machine() -> dict[str, str]:
     """Return what the figures depend on besides the code."""
-    return {
-        "python": platform.python_version(), "processor": platform.machine(), "libc": " ".join(platform.libc_ver()),
-    }  # fmt: skip
+    return {"python": platform.python_version(), "processor": platform.machine(), "libc": " ".join(platform.libc_ver())}
 
 
 def missing() -> str | None:
@@ -179,8 +177,10 @@ def main() -> None:
     if arguments.take:
         take(found, arguments.take)
     elif red:
-        sys.exit(f"bench.count: {len(red)} paths take {MORE:.0%} more instructions than before, or more. Find out why;"
-                 " if it has to be so: ./run bench count --take REASON")  # fmt: skip
+        sys.exit(
+            f"bench.count: {len(red)} paths take {MORE:.0%} more instructions than before, or more. Find out why;"
+            " if it has to be so: ./run bench count --take REASON"
+        )
 
 
 if __name__ == "__main__":

@@ -439,13 +439,24 @@ async def _link(folder: Path, rounds: Rounds, lanes: int, records: int) -> None:
     """
     log, stored = RoundsLog(lanes, records), [b"1\n"]
     sequencer = SequencerSettings(
-        commit_interval_s=NEVER_S, chunk_bytes_max=log.round_bytes, mark_interval_s=NEVER_S, trailing_mark_s=NEVER_S,
-        follow_interval_s=NEVER_S, snapshot_interval_s=NEVER_S,
-    )  # fmt: skip
-    hub = await Hub.open(HubSettings(
-        store=str(folder / "store"), port=0, shards=1, table_interval_s=None, sequencer=sequencer,
-        beat_interval_s=NEVER_S, cluster_log_interval_s=NEVER_S,
-    ))  # fmt: skip
+        commit_interval_s=NEVER_S,
+        chunk_bytes_max=log.round_bytes,
+        mark_interval_s=NEVER_S,
+        trailing_mark_s=NEVER_S,
+        follow_interval_s=NEVER_S,
+        snapshot_interval_s=NEVER_S,
+    )
+    hub = await Hub.open(
+        HubSettings(
+            store=str(folder / "store"),
+            port=0,
+            shards=1,
+            table_interval_s=None,
+            sequencer=sequencer,
+            beat_interval_s=NEVER_S,
+            cluster_log_interval_s=NEVER_S,
+        )
+    )
     epochs = Epochs("memory", lambda: stored[0], lambda data: stored.__setitem__(0, data))
     identity = LinkIdentity("default", "edge", 1, "bench")
     link = asyncio.create_task(run_link(log, identity, LinkSettings((hub.url,)), epochs, LinkStatus("hub")))
@@ -502,8 +513,9 @@ def on_loop(path: Callable[[Path, Rounds], Coroutine[None, None, None]]) -> Call
 def paths() -> Mapping[str, HotPath]:
     """Return the hot paths by name."""
     sections: Sequence[Case] = [
-        Case("json", PayloadKind.JSON, make_section(1)), Case("typed", PayloadKind.BYTES, make_section(1), FIVE),
-    ]  # fmt: skip
+        Case("json", PayloadKind.JSON, make_section(1)),
+        Case("typed", PayloadKind.BYTES, make_section(1), FIVE),
+    ]
     return {
         "mqtt, 100 x 1": HotPath("message", CLIENTS, on_loop(_mqtt_each)),
         "mqtt, 1 x 100": HotPath("message", WINDOW, on_loop(_mqtt_window)),

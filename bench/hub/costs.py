@@ -214,11 +214,13 @@ async def measure(server: Server, month: Month, seconds: float, speed: float) ->
     )
     sequencers = [
         Sequencer(
-            ShardLog(store, cluster, shard), fast, clock=HubClock(time.time_ns, BOOT_CLOCK),
+            ShardLog(store, cluster, shard),
+            fast,
+            clock=HubClock(time.time_ns, BOOT_CLOCK),
             random_bits=random.SystemRandom().getrandbits,
         )
         for shard in range(SHARDS)
-    ]  # fmt: skip
+    ]
     for sequencer in sequencers:
         await sequencer.start()
     edges = [Edge(sequencer, edge_of(shard), month.streams) for shard, sequencer in enumerate(sequencers)]
@@ -297,15 +299,21 @@ def bill(title: str, month: Month) -> dict[str, Any]:
     if total > TARGET_USD:
         sys.exit(f"a month costs {total} US dollars, more than {TARGET_USD:.0f}")
     return {
-        "streams": month.streams, "share_of_commits_made": round(measured.commits, 3),
-        "share_of_steps_made": round(measured.steps, 3), "usd_a_month": total, **found,
-    }  # fmt: skip
+        "streams": month.streams,
+        "share_of_commits_made": round(measured.commits, 3),
+        "share_of_steps_made": round(measured.steps, 3),
+        "usd_a_month": total,
+        **found,
+    }
 
 
 def costs() -> dict[str, Any]:
     """Return the bills of both months."""
     return {
-        "shards": SHARDS, "commit_interval_s": COMMIT_INTERVAL_S, "table_interval_s": TABLE_INTERVAL_BUCKET_S,
-        "target_usd": TARGET_USD, "busy": bill("a busy month of requests", BUSY),
+        "shards": SHARDS,
+        "commit_interval_s": COMMIT_INTERVAL_S,
+        "table_interval_s": TABLE_INTERVAL_BUCKET_S,
+        "target_usd": TARGET_USD,
+        "busy": bill("a busy month of requests", BUSY),
         "idle": bill("an idle month of requests", IDLE),
-    }  # fmt: skip
+    }

@@ -111,27 +111,45 @@ class FleetLog(NamedTuple):
         bytes_each = (self.store.bytes - read) / self.chunks
         # Lanes are opened once; a follower meets known ones.
         return Followed(
-            median(reads[1:]), median(folds[1:]), bytes_each, (self.store.requests - requests) / self.chunks, state,
+            median(reads[1:]),
+            median(folds[1:]),
+            bytes_each,
+            (self.store.requests - requests) / self.chunks,
+            state,
             chunks,
-        )  # fmt: skip
+        )
 
 
 def _index(header: ChunkHeader, edges: int, streams: int) -> ChunkIndex:
     lanes = [
         LaneUpdate(
-            TENANT, f"press-shop-{edge:05d}", 0xABCDEF0123456789 + edge, name_of(stream), 1,
-            [(header.n * 10, header.n * 10 + 10)], [], Mark(NOW + header.n * 10**9, header.n * 10 + 10), None,
+            TENANT,
+            f"press-shop-{edge:05d}",
+            0xABCDEF0123456789 + edge,
+            name_of(stream),
+            1,
+            [(header.n * 10, header.n * 10 + 10)],
+            [],
+            Mark(NOW + header.n * 10**9, header.n * 10 + 10),
+            None,
         )
         for stream in range(streams)
         for edge in range(edges)
-    ]  # fmt: skip
+    ]
     sections = [
         StreamSection(
-            TENANT, name_of(stream), header.n * edges * 10, edges * 10, NOW, NOW, 56 + stream * SECTION_BYTES,
-            SECTION_BYTES, 0,
+            TENANT,
+            name_of(stream),
+            header.n * edges * 10,
+            edges * 10,
+            NOW,
+            NOW,
+            56 + stream * SECTION_BYTES,
+            SECTION_BYTES,
+            0,
         )
         for stream in range(streams)
-    ]  # fmt: skip
+    ]
     return index_of(header, LEVEL_MAX, sections, StreamBlock(lanes, [], []))
 
 

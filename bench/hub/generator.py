@@ -165,8 +165,9 @@ async def connect(
         async with slots:
             _, link = await loop.create_connection(
                 lambda: Link(fleet, number, variants[number % len(variants)], counts, url.netloc),
-                url.hostname, url.port,
-            )  # fmt: skip
+                url.hostname,
+                url.port,
+            )
             await link.ready
         return link
 

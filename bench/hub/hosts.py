@@ -58,7 +58,7 @@ def _measure(
             nodes = [
                 stack.enter_context(running(folder, 1, [SERVER_CORE], shards=SHARDS, is_host=True))
                 for _ in range(count)
-            ]  # fmt: skip
+            ]
             pin(LOAD_CORE)
             owned = until_divided([node.urls[0] for node in nodes], SHARDS)
             found, acked = uvloop.run(_receive(nodes, owned, fleet, seconds, scripts))

@@ -122,9 +122,12 @@ def serve(directory: str, parent: Connection) -> None:
 
     async def main() -> None:
         settings = HubSettings(
-            store=directory, port=0, shards=1, table_interval_s=None,
+            store=directory,
+            port=0,
+            shards=1,
+            table_interval_s=None,
             sequencer=SequencerSettings(commit_interval_min_s=COMMIT_INTERVAL_CHEAP_S),
-        )  # fmt: skip
+        )
         hub = await Hub.open(settings)
         parent.send(hub.url)
         await asyncio.to_thread(parent.recv)

@@ -16,15 +16,7 @@ from itertools import cycle, islice
 import zstandard
 
 from bench.common import encode_batch
-from weft.protocols.link import (
-    PROTOCOL_VERSION,
-    Data,
-    Frame,
-    Hello,
-    LaneOpen,
-    Marks,
-    encode_frame,
-)
+from weft.protocols.link import PROTOCOL_VERSION, Data, Frame, Hello, LaneOpen, Marks, encode_frame
 
 WINDOW_LOG = 17
 _HEADER = struct.pack("<IBB", 0xFD2FB528, 0, (WINDOW_LOG - 10) << 3)

@@ -58,9 +58,11 @@ class Writer:
         keys = [b"plant/a/press-3/telemetry"] * RECORDS
         payloads = [b'{"temperature": 21.%d, "pressure": 1013}' % at for at in range(RECORDS)]
         data = batch.encode(
-            1, first, batch.columns_from_lists(times, keys, payloads),
+            1,
+            first,
+            batch.columns_from_lists(times, keys, payloads),
             batch.ClockReading(1, NOW + first, batch.ClockState.SYNCED),
-        )  # fmt: skip
+        )
         body = chunk.encode_entry_header(0, 0, RECORDS, len(data), NOW) + data
         sections, lanes = [], []
         for number in range(self._streams):
@@ -68,10 +70,17 @@ class Writer:
             at = chunk.HEADER_BYTES + number * len(body)
             sections.append(
                 StreamSection(
-                    "default", stream, state.next_offset.get(("default", stream), 0), RECORDS, NOW, NOW, at, len(body),
+                    "default",
+                    stream,
+                    state.next_offset.get(("default", stream), 0),
+                    RECORDS,
+                    NOW,
+                    NOW,
+                    at,
+                    len(body),
                     crc32c(body),
                 )
-            )  # fmt: skip
+            )
             edge = f"edge-{state.shard}"
             mark = Mark(NOW + n * 10**9, first + RECORDS)
             lanes.append(
@@ -126,10 +135,13 @@ async def _quiet(folder: Path, streams: int, shards: int) -> dict[str, Any]:
     joins = puts / TableSettings.compact_files_min
     month = (puts + joins) * MONTH_S / (rounds * TABLE_INTERVAL_BUCKET_S)
     return {
-        "streams": streams, "shards": shards, "rounds": rounds, "puts": puts,
+        "streams": streams,
+        "shards": shards,
+        "rounds": rounds,
+        "puts": puts,
         "minutes_between_writes": round(rounds * TABLE_INTERVAL_BUCKET_S / QUIET_INTERVALS / 60, 1),
         "usd_a_month": round(month * PRICES["write"], 2),
-    }  # fmt: skip
+    }
 
 
 def _objects(folder: Path) -> int:

@@ -60,8 +60,11 @@ REGIONS = "regions: {{beyond: {{to: ['http://{beyond}']}}}}\n"
 def reading() -> bytes:
     """Return a reading of some 160 bytes, of which compression leaves about a half."""
     return b'{"sent":%d,"temp":%.2f,"humidity":%.2f,"state":"running","note":"%s"}' % (
-        time.time_ns(), random.uniform(18, 26), random.uniform(30, 60), secrets.token_hex(40).encode(),
-    )  # fmt: skip
+        time.time_ns(),
+        random.uniform(18, 26),
+        random.uniform(30, 60),
+        secrets.token_hex(40).encode(),
+    )
 
 
 @contextlib.contextmanager

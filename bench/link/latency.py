@@ -80,8 +80,10 @@ class Trip(NamedTuple):
 def payload() -> bytes:
     """Return a reading of 120 bytes with the moment at which it is sent."""
     text = b'{"sent":%d,"temp":%.2f,"humidity":%.2f,"state":"running"' % (
-        time.time_ns(), random.uniform(18, 26), random.uniform(30, 60),
-    )  # fmt: skip
+        time.time_ns(),
+        random.uniform(18, 26),
+        random.uniform(30, 60),
+    )
     return text + b',"note":"' + b"x" * (120 - len(text) - 11) + b'"}'
 
 
@@ -136,10 +138,15 @@ async def trips(store: str, written: Mapping[str, int], options: dict[str, str] 
                 lanes = chunk.footer.lanes_of(section)
                 for entry in section_entries(section, body, lanes):
                     found += (
-                        Trip(msgspec.json.decode(each.payload)["sent"], each.time, entry.received,
-                             chunk.header.created, written.get(hub_keys.chunk_key(shard, n), 0))
+                        Trip(
+                            msgspec.json.decode(each.payload)["sent"],
+                            each.time,
+                            entry.received,
+                            chunk.header.created,
+                            written.get(hub_keys.chunk_key(shard, n), 0),
+                        )
                         for each in records(entry.batch, 0, entry.skip, entry.skip + entry.take)
-                    )  # fmt: skip
+                    )
     return found
 
 

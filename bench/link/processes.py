@@ -40,10 +40,25 @@ def certificate(folder: Path) -> Certificate:
     """Make a certificate of localhost that is its own authority."""
     made = Certificate(folder / "certificate.pem", folder / "key.pem")
     command = [
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-        "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
-        "-keyout", str(made.key), "-out", str(made.certificate),
-    ]  # fmt: skip
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-keyout",
+        str(made.key),
+        "-out",
+        str(made.certificate),
+    ]
     subprocess.run(command, capture_output=True, check=True)
     return made
 

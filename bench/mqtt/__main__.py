@@ -109,14 +109,24 @@ def main() -> None:
         directory = arguments.directory or tools
         fsync = fsync_ms(directory, arguments.slow_sync)
         run = Run(
-            build(tools), directory, arguments.seconds, arguments.rounds, certificate(tools),
-            Edge(settings, slow_sync, arguments.slow_sync), fsync["p50"],
-        )  # fmt: skip
+            build(tools),
+            directory,
+            arguments.seconds,
+            arguments.rounds,
+            certificate(tools),
+            Edge(settings, slow_sync, arguments.slow_sync),
+            fsync["p50"],
+        )
         print(f"{machine()['cpu']}; {mosquitto_version()}; one fsync {fsync['p50']:.2f} ms, p99 {fsync['p99']:.2f} ms")
         results = {
-            "mosquitto": mosquitto_version(), "seconds": arguments.seconds, "rounds": arguments.rounds,
-            "settings": settings, "slow_sync_ms": arguments.slow_sync, "fsync_ms": fsync, **measure(run, chosen),
-        }  # fmt: skip
+            "mosquitto": mosquitto_version(),
+            "seconds": arguments.seconds,
+            "rounds": arguments.rounds,
+            "settings": settings,
+            "slow_sync_ms": arguments.slow_sync,
+            "fsync_ms": fsync,
+            **measure(run, chosen),
+        }
     print(f"took {(time.monotonic() - started) / 60:.1f} minutes")
     if arguments.output:
         arguments.output.write_bytes(msgspec.json.format(msgspec.json.encode(results)))

@@ -113,14 +113,20 @@ def delivery() -> list[Case]:
     fan_out: dict[str, object] = {"q": 0, "c": 1, "S": 100, "w": 50}
     no_less, most = (Target("rate_ratio", 1.0, at_least=True),), (Target("rate_ratio", 0.7, at_least=True),)
     return [
-        Case("v5", "delivery", "QoS 1 over MQTT 5, 10 x 100", {"q": 1, "c": 10, "w": 100, "V": 5},
-             (Target("rate_ratio", 3.0, at_least=True),)),
+        Case(
+            "v5",
+            "delivery",
+            "QoS 1 over MQTT 5, 10 x 100",
+            {"q": 1, "c": 10, "w": 100, "V": 5},
+            (Target("rate_ratio", 3.0, at_least=True),),
+        ),
         Case("shared_topic", "delivery", "QoS 1 on one topic, 100 x 20", {"q": 1, "c": 100, "w": 20, "N": 1}),
         Case("one_to_one", "delivery", "1 to 1, QoS 1", {"q": 1, "c": 1, "S": 1, "w": 100}, no_less, received),
         Case("fan_out", "delivery", "fan-out 1 to 100, QoS 0, kept", fan_out, most, received),
-        Case("fan_out_live", "delivery", "fan-out 1 to 100, QoS 0, no stream", {**fan_out, "T": UNKEPT}, most,
-             received),
-    ]  # fmt: skip
+        Case(
+            "fan_out_live", "delivery", "fan-out 1 to 100, QoS 0, no stream", {**fan_out, "T": UNKEPT}, most, received
+        ),
+    ]
 
 
 CASES: Sequence[Case] = (

@@ -11,12 +11,7 @@ from bench.mqtt.compare import GENERATOR_CPU_MAX
 FIGURES = ("rate_ratio", "cpu_ratio", "ack_ms_p99", "write_amplification")
 OTHER_CORES_MAX = 0.2
 """Number of cores that other processes may use before a case is called disturbed."""
-LABELS = {
-    "rate_ratio": "rate",
-    "cpu_ratio": "CPU",
-    "ack_ms_p99": "p99 ms",
-    "write_amplification": "written",
-}
+LABELS = {"rate_ratio": "rate", "cpu_ratio": "CPU", "ack_ms_p99": "p99 ms", "write_amplification": "written"}
 HEAD = (
     f"{'(W: Weft, M: Mosquitto)':36}{'/s W':>10}{'/s M':>10}{'ratio':>7}{'core W':>8}{'core M':>8}{'us/msg W':>10}"
     f"{'us/msg M':>10}{'ratio':>7}{'p50 W':>8}{'p50 M':>8}{'p99 W':>8}{'p99 M':>8}{'written':>9}{'/commit':>8}"

@@ -59,10 +59,13 @@ def _spark_sentences(results: Facts) -> list[str]:
 
 def _spark_typed(typed: Facts) -> list[str]:
     rows = [
-        (place, *(_millions(typed[place][f"{way}_records_per_second"]) for way in ("typed", "from_json")),
-         f"{typed[place]['ratio']:.2f}")
+        (
+            place,
+            *(_millions(typed[place][f"{way}_records_per_second"]) for way in ("typed", "from_json")),
+            f"{typed[place]['ratio']:.2f}",
+        )
         for place in ("tail", "table")
-    ]  # fmt: skip
+    ]
     decoded = typed["decoder_records_per_second"]
     formats = [
         (name, *(_millions(decoded[f"{name}{case}"]) for case in ("", "_one_percent_misfits")))

@@ -46,10 +46,15 @@ def readings(rng: random.Random, count: int, misfits_percent: float = 0) -> list
     found = []
     for _ in range(count):
         is_wrong = rng.random() * 100 < misfits_percent
-        found.append({
-            "temperature": "hot" if is_wrong else round(rng.gauss(60, 5), 3), "vibration": rng.random(),
-            "n": rng.randrange(10**6), "unit": rng.choice(["C", "F"]), "device": f"press-{rng.randrange(200)}",
-        })  # fmt: skip
+        found.append(
+            {
+                "temperature": "hot" if is_wrong else round(rng.gauss(60, 5), 3),
+                "vibration": rng.random(),
+                "n": rng.randrange(10**6),
+                "unit": rng.choice(["C", "F"]),
+                "device": f"press-{rng.randrange(200)}",
+            }
+        )
     return found
 
 

@@ -386,10 +386,7 @@ def _parsed(after: str) -> tuple[str, int]:
 
 
 async def encoded(
-    items: Sequence[T],
-    view: Callable[[T], ViewT],
-    bytes_max: int,
-    clock: Callable[[], float] = time.perf_counter,
+    items: Sequence[T], view: Callable[[T], ViewT], bytes_max: int, clock: Callable[[], float] = time.perf_counter
 ) -> Page[ViewT]:
     """Return views of items, as many as fit, but at least one."""
     views: list[ViewT] = []

@@ -52,9 +52,12 @@ class LaneFiles(NamedTuple):
         low, high = (_edges(actions, name) for name in ("min._edge", "max._edge"))
         names = sorted({each for each in (*low.dictionary.to_pylist(), *high.dictionary.to_pylist()) if each})
         return cls(
-            names, _numbered(low, names, -1), _numbered(high, names, len(names)),
-            file_numbers(actions, "min._seq", 0), file_numbers(actions, "max._seq", 1 << 62),
-        )  # fmt: skip
+            names,
+            _numbered(low, names, -1),
+            _numbered(high, names, len(names)),
+            file_numbers(actions, "min._seq", 0),
+            file_numbers(actions, "max._seq", 1 << 62),
+        )
 
     def may_have(self, edge: str, seq: int) -> Flags:
         """Return for each file whether it may have a number of an edge."""
@@ -742,9 +745,22 @@ def _listed(uri: str, options: dict[str, str], shards: int, at: float) -> TableF
     types = {field.name: getattr(field.type, "type", None) for field in table.schema().fields}
     payload = table_payload(types.get("payload"), table.metadata().configuration)
     wanted = (
-        "_shard", "_offset", "_edge", "_log", "_seq", "_time", "_clock", "_received", "_key", "_resent", "_headers",
-        "_edge_time", ORIGIN_COLUMN, "payload", BYTES_COLUMN,
-    )  # fmt: skip
+        "_shard",
+        "_offset",
+        "_edge",
+        "_log",
+        "_seq",
+        "_time",
+        "_clock",
+        "_received",
+        "_key",
+        "_resent",
+        "_headers",
+        "_edge_time",
+        ORIGIN_COLUMN,
+        "payload",
+        BYTES_COLUMN,
+    )
     paths = actions.column("path").combine_chunks()
     columns = [name for name in wanted if name in types]
     system, lanes = file_system(uri, options), LaneFiles.of(actions)

@@ -125,9 +125,16 @@ class RecordReader:
         return found.get(self.log.shard, NOT_ERASED)
 
     async def read(
-        self, stream: StreamKey, offset: int, end: int, limit: int, *,
-        payload: PayloadKind = PayloadKind.BYTES, chunk: int = 0, search: Search | None = None,
-    ) -> Helping:  # fmt: skip
+        self,
+        stream: StreamKey,
+        offset: int,
+        end: int,
+        limit: int,
+        *,
+        payload: PayloadKind = PayloadKind.BYTES,
+        chunk: int = 0,
+        search: Search | None = None,
+    ) -> Helping:
         """Return records ``[offset, end)`` without erased ones, at most ``limit`` and about ``bytes_max`` bytes of
         payload, at least one.
 
@@ -309,10 +316,15 @@ def _decode(shard: int, section: StreamSection, data: bytes, footer: ChunkIndex,
         first = max(offset - at, 0)
         header, lane = batches.decode_header(entry.batch), lanes[entry.lane]
         taken = Taken(
-            shard, section.stream, lane.edge, format_log_id(lane.log_id), entry.received, moment_of(entry.received),
+            shard,
+            section.stream,
+            lane.edge,
+            format_log_id(lane.log_id),
+            entry.received,
+            moment_of(entry.received),
             batch_times(header, lane, clocks),
             origin_text(header.origin, by_number(lane.origins)) if header.origin else None,
-        )  # fmt: skip
+        )
         records = batches.records(entry.batch, first=entry.skip + first, end=entry.skip + entry.take)
         at += first
         for record in records:
@@ -410,9 +422,14 @@ class RecordsReading:
             return
         if len(self._records) < self._limit and not self._search.is_spent:
             helping = await reader.read(
-                self._stream, offset, end, self._limit - len(self._records),
-                payload=self._payload, chunk=chunk, search=self._search,
-            )  # fmt: skip
+                self._stream,
+                offset,
+                end,
+                self._limit - len(self._records),
+                payload=self._payload,
+                chunk=chunk,
+                search=self._search,
+            )
             self._records += helping.records
             offset = helping.next_offset
             if helping.next_chunk is not None:

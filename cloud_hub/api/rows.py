@@ -116,9 +116,13 @@ class _Reading:
     """
 
     def __init__(
-        self, reader: RecordReader, states: Sequence[ShardState], wanted: RowsRequest, fields: Sequence[str],
+        self,
+        reader: RecordReader,
+        states: Sequence[ShardState],
+        wanted: RowsRequest,
+        fields: Sequence[str],
         bytes_max: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.erased = RangeSet()
         """Offsets whose rows are left out."""
         self._log, self._histories, self._wanted, self._fields = reader.log, reader.histories, wanted, fields
@@ -155,9 +159,12 @@ class _Reading:
         watermark = (await self._log.manifest())[0].watermark
         columns = [*row_schema(self._fields, self._wanted.payload).names, BYTES_COLUMN]  # typed ones are made again
         past = await histories.rows(
-            PastPlace(stream, self._log.shard, watermark, self._search), (self.next_offset, end),
-            self._rows_left, self._bytes_left, RowsAsked(columns, self._conformed),
-        )  # fmt: skip
+            PastPlace(stream, self._log.shard, watermark, self._search),
+            (self.next_offset, end),
+            self._rows_left,
+            self._bytes_left,
+            RowsAsked(columns, self._conformed),
+        )
         if past is None:
             return False
         self.batches += past.rows.to_batches()
@@ -176,11 +183,16 @@ class _Reading:
         if self._typed is not None and self._typed.rows is not None:
             made |= self._typed.rows.arrays(_payloads(rows))
         found = pa.table(
-            [made[each.name] if each.name in made
-             else rows.column(there[each.name.casefold()]).cast(each.type) if each.name.casefold() in there
-             else pa.nulls(rows.num_rows, each.type) for each in self.schema],
+            [
+                made[each.name]
+                if each.name in made
+                else rows.column(there[each.name.casefold()]).cast(each.type)
+                if each.name.casefold() in there
+                else pa.nulls(rows.num_rows, each.type)
+                for each in self.schema
+            ],
             self.schema,
-        )  # fmt: skip
+        )
         gone = [offset for part in self.erased.within(*_span(found)) for offset in range(*part)]
         return found.filter(pc.invert(pc.is_in(found["_offset"], pa.array(gone, pa.int64())))) if gone else found
 
@@ -201,8 +213,10 @@ class _Reading:
                 offset = section.base_offset
             if section.base_offset > offset:
                 if given is None or self.batches:
-                    raise Corrupt(f"chunk {at} of shard {self._log.shard} begins at offset {section.base_offset} of "
-                                  f"{section.stream}, and the one before it ended at {offset}")  # fmt: skip
+                    raise Corrupt(
+                        f"chunk {at} of shard {self._log.shard} begins at offset {section.base_offset} of "
+                        f"{section.stream}, and the one before it ended at {offset}"
+                    )
                 # The given chunk is too late: the offset is in an earlier one.
                 self._wanted = self._wanted._replace(chunk=None)
                 return await self._from_log(offset, end)
@@ -231,9 +245,16 @@ class _Reading:
         rows_left, bytes_left = self._rows_left, self._bytes_left
         section_end = min(end, section.base_offset + section.count)
         for batch in rows_of(
-            [rows], self._log.shard, self._fields, self._topics, offset, section_end,
-            payload=self._wanted.payload, rows_max=BATCH_ROWS_MAX, typed=self._typed,
-        ):  # fmt: skip
+            [rows],
+            self._log.shard,
+            self._fields,
+            self._topics,
+            offset,
+            section_end,
+            payload=self._wanted.payload,
+            rows_max=BATCH_ROWS_MAX,
+            typed=self._typed,
+        ):
             # The table is free of these rows at once, the log only after its retention: both must answer alike.
             kept = _without(batch, self.erased)
             if not kept.num_rows:

@@ -89,10 +89,16 @@ class SeriesRequest(NamedTuple):
             raise ApiError(400, str(error), "write key= as a filter of MQTT: plant/+/temperature") from None
         received_end = min(until + _duration(request, "late", LATE), 1 << 62)
         return cls(
-            since, until, received_end, tuple(tuple(filter(None, each.split("."))) for each in fields),
-            request.query.get("edge"), key_filter, _duration(request, "step", "0s"),
-            choice(request, "value", SERIES_VALUES), integer(request, "limit", SERIES_ROWS_DEFAULT, 1, SERIES_ROWS_MAX),
-        )  # fmt: skip
+            since,
+            until,
+            received_end,
+            tuple(tuple(filter(None, each.split("."))) for each in fields),
+            request.query.get("edge"),
+            key_filter,
+            _duration(request, "step", "0s"),
+            choice(request, "value", SERIES_VALUES),
+            integer(request, "limit", SERIES_ROWS_DEFAULT, 1, SERIES_ROWS_MAX),
+        )
 
 
 def _duration(request: web.Request, name: str, default: str) -> int:
@@ -232,9 +238,10 @@ def missing(numbered: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """
     numbered.sort()
     return [
-        (time, later) for (number, time), (following, later) in itertools.pairwise(numbered)
+        (time, later)
+        for (number, time), (following, later) in itertools.pairwise(numbered)
         if following > number + 1 and later > time
-    ]  # fmt: skip
+    ]
 
 
 def gap_begins(gaps: Iterable[tuple[int, int]], step: int) -> list[int]:

@@ -284,9 +284,16 @@ class EdgeTally:
         newest = sorted(self._seen, key=lambda log: -self._seen[log])[:LOGS_SHOWN_MAX]
         complete_up_to = self._earliest if self._is_known and self._counts else None
         return EdgeRow(
-            *name, shard, [format_log_id(log) for log in newest], len(self._streams), self._last_seen, self._missing,
-            complete_up_to, self._is_retired, list(self._alarms.values()),
-        )  # fmt: skip
+            *name,
+            shard,
+            [format_log_id(log) for log in newest],
+            len(self._streams),
+            self._last_seen,
+            self._missing,
+            complete_up_to,
+            self._is_retired,
+            list(self._alarms.values()),
+        )
 
 
 # Completeness of a hub's streams: from the states of its shards, and the expected edges of the configuration.
@@ -410,10 +417,14 @@ def _by_clock(wrong: str) -> HeldBack:
 def _stopped_table(tenant: str, stream: str, error: str) -> HeldBack:
     """Return the reason for a reader of only the table: the moment is about the log."""
     return HeldBack(
-        "", None, Reason.TABLE, None, None,
+        "",
+        None,
+        Reason.TABLE,
+        None,
+        None,
         f"the moment speaks of the log, and the table of {tenant}/{stream} is not being updated: {error}",
         "do what the error says; until then read the stream through the hub, not from the table alone",
-    )  # fmt: skip
+    )
 
 
 # The summary of one shard: its streams, its edges and its troubles, made by one walk over its lanes.
@@ -513,10 +524,18 @@ class Walk(NamedTuple):
         conflicts, (gaps, gaps_more) = conflict_views([state]), open_gap_views([state])
         rows.sort(key=lambda row: row.name)
         return ShardSummary(
-            state.shard, n, facts.now, list(state.splits),
-            [tallies[key].part(state, key, self.expected(key)) for key in sorted(tallies)], rows, begun,
-            conflicts[:CONFLICTS_MAX], max(0, len(conflicts) - CONFLICTS_MAX), gaps, gaps_more,
-        )  # fmt: skip
+            state.shard,
+            n,
+            facts.now,
+            list(state.splits),
+            [tallies[key].part(state, key, self.expected(key)) for key in sorted(tallies)],
+            rows,
+            begun,
+            conflicts[:CONFLICTS_MAX],
+            max(0, len(conflicts) - CONFLICTS_MAX),
+            gaps,
+            gaps_more,
+        )
 
 
 class _Ended:

@@ -157,11 +157,21 @@ class StreamTally:
             why = facts.held_back(*waits_for) or late(*waits_for, facts.now, peers=facts.peers)
         skips = state.skips.get(key, ())
         return StreamPart(
-            *key, state.shard, state.has_stream(*key), state.next_offset.get(key), state.stream_fields(*key),
-            sum(skip.end - skip.first for skip in skips), self.lanes, len(self._edges), sorted(self._kinds),
-            self._counts, self._unknown is None, self._earliest, why,
+            *key,
+            state.shard,
+            state.has_stream(*key),
+            state.next_offset.get(key),
+            state.stream_fields(*key),
+            sum(skip.end - skip.first for skip in skips),
+            self.lanes,
+            len(self._edges),
+            sorted(self._kinds),
+            self._counts,
+            self._unknown is None,
+            self._earliest,
+            why,
             [each for each in expected if is_heard(each, self._heard)],
-        )  # fmt: skip
+        )
 
 
 class StreamSummary(NamedTuple):
@@ -184,12 +194,15 @@ def renamed_lanes(states: Sequence[ShardState], tenant: str, stream: str, *, pee
     logs = {lane.log_id for state in states for lane in state.stopped_lanes(tenant, stream)}
     if not logs:  # nearly always
         return set()
-    return renamed({
-        lane: state.lanes[lane]
-        for state in states
-        for lane in state.stream_lane_names(tenant, stream)
-        if lane.log_id in logs
-    }, peers=peers)  # fmt: skip
+    return renamed(
+        {
+            lane: state.lanes[lane]
+            for state in states
+            for lane in state.stream_lane_names(tenant, stream)
+            if lane.log_id in logs
+        },
+        peers=peers,
+    )
 
 
 async def stream_parts(
@@ -230,10 +243,12 @@ def merged(parts: Sequence[StreamPart], expected: Iterable[str]) -> StreamSummar
     if slowest and (why := slowest[0].waits_for) is not None:
         reasons = [*reasons[: REASONS_MAX - 1], why]
     return StreamSummary(
-        sum(part.lanes for part in parts), sum(part.edges for part in parts),
-        strictest({kind for part in parts for kind in part.payloads}), earliest if is_whole else None,
+        sum(part.lanes for part in parts),
+        sum(part.edges for part in parts),
+        strictest({kind for part in parts for kind in part.payloads}),
+        earliest if is_whole else None,
         reasons[:REASONS_MAX],
-    )  # fmt: skip
+    )
 
 
 View = dict[str, Any]

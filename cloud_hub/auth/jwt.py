@@ -46,9 +46,9 @@ RSA_EXPONENT_MAX = 1 << 32
 
 NAMES = {"RS256": "RS256", "ES256": "ES256", "EdDSA": "EdDSA", "Ed25519": "EdDSA"}
 """Name of an algorithm in a token's header -> its name in the settings. RFC 9864 renamed one."""
-ALGORITHMS = {each: JWSRegistry.algorithms[of] for each, of in {
-    "RS256": "RS256", "ES256": "ES256", "EdDSA": "Ed25519",
-}.items()}  # fmt: skip
+ALGORITHMS = {
+    each: JWSRegistry.algorithms[of] for each, of in {"RS256": "RS256", "ES256": "ES256", "EdDSA": "Ed25519"}.items()
+}
 """Name in the settings -> algorithm. Not the library's own EdDSA, which takes curves that the settings do not name."""
 _MEMBERS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}
 _KINDS = {("RSA", None): "RS256", ("EC", "P-256"): "ES256", ("OKP", "Ed25519"): "EdDSA"}
@@ -425,9 +425,12 @@ class Jwts:
     """
 
     def __init__(
-        self, settings: JwtSettings, now: Callable[[], int], doubted: Callable[[], str | None],
+        self,
+        settings: JwtSettings,
+        now: Callable[[], int],
+        doubted: Callable[[], str | None],
         monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._settings = settings
         self._now = now
         self._doubted = doubted

@@ -525,9 +525,13 @@ class LinkDown:
     """
 
     def __init__(
-        self, shard: ShardDown, lane: Lane, next_number: int, tell: Callable[[Frame], None],
+        self,
+        shard: ShardDown,
+        lane: Lane,
+        next_number: int,
+        tell: Callable[[Frame], None],
         wall_clock: Callable[[], int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._shard, self._lane, self._next_number = shard, lane, next_number
         self._tell, self._wall_clock = tell, wall_clock
         self._queue: EdgeQueue | None = None

@@ -77,9 +77,14 @@ class LaneWriter(Generic[RecordT]):
     """
 
     def __init__(
-        self, sequencer: Sequencer, lane: Lane, *, encode: Callable[[int, Sequence[RecordT]], bytes],
-        applied: Callable[[int, RecordT], None], payload: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        sequencer: Sequencer,
+        lane: Lane,
+        *,
+        encode: Callable[[int, Sequence[RecordT]], bytes],
+        applied: Callable[[int, RecordT], None],
+        payload: int = 0,
+    ) -> None:
         self._sequencer, self._lane = sequencer, lane
         self._encode, self._applied, self._payload = encode, applied, payload
         self._session: LaneSession | None = None
@@ -112,9 +117,14 @@ class LaneWriter(Generic[RecordT]):
                 raise CannotWrite(f"{full.reason}; see {full.setting}")
             held = sequencer.state.lanes.get(self._lane, NOTHING)
             session = LaneSession(
-                self._lane, LaneClaim(held.epoch + 1), [], self._acknowledge, self._refuse, payload=self._payload,
+                self._lane,
+                LaneClaim(held.epoch + 1),
+                [],
+                self._acknowledge,
+                self._refuse,
+                payload=self._payload,
                 flags=LaneFlag.PARTIAL,
-            )  # fmt: skip
+            )
             sequencer.open(session)
             try:
                 async with asyncio.timeout(OPEN_S_MAX):
@@ -230,9 +240,13 @@ class ActsStream(Part):
     """
 
     def __init__(
-        self, store: ObjectStore, cluster: Cluster, declared: Declarations, shards: Shards,
+        self,
+        store: ObjectStore,
+        cluster: Cluster,
+        declared: Declarations,
+        shards: Shards,
         is_own: Callable[[int], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._log = ClusterLog(store, cluster.cluster_id)
         self._declared, self._shards, self._is_own = declared, shards, is_own
         self.lane = Lane(AUDIT_TENANT, AUDIT_EDGE, cluster.restored or FIRST_LOG, AUDIT_STREAM)

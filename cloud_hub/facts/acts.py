@@ -23,15 +23,7 @@ from weft.cloud_hub.facts.approvals import REQUEST, TARGET_CHARACTERS_MAX, targe
 from weft.config.limits import REASON_CHARACTERS_MAX
 from weft.hub_api.answers import ActLine, moment
 from weft.protocols.errors import CodecError
-from weft.storage.cluster_log import (
-    Author,
-    Change,
-    ChangeRefused,
-    ClusterLog,
-    ClusterState,
-    Contended,
-    Declaration,
-)
+from weft.storage.cluster_log import Author, Change, ChangeRefused, ClusterLog, ClusterState, Contended, Declaration
 from weft.storage.object_store import ObjectStore, StoreError
 
 _logger = logging.getLogger(__name__)
@@ -176,10 +168,17 @@ def line(n: int, entry: Declaration | None) -> ActLine:
         )
     words = ("ended", "began") if entry.kind == ACT else ("withdrew", "declared")
     return ActLine(
-        entry=n, at=moment(entry.at), by=entry.by, origin=entry.origin, command=entry.command,
-        act=words[entry.document is not None], kind=entry.kind, name=entry.name, target=_target(entry),
+        entry=n,
+        at=moment(entry.at),
+        by=entry.by,
+        origin=entry.origin,
+        command=entry.command,
+        act=words[entry.document is not None],
+        kind=entry.kind,
+        name=entry.name,
+        target=_target(entry),
         reason=entry.reason,
-    )  # fmt: skip
+    )
 
 
 def _target(entry: Declaration) -> str:

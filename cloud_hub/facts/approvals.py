@@ -35,10 +35,18 @@ VALID_S, VALID_S_MIN, VALID_S_MAX = 86_400, 60, 30 * 86_400
 SETTING = "acts"
 """Name of the only fact of its kind."""
 SETTING_COMMAND = "hub second-person"
-ACTS = frozenset({
-    "hub clock", "hub declare-deletion", "hub erase", "hub finalize", "hub retire", "hub skip", "hub stream delete",
-    SETTING_COMMAND,
-})  # fmt: skip
+ACTS = frozenset(
+    {
+        "hub clock",
+        "hub declare-deletion",
+        "hub erase",
+        "hub finalize",
+        "hub retire",
+        "hub skip",
+        "hub stream delete",
+        SETTING_COMMAND,
+    }
+)
 """Commands that have no way back for rows, records or releases, and the one that changes the setting."""
 REQUESTS_MAX = 64
 """Maximum number of requests that wait."""
@@ -284,9 +292,13 @@ async def _find(
 
 
 async def _ask(  # noqa: PLR0917 - what is asked, by whom, and where it is written
-    store: ObjectStore, log: ClusterLog, wanted: AskedAct, author: Author, setting: SecondPersonDocument,
+    store: ObjectStore,
+    log: ClusterLog,
+    wanted: AskedAct,
+    author: Author,
+    setting: SecondPersonDocument,
     state: ClusterState,
-) -> tuple[str, RequestDocument]:  # fmt: skip
+) -> tuple[str, RequestDocument]:
     name, salt = secrets.token_hex(8), secrets.token_hex(16)
     data = msgspec.json.encode(PersistedOptions(salt, wanted.options))
     if len(data) > OPTIONS_BYTES_MAX:
@@ -299,9 +311,15 @@ async def _ask(  # noqa: PLR0917 - what is asked, by whom, and where it is writt
         if len(state.facts(REQUEST)) >= REQUESTS_MAX:
             raise CannotDeclare(f"{REQUESTS_MAX} requests wait: refuse some (`weft hub approve --refuse`)")
         request = RequestDocument(
-            wanted.command, wanted.target[:TARGET_CHARACTERS_MAX], _digest(salt, wanted), state.n + 1,
-            author.at + setting.valid_s * _NS, author.by, author.origin, author.reason,
-        )  # fmt: skip
+            wanted.command,
+            wanted.target[:TARGET_CHARACTERS_MAX],
+            _digest(salt, wanted),
+            state.n + 1,
+            author.at + setting.valid_s * _NS,
+            author.by,
+            author.origin,
+            author.reason,
+        )
         return Change(REQUEST, name, msgspec.json.encode(request))
 
     # The entry comes first: an object without one is that of a request that is over, and is deleted.

@@ -8,17 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from weft.cloud_hub.facts.edges import DesiredConfigs, Groups
-from weft.cloud_hub.facts.fact import (
-    BACKUP,
-    CONFIG,
-    GROUP,
-    NODE,
-    PULL_KIND,
-    REGION,
-    TABLE,
-    TENANT,
-    TOKEN,
-)
+from weft.cloud_hub.facts.fact import BACKUP, CONFIG, GROUP, NODE, PULL_KIND, REGION, TABLE, TENANT, TOKEN
 from weft.cloud_hub.facts.hub import Backups, DeclaredRegions, Drained
 from weft.cloud_hub.facts.pulls import PullCache
 from weft.cloud_hub.facts.streams import DeclaredTables
@@ -28,13 +18,7 @@ from weft.cloud_hub.part import Part
 from weft.cloud_hub.settings import HubSettings
 from weft.config.metrics.exposition import Sample
 from weft.hub_api.answers import moment_of
-from weft.hub_api.status import (
-    ClusterLogPosition,
-    EndOfToken,
-    LastBackupOfStore,
-    SkippedEntry,
-    UnusableFact,
-)
+from weft.hub_api.status import ClusterLogPosition, EndOfToken, LastBackupOfStore, SkippedEntry, UnusableFact
 from weft.protocols.errors import UnsupportedVersion
 from weft.storage.cluster import ClusterUnusable
 from weft.storage.cluster_log import ClusterLog, ClusterLogFollower, ClusterState
@@ -66,9 +50,14 @@ class Declarations(Part):
     """
 
     def __init__(
-        self, settings: HubSettings, store: ObjectStore, cluster_id: bytes, *, now: Callable[[], int],
+        self,
+        settings: HubSettings,
+        store: ObjectStore,
+        cluster_id: bytes,
+        *,
+        now: Callable[[], int],
         doubted: Callable[[], str | None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.credentials = Credentials(settings.tokens_required, now, doubted, _jwts(settings, now, doubted))
         self.expected_edges = ExpectedEdges()
         self.groups = Groups()
@@ -162,11 +151,19 @@ class Declarations(Part):
 
     def _unusable(self) -> dict[str, dict[str, str]]:
         return {
-            TOKEN: self.credentials.unusable, STREAM: self.expected_edges.unusable, NODE: self.drained.unusable,
-            GROUP: self.groups.unusable, CONFIG: self.configs.unusable, SCHEMA: self.schemas.unusable,
-            PULL_KIND: self.pulls.unusable, TABLE: self.tables.unusable, QUALITY: self.quality.unusable,
-            TENANT: self.quotas.unusable, BACKUP: self.backups.unusable, REGION: self.regions.unusable,
-        }  # fmt: skip
+            TOKEN: self.credentials.unusable,
+            STREAM: self.expected_edges.unusable,
+            NODE: self.drained.unusable,
+            GROUP: self.groups.unusable,
+            CONFIG: self.configs.unusable,
+            SCHEMA: self.schemas.unusable,
+            PULL_KIND: self.pulls.unusable,
+            TABLE: self.tables.unusable,
+            QUALITY: self.quality.unusable,
+            TENANT: self.quotas.unusable,
+            BACKUP: self.backups.unusable,
+            REGION: self.regions.unusable,
+        }
 
     def _changed(self) -> None:
         self._refresh()

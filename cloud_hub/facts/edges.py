@@ -246,8 +246,11 @@ def check_layers(state: ClusterState, key: GroupKey, members: tuple[str, ...] | 
         CannotDeclare: an edge may be in too many such groups.
     """
     tenant, known = key[0], Groups.of(state)._documents
-    groups = {group: known[tenant, group].edges for group in with_settings(state, CONFIG, tenant) | {key[1]}
-              if (tenant, group) in known}  # fmt: skip
+    groups = {
+        group: known[tenant, group].edges
+        for group in with_settings(state, CONFIG, tenant) | {key[1]}
+        if (tenant, group) in known
+    }
     if members is not None:
         groups[key[1]] = members
     if (why := crowded(groups)) is not None:
@@ -458,9 +461,12 @@ def widen(key: ConfigKey, share: float, failures: int) -> Decision:
         if share < rollout.share or (share == rollout.share and rollout.state == "running"):
             raise CannotDeclare(f"expected a share of more than {rollout.share:.0%}, which the rollout has reached")
         return msgspec.structs.replace(
-            rollout, share=share, state="done" if share >= 1.0 else "running", why="",
+            rollout,
+            share=share,
+            state="done" if share >= 1.0 else "running",
+            why="",
             forgiven=max(rollout.forgiven, failures),
-        )  # fmt: skip
+        )
 
     return _step(key, next_of)
 
@@ -505,9 +511,10 @@ def abort(key: ConfigKey, why: str) -> Decision:
     def decide(state: ClusterState) -> Change:
         document, rollout, fact = _rollout(state, name)
         ended = ConfigDocument(
-            document.before, max(1, document.before_revision),
+            document.before,
+            max(1, document.before_revision),
             rollout=msgspec.structs.replace(rollout, share=1.0, state="aborted", why=why[:500]),
-        )  # fmt: skip
+        )
         return _change(name, ended, fact)
 
     return decide

@@ -136,9 +136,7 @@ class PullCache:
 
 def request_of(name: str, document: PullDocument) -> PullRequest:
     """Return a pull as the edge gets it."""
-    return PullRequest(
-        name.partition("/")[2], document.stream, document.first, document.end, document.bytes_max
-    )  # fmt: skip
+    return PullRequest(name.partition("/")[2], document.stream, document.first, document.end, document.bytes_max)
 
 
 RUNNING_PER_TENANT_MAX = 64
@@ -226,9 +224,16 @@ def plan(name: str, pull: PullState, now: int) -> Decision:
             return end(name, "failed", now, OTHER_LOGS)(state)
         reason = "" if not before.log_id else "the edge's log is another one since: what the first one had is lost"
         changed = msgspec.structs.replace(
-            before, state="sending", log_id=pull.log_id, ranges=_joined(pull), records=pull.records,
-            bytes=pull.bytes, kept_from=pull.kept_from, started=now, reason=reason,
-        )  # fmt: skip
+            before,
+            state="sending",
+            log_id=pull.log_id,
+            ranges=_joined(pull),
+            records=pull.records,
+            bytes=pull.bytes,
+            kept_from=pull.kept_from,
+            started=now,
+            reason=reason,
+        )
         return Change(PULL_KIND, name, encode(changed, state.facts(PULL_KIND)[name].document))
 
     return decide
@@ -251,9 +256,14 @@ def end(name: str, how: PullStateName, now: int, reason: str = "", held: RangeSe
         lost = RangeSet() if held is None else RangeSet(part for run in before.ranges for part in held.missing(*run))
         total = sum(last - first for first, last in before.ranges)
         changed = msgspec.structs.replace(
-            before, state=how, ended=now, reason=(reason or before.reason)[:500], lost=tuple(lost)[:LOST_MAX],
-            received=0 if held is None else total - lost.count(), ranges=(),
-        )  # fmt: skip
+            before,
+            state=how,
+            ended=now,
+            reason=(reason or before.reason)[:500],
+            lost=tuple(lost)[:LOST_MAX],
+            received=0 if held is None else total - lost.count(),
+            ranges=(),
+        )
         return Change(PULL_KIND, name, encode(changed, state.facts(PULL_KIND)[name].document))
 
     return decide

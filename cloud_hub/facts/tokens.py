@@ -291,9 +291,7 @@ def redeem(name: str, code: str, sha256: str, asks_for: tuple[str | None, str | 
         if fact is None or found is None or found.pairing is None:
             raise NotPaired
         pairing = found.pairing
-        is_asked = all(
-            wanted in (None, own) for wanted, own in zip(asks_for, (found.tenant, found.edge), strict=True)
-        )  # fmt: skip
+        is_asked = all(wanted in (None, own) for wanted, own in zip(asks_for, (found.tenant, found.edge), strict=True))
         if pairing.sha256 != code or pairing.until <= now or not is_asked:
             raise NotPaired
         if pairing.is_used:
@@ -304,9 +302,10 @@ def redeem(name: str, code: str, sha256: str, asks_for: tuple[str | None, str | 
         tokens.adding(name, state)
         _check_secret(tokens, name, sha256)
         document = msgspec.structs.replace(
-            found, secrets=(Secret(sha256, pairing.token_until),),
+            found,
+            secrets=(Secret(sha256, pairing.token_until),),
             pairing=msgspec.structs.replace(pairing, is_used=True),
-        )  # fmt: skip
+        )
         return Change(TOKEN, name, encode(document, fact.document))
 
     return decide
@@ -438,9 +437,12 @@ class Credentials:
     """
 
     def __init__(
-        self, is_closed: bool, now: Callable[[], int],
-        doubted: Callable[[], str | None] = lambda: None, jwts: Jwts | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        is_closed: bool,
+        now: Callable[[], int],
+        doubted: Callable[[], str | None] = lambda: None,
+        jwts: Jwts | None = None,
+    ) -> None:
         self.jwts = jwts
         self._doubted = doubted
         self._is_closed_anyway, self._is_closed = is_closed, False
@@ -486,9 +488,10 @@ class Credentials:
         self._is_in_doubt = bool(state.skipped)
         # By the whole fact: after a restore of the store, an entry of the same number may say something else.
         stale = [
-            name for name, known in self._read.items()
+            name
+            for name, known in self._read.items()
             if (fact := facts.get(name)) is not known.fact and fact != known.fact
-        ]  # fmt: skip
+        ]
         for name in {*stale, *self._deprived} if stale or len(facts) > len(self._read) else ():
             self._forget(name)
         for name in self.used.keys() - facts.keys():
@@ -569,9 +572,10 @@ class Credentials:
         jwts = [each for each in given if isinstance(each, JwtIdentity)]
         ended += [each for each in jwts if self.jwts is None or self.jwts.why_over(each) is not None]
         return ended + [
-            each for each in given
+            each
+            for each in given
             if each is not None and not isinstance(each, JwtIdentity) and self._in_force(each.sha256, now) != each
-        ]  # fmt: skip
+        ]
 
     def _in_force(self, sha256: str, now: int) -> TokenIdentity | None:
         identity, until = self._by_hash.get(sha256, (None, None))
@@ -711,9 +715,12 @@ class TokenUse(Part):
     """
 
     def __init__(
-        self, store: ObjectStore, used: Callable[[], Mapping[str, int]], is_declared: Callable[[str], bool],
+        self,
+        store: ObjectStore,
+        used: Callable[[], Mapping[str, int]],
+        is_declared: Callable[[str], bool],
         monotonic: Callable[[], float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store, self._used, self._is_declared, self._monotonic = store, used, is_declared, monotonic
         self._written: dict[str, int] = {}
         """The moments that this process knows to be in the store."""

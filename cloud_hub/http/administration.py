@@ -45,9 +45,11 @@ class AdministrationRequests:
                 error = "a hub without tokens makes the first one by its command"
                 raise ApiError(403, error, f"use `{operation.command}`")
             answer = await self._administration.perform(
-                operation, {**request.query, **request.match_info}, body,
+                operation,
+                {**request.query, **request.match_info},
+                body,
                 lambda reason: self._orders.author(request, right, reason, instead=operation.command),
-            )  # fmt: skip
+            )
             return answered(answer, headers={"Cache-Control": "no-store"})  # it may have a secret
 
         return handle
@@ -64,9 +66,16 @@ class UsageRequests:
     """
 
     def __init__(
-        self, access: Access, clock: HubClock, account: Tenants, summaries: ShardSummaries, *, quotas: DeclaredQuotas,
-        tables: HubTables, response_bytes_max: int,
-    ) -> None:  # fmt: skip
+        self,
+        access: Access,
+        clock: HubClock,
+        account: Tenants,
+        summaries: ShardSummaries,
+        *,
+        quotas: DeclaredQuotas,
+        tables: HubTables,
+        response_bytes_max: int,
+    ) -> None:
         self._access, self._account, self._summaries = access, account, summaries
         self._quotas, self._tables, self._response_bytes_max = quotas, tables, response_bytes_max
         self._since = clock.now()

@@ -404,9 +404,14 @@ class Api:
         kind, form = await self.payload_kind(shards, tenant, stream), choice(request, "format", ROW_FORMATS)
         is_typed = choice(request, "columns", ROW_COLUMNS) == TYPED_COLUMNS
         wanted = rows.RowsRequest(
-            (tenant, stream), kind, offset, chunk, limit, is_json=form == JSON_FORMAT,
+            (tenant, stream),
+            kind,
+            offset,
+            chunk,
+            limit,
+            is_json=form == JSON_FORMAT,
             schema=self._schemas.of((tenant, stream)) if is_typed else None,
-        )  # fmt: skip
+        )
         answer = await rows.rows_answer(shards.readers[shard], shards.states, wanted, self._response_bytes_max)
         # Only now: a chunk may have moved lanes away while the rows were made. Without their states, levels are null.
         if lost := missing_halves(shards.states, shard):

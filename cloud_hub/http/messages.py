@@ -162,9 +162,16 @@ class Messages:
     """
 
     def __init__(
-        self, down: HubDown, shards: Shards, access: Access, elsewhere: Elsewhere, clock: HubClock,
-        *, groups: Groups, rates: Rates[str],
-    ) -> None:  # fmt: skip
+        self,
+        down: HubDown,
+        shards: Shards,
+        access: Access,
+        elsewhere: Elsewhere,
+        clock: HubClock,
+        *,
+        groups: Groups,
+        rates: Rates[str],
+    ) -> None:
         self._down, self._shards, self._access = down, shards, access
         self._elsewhere, self._clock, self._groups = elsewhere, clock, groups
         self._rates = rates

@@ -10,17 +10,8 @@ from aiohttp import web
 from weft.bounds import Owner, OwnerKind, address_owner
 from weft.bounds.bound import Rates
 from weft.cloud_hub.auth.tokens import hash_token
-from weft.cloud_hub.facts.fact import (
-    TOKEN,
-    CannotDeclare,
-    decode,
-)
-from weft.cloud_hub.facts.tokens import (
-    Credentials,
-    NotPaired,
-    TokenDocument,
-    redeem,
-)
+from weft.cloud_hub.facts.fact import TOKEN, CannotDeclare, decode
+from weft.cloud_hub.facts.tokens import Credentials, NotPaired, TokenDocument, redeem
 from weft.hub_api.answers import ApiError, moment
 from weft.protocols.errors import CodecError
 from weft.protocols.link import PAIR_BODY_BYTES_MAX, PAIR_PATH, PairAnswer, PairRequest, spoken
@@ -54,9 +45,13 @@ class PairRequests:
     """
 
     def __init__(
-        self, log: ClusterLog, credentials: Credentials, now: Callable[[], int], monotonic: Callable[[], float],
+        self,
+        log: ClusterLog,
+        credentials: Credentials,
+        now: Callable[[], int],
+        monotonic: Callable[[], float],
         read_body: Callable[[web.Request, int, str], Awaitable[bytes]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._log, self._credentials, self._now, self._read_body = log, credentials, now, read_body
         self._wrong: Rates[Owner] = Rates(WRONG_PER_S, WRONG_BURST, monotonic)
         self._all_wrong: Rates[Owner] = Rates(ALL_WRONG_PER_S, ALL_WRONG_BURST, monotonic)

@@ -144,12 +144,7 @@ class ProcessRequests:
     """
 
     def __init__(
-        self,
-        status: Callable[[], StatusAnswer],
-        link: Handler,
-        health: Health,
-        metrics: Metrics,
-        access: Access,
+        self, status: Callable[[], StatusAnswer], link: Handler, health: Health, metrics: Metrics, access: Access
     ) -> None:
         self._status, self._link, self._health = status, link, health
         self._metrics, self._access = metrics, access

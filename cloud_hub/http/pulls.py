@@ -36,9 +36,7 @@ _NOTHING = "nothing was asked for; try again"
 class PullRequests:
     """Handlers of the requests."""
 
-    def __init__(
-        self, pulls: HubPulls, known: PullCache, shards: Shards, access: Access, clock: HubClock
-    ) -> None:  # fmt: skip
+    def __init__(self, pulls: HubPulls, known: PullCache, shards: Shards, access: Access, clock: HubClock) -> None:
         self._pulls, self._known, self._shards = pulls, known, shards
         self._access, self._clock = access, clock
 

@@ -183,17 +183,29 @@ class SelfDescription:
         identity = self._access.reader(request)
         if identity is None:
             answer = WhoAmI(
-                token=None, scope=ANONYMOUS, tenant="default", edge=None, until=None, certificate=None, rights=[],
-                software=SOFTWARE, link_protocol=PROTOCOL_VERSION,
-            )  # fmt: skip
+                token=None,
+                scope=ANONYMOUS,
+                tenant="default",
+                edge=None,
+                until=None,
+                certificate=None,
+                rights=[],
+                software=SOFTWARE,
+                link_protocol=PROTOCOL_VERSION,
+            )
         else:
             certificate = identity.common_name if isinstance(identity, ReaderCertificate) else None
             answer = WhoAmI(
-                token=identity.name if certificate is None else None, scope=identity.scope.value,
-                tenant=identity.tenant, edge=identity.edge, until=moment(self._access.until(identity)),
-                certificate=certificate, rights=identity.rights.texts, software=SOFTWARE,
+                token=identity.name if certificate is None else None,
+                scope=identity.scope.value,
+                tenant=identity.tenant,
+                edge=identity.edge,
+                until=moment(self._access.until(identity)),
+                certificate=certificate,
+                rights=identity.rights.texts,
+                software=SOFTWARE,
                 link_protocol=PROTOCOL_VERSION,
-            )  # fmt: skip
+            )
         return web.Response(body=msgspec.json.encode(answer) + b"\n", content_type="application/json")
 
 

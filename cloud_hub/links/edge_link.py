@@ -189,26 +189,36 @@ class HubLinkLog:
             after += f", refused {change.failures:,} times" if change.failures > 1 else ", refused once"
         logger.info(
             "edge %s at %s: connected%s, log %s, %s%s",
-            edge, peer, " again" if change.again else "", log_id, software, after,
-        )  # fmt: skip
+            edge,
+            peer,
+            " again" if change.again else "",
+            log_id,
+            software,
+            after,
+        )
 
     def _differs(self, edge: str, peer: str, clock_off: int) -> None:
         times = self._clocks.due(edge, self._monotonic())
         if times is not None:
             logger.warning(
                 "edge %s at %s: its clock, which a time source keeps right, is %s this node's. One of them is wrong%s",
-                edge, peer,
+                edge,
+                peer,
                 f"{approximate_duration(abs(clock_off) / 1e9)} {'ahead of' if clock_off > 0 else 'behind'}",
                 left_out(times),
-            )  # fmt: skip
+            )
 
     def has_lost(self, edge: str, stream: str, records: int, first: int) -> None:
         """Log this hub's loss by an edge's account, for the first of its streams."""
         logger.error(
             "edge %s: this hub lacks %d records of stream %s, from seq %d on, that it had acknowledged. Its store was "
             "restored to an earlier state, or lost objects. The edge sends again what it still has; `weft hub status` "
-            "names every stream", edge, records, stream, first,
-        )  # fmt: skip
+            "names every stream",
+            edge,
+            records,
+            stream,
+            first,
+        )
 
     def disconnected(self, edge: str, peer: str, reason: str) -> None:
         """Log the end of an accepted link."""
@@ -221,8 +231,12 @@ class HubLinkLog:
         if change is not None:
             logger.warning(
                 "edge %s at %s: disconnected after %s: %s%s",
-                edge, peer, approximate_duration(change.since_s), reason, left_out(change.left_out),
-            )  # fmt: skip
+                edge,
+                peer,
+                approximate_duration(change.since_s),
+                reason,
+                left_out(change.left_out),
+            )
 
     def refused(self, edge: str, peer: str, reason: str) -> None:
         """Log the refusal of a link after the edge has sent its name."""
@@ -601,9 +615,16 @@ class EdgeLink:
         if claim is None or claim.epoch != opening.epoch:
             claim = self._claims[lane] = LaneClaim(opening.epoch, offered_end(opening.ranges))
         session = LaneSession(
-            lane, claim, opening.topics, partial(self._link.acknowledge, number), refuse,
-            payload=opening.payload, flags=opening.flags, origins=opening.origins, clocks=self._clocks.notices(lane),
-        )  # fmt: skip
+            lane,
+            claim,
+            opening.topics,
+            partial(self._link.acknowledge, number),
+            refuse,
+            payload=opening.payload,
+            flags=opening.flags,
+            origins=opening.origins,
+            clocks=self._clocks.notices(lane),
+        )
         if not session.is_relay and len(self._asked) < LANES_MAX:
             self._asked[lane] = sequencer, claim
         cluster = sequencer.state.cluster_id.hex()

@@ -98,9 +98,15 @@ class RegionBudget(BudgetCount):
     """
 
     def __init__(
-        self, store: ObjectStore, name: str, settings: RegionSettings, *, links: Callable[[], int],
-        wall_clock: Callable[[], int], holds: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        store: ObjectStore,
+        name: str,
+        settings: RegionSettings,
+        *,
+        links: Callable[[], int],
+        wall_clock: Callable[[], int],
+        holds: bool = True,
+    ) -> None:
         super().__init__()
         assert settings.budget is not None, "the caller has seen it"
         self.name, self.rule = name, settings.budget

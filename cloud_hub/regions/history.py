@@ -23,15 +23,7 @@ import zstandard
 from weft.cloud_hub.regions.budget import RegionBudget
 from weft.cloud_hub.regions.source import Selection
 from weft.cloud_hub.settings import RegionSettings
-from weft.protocols.batch import (
-    RAW_BYTES_MAX,
-    ROW_BYTES,
-    ClockReading,
-    ClockState,
-    Flag,
-    columns_from_lists,
-    encode,
-)
+from weft.protocols.batch import RAW_BYTES_MAX, ROW_BYTES, ClockReading, ClockState, Flag, columns_from_lists, encode
 from weft.protocols.chunk_index import GapRange, LaneFlag, Mark, StreamKey
 from weft.protocols.lane import ORIGIN_TEXT_MAX, Lane, Origin, OriginKind
 from weft.protocols.link import Clock
@@ -120,9 +112,13 @@ class HistorySource:
     they are."""
 
     def __init__(
-        self, lanes: Mapping[Lane, LaneState], batches: Mapping[Lane, list[_Batch]],
-        gaps: Mapping[Lane, RangeSet], origins: Mapping[int, Origin], clock: Callable[[Lane], Clock],
-    ) -> None:  # fmt: skip
+        self,
+        lanes: Mapping[Lane, LaneState],
+        batches: Mapping[Lane, list[_Batch]],
+        gaps: Mapping[Lane, RangeSet],
+        origins: Mapping[int, Origin],
+        clock: Callable[[Lane], Clock],
+    ) -> None:
         self._lanes = dict(enumerate(lanes, 1))
         self._states, self._batches, self._origins, self._clock = lanes, batches, origins, clock
         self._gaps = {
@@ -148,9 +144,16 @@ class HistorySource:
         state, notice = self._states[lane], self._clock(lane)
         flags = LaneFlag.RELAY | (LaneFlag.PARTIAL if state.partial else LaneFlag(0))
         return OfferedLane(
-            number, lane.stream, tuple(state.topics), _kind(state.payload), lane, flags, origin=self._origins.get,
-            clock=lambda boot: notice if boot == BOOT else None, continues_hub=True,
-        )  # fmt: skip
+            number,
+            lane.stream,
+            tuple(state.topics),
+            _kind(state.payload),
+            lane,
+            flags,
+            origin=self._origins.get,
+            clock=lambda boot: notice if boot == BOOT else None,
+            continues_hub=True,
+        )
 
     def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
         """Return what there is of these lanes."""
@@ -245,9 +248,10 @@ class RowEncoder:
         )
         is_set = first["_edge_time"] is None and first["_clock"] != "unsynced"
         reading = ClockReading(
-            BOOT if first["_edge_time"] is not None else 0, first["_time"] * 1000,
+            BOOT if first["_edge_time"] is not None else 0,
+            first["_time"] * 1000,
             ClockState.SYNCED if is_set else ClockState.UNSYNCED,
-        )  # fmt: skip
+        )
         number = self._number(first.get(ORIGIN_COLUMN))
         data = encode(1, first["_seq"], columns, reading, self._compressor, origin=number)
         return _Batch(first["_seq"], first["_seq"] + len(run), data)
@@ -339,9 +343,15 @@ class HistoryTransfer:
     """
 
     def __init__(
-        self, store: ObjectStore, name: str, settings: RegionSettings, *, wall_clock: Callable[[], int],
-        monotonic: Callable[[], float], marks_s: float = MARKS_S,
-    ) -> None:  # fmt: skip
+        self,
+        store: ObjectStore,
+        name: str,
+        settings: RegionSettings,
+        *,
+        wall_clock: Callable[[], int],
+        monotonic: Callable[[], float],
+        marks_s: float = MARKS_S,
+    ) -> None:
         self._store, self._name, self._settings = store, name, settings
         self._wall_clock, self._monotonic, self._marks_s = wall_clock, monotonic, marks_s
         self._done = History()
@@ -449,17 +459,25 @@ class HistoryTransfer:
         return gaps
 
     async def _send(
-        self, states: Mapping[Lane, LaneState], batches: Mapping[Lane, list[_Batch]], gaps: Mapping[Lane, RangeSet],
-        origins: Mapping[int, Origin], *, marks: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        states: Mapping[Lane, LaneState],
+        batches: Mapping[Lane, list[_Batch]],
+        gaps: Mapping[Lane, RangeSet],
+        origins: Mapping[int, Origin],
+        *,
+        marks: bool = False,
+    ) -> None:
         """Have the region acknowledge batches and gaps. Some lanes at a time."""
         lanes = list(batches)
         for at in range(0, len(lanes), LANES_MAX):
             some = lanes[at : at + LANES_MAX]
             source = HistorySource(
-                {lane: states[lane] for lane in some}, batches, gaps, origins,
+                {lane: states[lane] for lane in some},
+                batches,
+                gaps,
+                origins,
                 lambda lane: Clock(lane.log_id, BOOT, 0, 0, 0),
-            )  # fmt: skip
+            )
             await self._deliver(source, marks=marks)
 
     async def _deliver(self, source: HistorySource, *, marks: bool) -> None:
@@ -470,9 +488,11 @@ class HistoryTransfer:
         link = self._settings.link
         link = replace(link, sender=replace(link.sender, cluster_id=self._peer, mark_interval=SECOND))
         control = LinkControl(
-            PolicyRules(rate=self._settings.rate, budget=self._settings.budget), wall_clock=self._wall_clock,
-            counts=self._budget, counts_bytes=self._budget is not None,
-        )  # fmt: skip
+            PolicyRules(rate=self._settings.rate, budget=self._settings.budget),
+            wall_clock=self._wall_clock,
+            counts=self._budget,
+            counts_bytes=self._budget is not None,
+        )
         epochs = Epochs("memory", lambda: b"0", lambda _: None)  # a relay claims none
         running = asyncio.create_task(
             run_link(source, identity, link, epochs, status, wall_clock=self._wall_clock, control=control)

@@ -82,13 +82,18 @@ class RegionLink:
         self.comparison = declared.of(name).comparison
         """Number of the comparison with the region to which the link's position belongs."""
         rules = PolicyRules(
-            rate=settings.rate, every=int(settings.every_s * SECOND), schedule=settings.schedule,
+            rate=settings.rate,
+            every=int(settings.every_s * SECOND),
+            schedule=settings.schedule,
             budget=settings.budget if budget is not None else None,
-        )  # fmt: skip
+        )
         self._control = LinkControl(
-            rules, wall_clock=clock.now, is_paused=declared.of(name).paused, counts=budget,
+            rules,
+            wall_clock=clock.now,
+            is_paused=declared.of(name).paused,
+            counts=budget,
             counts_bytes=budget is not None,
-        )  # fmt: skip
+        )
         self._budget, self._budget_version = budget, 0
         self._takes = Selection(settings.tenant, settings.streams, settings.forwards)
         self.status = LinkStatus(f"{name}/{self.shard}")
@@ -144,9 +149,14 @@ class RegionLink:
         self._total = found.records
         self._settled = found.next, 0
         self._source = RegionSource(
-            self.sequencer.log, self._state, self._takes, found.next,
-            hub=lambda: self.status.cluster_id, peer=found.peer or cluster, now=self._monotonic,
-        )  # fmt: skip
+            self.sequencer.log,
+            self._state,
+            self._takes,
+            found.next,
+            hub=lambda: self.status.cluster_id,
+            peer=found.peer or cluster,
+            now=self._monotonic,
+        )
 
     def _state(self) -> ShardState:
         return self.sequencer.state
@@ -241,16 +251,21 @@ class RegionLink:
         if source.lost:
             _logger.error(
                 "shard %d: chunks %d to %d were collected before region %s had their records: it lacks these records, "
-                "and says so. `weft hub region history` brings them from the tables", self.shard, source.lost[0][0],
-                source.lost[-1][1] - 1, self.name,
-            )  # fmt: skip
+                "and says so. `weft hub region history` brings them from the tables",
+                self.shard,
+                source.lost[0][0],
+                source.lost[-1][1] - 1,
+                self.name,
+            )
         now, report = self._monotonic(), self.report(source)
         before = self._stored.report
         news = (
-            self._settled[0] > self._stored.next or source.peer != self._stored.peer or self.lost != self._stored.lost
+            self._settled[0] > self._stored.next
+            or source.peer != self._stored.peer
+            or self.lost != self._stored.lost
             or before is None
             or (before.state, before.error, before.hold) != (report.state, report.error, report.hold)
-        )  # fmt: skip
+        )
         source.lost.clear()
         if now - self._written_at < (self._settings.write_s if news else REPORT_S):
             return
@@ -258,9 +273,13 @@ class RegionLink:
         report = self._with_streams(report, source)
         records = None if self._total is None else self._total + self._settled[1]
         wanted = RegionPosition(
-            next=max(self._settled[0], self._stored.next), peer=source.peer, records=records, lost=self.lost,
-            report=report, comparison=self.comparison,
-        )  # fmt: skip
+            next=max(self._settled[0], self._stored.next),
+            peer=source.peer,
+            records=records,
+            lost=self.lost,
+            report=report,
+            comparison=self.comparison,
+        )
         etag = await self._positions.write(self.name, self.shard, wanted, self._etag)
         if etag is None:
             # The process that owned the shard before still writes, or an attempt of this one had an unknown outcome.
@@ -290,11 +309,14 @@ class RegionLink:
         behind = source.behind()
         streams = tuple(
             StreamLag(
-                tenant=each.key[0], stream=each.key[1], records=each.records, bytes=each.bytes,
+                tenant=each.key[0],
+                stream=each.key[1],
+                records=each.records,
+                bytes=each.bytes,
                 seconds=max(0.0, (report.at - each.oldest) / SECOND),
             )
             for each in behind[:STREAMS_MAX]
-        )  # fmt: skip
+        )
         return msgspec.structs.replace(report, streams=streams, streams_behind=len(behind))
 
     def report(self, source: RegionSource | None = None) -> Report:
@@ -308,9 +330,11 @@ class RegionLink:
             error, at = status.last_error, status.last_error_time
         state = self._state()
         lag = 0.0
-        records = None if source is None or self._total is None else (
-            self._records(state) - self._total - source.passed - source.ahead
-        )  # fmt: skip
+        records = (
+            None
+            if source is None or self._total is None
+            else (self._records(state) - self._total - source.passed - source.ahead)
+        )
         if source is not None and source.position <= state.n:
             oldest = source.oldest or state.created
             lag = max(0.0, (self._clock.now() - oldest) / SECOND)
@@ -322,9 +346,16 @@ class RegionLink:
             size = 0 if not records else None if mean is None else int(records * mean)
         is_paused = self._control.policy.is_paused
         return Report(
-            at=self._clock.now(), state=PAUSED if is_paused else str(status.state), error=error, error_at=at,
-            lag_records=records, lag_bytes=size, lag_seconds=lag, host=self._host, hold=self._hold(records),
-        )  # fmt: skip
+            at=self._clock.now(),
+            state=PAUSED if is_paused else str(status.state),
+            error=error,
+            error_at=at,
+            lag_records=records,
+            lag_bytes=size,
+            lag_seconds=lag,
+            host=self._host,
+            hold=self._hold(records),
+        )
 
     def _hold(self, lag_records: int | None) -> str:
         """Return why records wait by a policy, and until when; an order to pause says so by the state."""
@@ -352,9 +383,16 @@ class Regions(Part):
     """
 
     def __init__(
-        self, settings: Mapping[str, RegionSettings], shards: Shards, positions: RegionPositions, *, clock: HubClock,
-        host: str, declared: DeclaredRegions, retain_log_s: float | None,
-    ) -> None:  # fmt: skip
+        self,
+        settings: Mapping[str, RegionSettings],
+        shards: Shards,
+        positions: RegionPositions,
+        *,
+        clock: HubClock,
+        host: str,
+        declared: DeclaredRegions,
+        retain_log_s: float | None,
+    ) -> None:
         self._retain_log_s = retain_log_s
         self._settings, self._shards, self._positions = settings, shards, positions
         self._clock, self._host, self._declared = clock, host, declared
@@ -412,18 +450,25 @@ class Regions(Part):
             [
                 key
                 for key, (link, task) in self._links.items()
-                if own.get(key[1]) is not link.sequencer or task.done()
+                if own.get(key[1]) is not link.sequencer
+                or task.done()
                 or link.comparison != self._declared.of(key[0]).comparison
             ]
-        )  # fmt: skip
+        )
         for name, settings in self._settings.items():
             for shard, sequencer in own.items():
                 if (name, shard) in self._links:
                     continue
                 link = RegionLink(
-                    name, settings, sequencer, self._positions, clock=self._clock, host=self._host,
-                    declared=self._declared, budget=self._budgets.get(name),
-                )  # fmt: skip
+                    name,
+                    settings,
+                    sequencer,
+                    self._positions,
+                    clock=self._clock,
+                    host=self._host,
+                    declared=self._declared,
+                    budget=self._budgets.get(name),
+                )
                 self._links[name, shard] = link, asyncio.create_task(link.run(), name=f"region-{name}-{shard}")
 
     async def _end(self, keys: list[tuple[str, int]]) -> None:

@@ -711,9 +711,17 @@ class RegionSource:
             known = LaneState(topics=update.topics or [], payload=update.payload or 0, partial=partial)
         flags = LaneFlag.RELAY | (LaneFlag.PARTIAL if known.partial else LaneFlag(0))
         offered = OfferedLane(
-            lane.number, lane.lane.stream, tuple(known.topics), _payload(known.payload), lane.lane, flags,
-            origin=lane.origin, clock=lane.clock, continues_hub=True, answered=self._answered,
-        )  # fmt: skip
+            lane.number,
+            lane.lane.stream,
+            tuple(known.topics),
+            _payload(known.payload),
+            lane.lane,
+            flags,
+            origin=lane.origin,
+            clock=lane.clock,
+            continues_hub=True,
+            answered=self._answered,
+        )
         if lane.is_refused:
             self._refused.offer(offered)
             return

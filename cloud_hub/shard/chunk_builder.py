@@ -10,14 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from weft.cloud_hub.shard.lane_ends import EndedLanes, adoption
-from weft.cloud_hub.shard.lane_session import (
-    ClockNotices,
-    LaneSession,
-    PendingItem,
-    ReceivedBatch,
-    bounds,
-    is_hubs_own,
-)
+from weft.cloud_hub.shard.lane_session import ClockNotices, LaneSession, PendingItem, ReceivedBatch, bounds, is_hubs_own
 from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import BatchHeader, Buffer, ClockState
@@ -158,9 +151,18 @@ class LaneDraft:
         ranges = [self.run] if self.run is not None else self.ranges
         gaps = [] if self.declared is None else self.gaps
         return LaneUpdate(
-            *session.lane, session.claim.epoch, ranges, gaps, self.mark, self.topics, self.payload, self.origins,
-            self.floor, flags, renamed_to,
-        )  # fmt: skip
+            *session.lane,
+            session.claim.epoch,
+            ranges,
+            gaps,
+            self.mark,
+            self.topics,
+            self.payload,
+            self.origins,
+            self.floor,
+            flags,
+            renamed_to,
+        )
 
 
 INDEX_BYTES_MAX = 8 << 20
@@ -284,9 +286,15 @@ class ChunkBuilder:
         # Nearly every lane is open, with nothing to declare and no other session in the chunk. The short way may only
         # say yes.
         if (
-            known is not None and known.retired is None and claim.granted and not session.is_relay
-            and not declares_origins and not session.clocks.by_boot and not self._left_out and lane not in self._epochs
-        ):  # fmt: skip
+            known is not None
+            and known.retired is None
+            and claim.granted
+            and not session.is_relay
+            and not declares_origins
+            and not session.clocks.by_boot
+            and not self._left_out
+            and lane not in self._epochs
+        ):
             held = known
         else:
             taken, ungranted = self._epochs.get(lane, -1), session.ungranted
@@ -551,10 +559,17 @@ class ChunkBuilder:
             data = b"".join(section.parts)
             placed.append(
                 StreamSection(
-                    tenant, stream, base, section.count, section.first_time, section.last_time,
-                    position, len(data), int(crc32c(data)),
+                    tenant,
+                    stream,
+                    base,
+                    section.count,
+                    section.first_time,
+                    section.last_time,
+                    position,
+                    len(data),
+                    int(crc32c(data)),
                 )
-            )  # fmt: skip
+            )
             parts.append(data)
             position += len(data)
         return placed

@@ -181,11 +181,7 @@ def given_up(lane: Lane, held: LaneState) -> LaneUpdate | None:
 
 
 async def write_ending(
-    log: ShardLog,
-    plan: Plan,
-    *,
-    wall_clock: Callable[[], int],
-    random_bits: Callable[[int], int],
+    log: ShardLog, plan: Plan, *, wall_clock: Callable[[], int], random_bits: Callable[[int], int]
 ) -> Ending:
     """Write the plan's changes to the log, concurrently with any nodes that write it.
 
@@ -550,9 +546,10 @@ class LaneKeeper:
         if state.created - now > WRONG_NS:
             logger.error(
                 "shard %d: its time is %s in the future, from a wrong clock. Until then its chunks are not collected, "
-                "and its lanes do not end: `weft hub clock` shows and lowers it", state.shard,
+                "and its lanes do not end: `weft hub clock` shows and lowers it",
+                state.shard,
                 approximate_duration((state.created - now) / _NS),
-            )  # fmt: skip
+            )
         lanes = list(state.lanes)
         for at in range(0, len(lanes), SLICE_LANES):
             part = lanes[at : at + SLICE_LANES]
@@ -592,9 +589,12 @@ class LaneKeeper:
             return found
         logger.error(
             "shard %d: %d of %d lanes were not seen for long, such as %s. So many are not retired at once: look at the "
-            "hub's clock and at the edges. `weft hub retire` ends those that are gone", state.shard, len(retired),
-            counted, retired[0],
-        )  # fmt: skip
+            "hub's clock and at the edges. `weft hub retire` ends those that are gone",
+            state.shard,
+            len(retired),
+            counted,
+            retired[0],
+        )
         return found._replace(controls=[each for each in found.controls if each.kind != ControlKind.RETIRE])
 
     def _is_tiered(self, state: ShardState, lane: Lane) -> bool:

@@ -218,7 +218,7 @@ class LaneSession:
         "sends_last_word",
         "topics",
         "trails",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

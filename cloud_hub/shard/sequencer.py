@@ -586,9 +586,13 @@ class Sequencer:
         self._now, self._wake = asyncio.get_running_loop().time, asyncio.Event()
         self.sessions = ShardSessions(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
         self._retry_loop = RetryLoop(
-            f"shard {log.shard}", settings.retry_min_s, settings.retry_max_s, random_bits,
-            patience_s=settings.unavailable_after_s, on_long_trouble=partial(self.sessions.send_away, log.shard),
-        )  # fmt: skip
+            f"shard {log.shard}",
+            settings.retry_min_s,
+            settings.retry_max_s,
+            random_bits,
+            patience_s=settings.unavailable_after_s,
+            on_long_trouble=partial(self.sessions.send_away, log.shard),
+        )
         self._ended, self._room = EndedLanes(log), Room(settings, self.sessions.declarations)
         self._guard = WatermarkGuard(log, clock.boot, settings.watermark_validity_s)
         snapshot_after = settings.snapshot_interval_s, settings.snapshot_chunks
@@ -707,9 +711,11 @@ class Sequencer:
         held = self._state.lanes.get(session.lane)
         # Records that fill the middle of a gap leave two gaps, so the bound on gaps applies to them too.
         if (
-            held is not None and held.gaps.items and self._room.gaps.is_full(self._state, session.lane)
+            held is not None
+            and held.gaps.items
+            and self._room.gaps.is_full(self._state, session.lane)
             and any(held.splits(header.base_seq, header.end_seq) for header, _ in batches)
-        ):  # fmt: skip
+        ):
             self.sessions.refuse_gaps(session, held)
             return True
         if not self._schedule.records_wait:

@@ -212,8 +212,10 @@ class Room:
         if more > self._settings.topic_bytes_per_edge_max:
             return Full(
                 f"edge {lane.edge} of tenant {lane.tenant} would have {more} bytes of topic patterns, the limit is "
-                f"{self._settings.topic_bytes_per_edge_max}", "limits.edge_topics", edge,
-            )  # fmt: skip
+                f"{self._settings.topic_bytes_per_edge_max}",
+                "limits.edge_topics",
+                edge,
+            )
         # A lane that counts already costs nothing more. Many opened at once are charged before any chunk has them, or
         # each would find the same room.
         if known is not None or lane in self._pending.lanes:
@@ -585,9 +587,11 @@ class ShardSessions:
     def _refuse_fenced(self, session: LaneSession, held: LaneState) -> None:
         lane = session.lane
         message, advice = taken_before(
-            f"edge {lane.edge}, log {format_log_id(lane.log_id)}", lane.stream,
-            held=(held.epoch, held.records.end), claimed=(session.epoch, session.claim.compared_end),
-        )  # fmt: skip
+            f"edge {lane.edge}, log {format_log_id(lane.log_id)}",
+            lane.stream,
+            held=(held.epoch, held.records.end),
+            claimed=(session.epoch, session.claim.compared_end),
+        )
         self.refuse(session, RefuseCode.IDENTITY_CONFLICT, message, advice)
 
     def settle(self, state: ShardState) -> None:

@@ -350,14 +350,19 @@ def lost_views(sequencers: Iterable[Sequencer]) -> list[LostOfLane]:
     """Return the lanes with acknowledged records that the hub lacks, at most ``LOST_LISTED_MAX``."""
     found = (
         LostOfLane(
-            lane.tenant, lane.edge, format_log_id(lane.log_id), sequencer.log.shard, lane.stream, lost.records,
+            lane.tenant,
+            lane.edge,
+            format_log_id(lane.log_id),
+            sequencer.log.shard,
+            lane.stream,
+            lost.records,
             lost.first,
         )
         for sequencer in sequencers
         for lane in list(sequencer.sessions.lost)
         if (held := sequencer.state.lanes.get(lane)) is not None
         and (lost := sequencer.sessions.lost_of(lane, held)) is not None
-    )  # fmt: skip
+    )
     return list(islice(found, LOST_LISTED_MAX))
 
 

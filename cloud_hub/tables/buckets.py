@@ -424,12 +424,14 @@ def changes(parts: Sequence[Merged], keys: Sequence[str]) -> pa.Table:
     """Return the changes of buckets as the rows of a change feed (Delta protocol, "Change Data Files")."""
     removed, added = (pa.concat_tables([getattr(each, name) for each in parts]) for name in ("removed", "added"))
     replaced, replacing = of_keys(removed, added, keys), of_keys(added, removed, keys)
-    return pa.concat_tables([
-        _typed(removed.filter(pa.array(~replaced)), "delete"),
-        _typed(removed.filter(pa.array(replaced)), "update_preimage"),
-        _typed(added.filter(pa.array(replacing)), "update_postimage"),
-        _typed(added.filter(pa.array(~replacing)), "insert"),
-    ])  # fmt: skip
+    return pa.concat_tables(
+        [
+            _typed(removed.filter(pa.array(~replaced)), "delete"),
+            _typed(removed.filter(pa.array(replaced)), "update_preimage"),
+            _typed(added.filter(pa.array(replacing)), "update_postimage"),
+            _typed(added.filter(pa.array(~replacing)), "insert"),
+        ]
+    )
 
 
 def _typed(rows: pa.Table, change: str) -> pa.Table:

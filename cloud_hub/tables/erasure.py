@@ -215,10 +215,16 @@ class Eraser:
         if await only_latest(self._store, self._cluster, self._stream) is not None:
             return await self._erase_only(choice, author, views)
         tierer = Tierer(
-            self._store, self._cluster, *self._stream, views,
-            clock=self._clock, monotonic=self._monotonic, schema=partial(declared.schemas.of, self._stream),
-            quality=partial(declared.quality.of, self._stream), sort=partial(declared.sort_of, self._stream),
-        )  # fmt: skip
+            self._store,
+            self._cluster,
+            *self._stream,
+            views,
+            clock=self._clock,
+            monotonic=self._monotonic,
+            schema=partial(declared.schemas.of, self._stream),
+            quality=partial(declared.quality.of, self._stream),
+            sort=partial(declared.sort_of, self._stream),
+        )
         if not tierer.ends():
             raise TableError(f"the hub has no records of stream {self._stream[1]} of tenant {self._stream[0]}")
         await _catch_up(tierer)
@@ -351,9 +357,13 @@ class Eraser:
         found.places.check()
 
     async def _remove(
-        self, state: DeltaState, tierer: Written, found: _Found, choice: Choice,
+        self,
+        state: DeltaState,
+        tierer: Written,
+        found: _Found,
+        choice: Choice,
         transactions: Mapping[str, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         def keep(batch: pa.RecordBatch) -> pa.RecordBatch:
             return batch.filter(pa.array(~choice.of(batch)))
 

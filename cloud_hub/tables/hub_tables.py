@@ -46,9 +46,16 @@ COMMIT_SPAN, TABLE_SPAN = "weft commit", "weft table"
 
 
 def hub_tables(
-    settings: HubSettings, store: ObjectStore, cluster: Cluster, clock: HubClock, declared: Declarations, *,
-    shards: Shards, logs: Iterable[ShardLog], name: str,
-) -> HubTables:  # fmt: skip
+    settings: HubSettings,
+    store: ObjectStore,
+    cluster: Cluster,
+    clock: HubClock,
+    declared: Declarations,
+    *,
+    shards: Shards,
+    logs: Iterable[ShardLog],
+    name: str,
+) -> HubTables:
     """Return the tables of a process, by its settings.
 
     Args:
@@ -125,9 +132,17 @@ class MadeTables(HubTables):
     service: TableService | None
 
     def __init__(
-        self, settings: HubSettings, store: ObjectStore, cluster: Cluster, clock: HubClock, declared: Declarations, *,
-        shards: Shards, logs: Iterable[ShardLog], name: str,
-    ) -> None:  # fmt: skip
+        self,
+        settings: HubSettings,
+        store: ObjectStore,
+        cluster: Cluster,
+        clock: HubClock,
+        declared: Declarations,
+        *,
+        shards: Shards,
+        logs: Iterable[ShardLog],
+        name: str,
+    ) -> None:
         # These import pyarrow, which no process without tables needs.
         from weft.cloud_hub.tables.quality import QualityWatch
         from weft.cloud_hub.tables.service import DeclaredTableWork
@@ -144,13 +159,21 @@ class MadeTables(HubTables):
             of_tables = replace(of_tables, on_traced=traces.made)
         self._sizes = TenantSizes(store, declared.quotas)
         self.maker = tables = TableService(
-            store, cluster, settings=of_tables, clock=clock.now, is_sound=lambda: clock.wrong() is None, node=name,
+            store,
+            cluster,
+            settings=of_tables,
+            clock=clock.now,
+            is_sound=lambda: clock.wrong() is None,
+            node=name,
             follows=is_first,
             terms=TableTerms(
-                declared.schemas.of, declared.quality.of, declared.tables.sort_of, declared.tables.is_instead,
+                declared.schemas.of,
+                declared.quality.of,
+                declared.tables.sort_of,
+                declared.tables.is_instead,
                 self._sizes.held,
             ),
-        )  # fmt: skip
+        )
         self.service = tables if is_first else None
         self._beside = DeclaredTableWork(
             store, cluster, tables, declared.tables, clock, quality=declared.quality, settings=settings.tables()
@@ -161,16 +184,26 @@ class MadeTables(HubTables):
         if is_first:
             self._after.append(
                 LaneKeeper(
-                    logs, self._held, tables.position, settings, clock=clock,
-                    random_bits=random.SystemRandom().getrandbits, noted=OwnActs(store, cluster.cluster_id, clock.now),
+                    logs,
+                    self._held,
+                    tables.position,
+                    settings,
+                    clock=clock,
+                    random_bits=random.SystemRandom().getrandbits,
+                    noted=OwnActs(store, cluster.cluster_id, clock.now),
                 )
-            )  # fmt: skip
+            )
         if is_first and settings.retain_log_s is not None:
             pins = Pins(RegionPositions(store, cluster), {name: each.pin_s for name, each in settings.regions.items()})
             collector = Collector(
-                logs, tables.first_untabled, settings.retain_log_s, clock=clock, in_round=tables.opened_once,
-                terms=declared.tables.log_terms, pins=pins,
-            )  # fmt: skip
+                logs,
+                tables.first_untabled,
+                settings.retain_log_s,
+                clock=clock,
+                in_round=tables.opened_once,
+                terms=declared.tables.log_terms,
+                pins=pins,
+            )
             self.collected = collector.shards
             self._after.append(collector)
 
@@ -278,9 +311,8 @@ class TableTraces:
     """
 
     def __init__(
-        self, collector: TraceCollector, software: str, instance: str, wall_clock: Callable[[], int],
-        rng: random.Random,
-    ) -> None:  # fmt: skip
+        self, collector: TraceCollector, software: str, instance: str, wall_clock: Callable[[], int], rng: random.Random
+    ) -> None:
         self.export = TraceExport(ExportSettings.of(collector, "weft-hub", software, instance))
         self._wall_clock, self._rng = wall_clock, rng
 
@@ -297,9 +329,15 @@ class TableTraces:
                 continue
             tenant, stream = key
             attributes: dict[str, Attribute] = {
-                "weft.tenant": tenant, "weft.edge": row.edge, "weft.log": row.log, "weft.stream": stream,
-                "weft.seq": row.seq, "weft.shard": row.shard, "weft.chunk": row.chunk, "weft.offset": row.offset,
-            }  # fmt: skip
+                "weft.tenant": tenant,
+                "weft.edge": row.edge,
+                "weft.log": row.log,
+                "weft.stream": stream,
+                "weft.seq": row.seq,
+                "weft.shard": row.shard,
+                "weft.chunk": row.chunk,
+                "weft.offset": row.offset,
+            }
             if row.rows > 1:
                 attributes["messaging.batch.message_count"] = row.rows
             commit, table = (TraceContext(parent.trace_id, self._rng.getrandbits(64) or 1) for _ in range(2))

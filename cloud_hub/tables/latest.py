@@ -192,9 +192,13 @@ class HistoryRows:
         ]
         names = [name for name in self._schema.names if name in dataset.schema.names]
         scanner = dataset.scanner(
-            columns=names, filter=reduce(or_, parts), batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1,
+            columns=names,
+            filter=reduce(or_, parts),
+            batch_size=BATCH_ROWS,
+            batch_readahead=1,
+            fragment_readahead=1,
             use_threads=False,
-        )  # fmt: skip
+        )
         return iter(scanner.to_batches())
 
     def _rows(self, rows: pa.Table) -> pa.Table:
@@ -317,9 +321,17 @@ class LatestTierer(Tierer):
     ) -> None:
         self._collector = RowCollector(key, settings, clock, monotonic)
         super().__init__(
-            store, cluster, tenant, stream, views,
-            settings=settings, clock=clock, monotonic=monotonic, nonce=nonce, writer=self._collector,
-        )  # fmt: skip
+            store,
+            cluster,
+            tenant,
+            stream,
+            views,
+            settings=settings,
+            clock=clock,
+            monotonic=monotonic,
+            nonce=nonce,
+            writer=self._collector,
+        )
         self.unkeyed = 0
         """Number of records without a key, as of the version last read or committed."""
         self.gone = 0

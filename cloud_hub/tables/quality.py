@@ -113,9 +113,16 @@ class _RuleWatch(Judged):
         recent = _NONE if self.recent is None else self.recent.counted
         why = None if self.state is QualityState.GOOD else self.why
         return QualityRuleOfNode(
-            self.name, self.rule.words, self.rule.tolerate, self.state.value, moment(self.since), why, rows, failed,
+            self.name,
+            self.rule.words,
+            self.rule.tolerate,
+            self.state.value,
+            moment(self.since),
+            why,
+            rows,
+            failed,
             *recent,
-        )  # fmt: skip
+        )
 
 
 class StreamWatch:
@@ -130,9 +137,18 @@ class StreamWatch:
         self._unchecked = 0
 
     def look(  # noqa: PLR0917
-        self, declared: StreamQuality, counts: QualityCounts, first: QualityCounts, done: int,
-        why_not: Mapping[str, str], fields: Collection[str], now: float, now_ns: int, *, is_sound: bool,
-    ) -> Iterator[Event]:  # fmt: skip
+        self,
+        declared: StreamQuality,
+        counts: QualityCounts,
+        first: QualityCounts,
+        done: int,
+        why_not: Mapping[str, str],
+        fields: Collection[str],
+        now: float,
+        now_ns: int,
+        *,
+        is_sound: bool,
+    ) -> Iterator[Event]:
         """Take what the table counts. Yield alarms that begin or end.
 
         Args:
@@ -172,9 +188,14 @@ class StreamWatch:
             self._rules[name] = watch
 
     def _share(  # noqa: PLR0917
-        self, watch: _RuleWatch, counts: QualityCounts, first: QualityCounts, why_not: str | None, now: float,
+        self,
+        watch: _RuleWatch,
+        counts: QualityCounts,
+        first: QualityCounts,
+        why_not: str | None,
+        now: float,
         now_ns: int,
-    ) -> tuple[int, str] | None:  # fmt: skip
+    ) -> tuple[int, str] | None:
         watch.counted = counted = counts.of(watch.number)
         if watch.recent is None:
             watch.recent = Recent(watch.rule.over_s, now, first.of(watch.number) or _NONE)
@@ -351,9 +372,16 @@ class QualityWatch:
             return
         schema, found = self._schemas.of(key), tierer.quality
         events = watch.look(
-            quality, found.counts, first, tierer.done, found.why_not,
-            () if schema is None else schema.schema.fields, now, now_ns, is_sound=is_sound,
-        )  # fmt: skip
+            quality,
+            found.counts,
+            first,
+            tierer.done,
+            found.why_not,
+            () if schema is None else schema.schema.fields,
+            now,
+            now_ns,
+            is_sound=is_sound,
+        )
         for event in events:
             self._log(key, event)
 

@@ -552,9 +552,13 @@ class QuarantineWork:
             self._store, self._cluster, key, settings=settings, clock=self._clock, monotonic=self._monotonic
         )
         maintenance = Maintenance(
-            self._store, quarantine, settings=settings, clock=self._clock, is_sound=self._is_sound,
+            self._store,
+            quarantine,
+            settings=settings,
+            clock=self._clock,
+            is_sound=self._is_sound,
             monotonic=self._monotonic,
-        )  # fmt: skip
+        )
         retention = Retention(self._store, self._cluster, key, self._clock, quarantine_key(*key))
         return _Work(quarantine, maintenance, retention, self._monotonic())
 

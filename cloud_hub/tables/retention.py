@@ -35,9 +35,7 @@ from weft.storage.table.delta_log import Rewrite, SmallFiles, TableLog, rewrite
 
 # Places of rows: their numbers by lane and their offsets by shard, as runs.
 
-TYPES = {
-    "_shard": pa.int32(), "_offset": pa.int64(), "_edge": pa.string(), "_log": pa.string(), "_seq": pa.int64(),
-}  # fmt: skip
+TYPES = {"_shard": pa.int32(), "_offset": pa.int64(), "_edge": pa.string(), "_log": pa.string(), "_seq": pa.int64()}
 """Columns that name a row."""
 PLACE = [*TYPES]
 

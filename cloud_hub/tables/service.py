@@ -104,9 +104,16 @@ class DeclaredTableWork:
         self._retentions: dict[StreamKey, tuple[Retention, float]] = {}
         """Retentions, each with the time of its next round."""
         self.quarantines = QuarantineWork(
-            store, cluster, tables, quality or DeclaredQuality(), declared,
-            settings=settings, clock=clock.now, is_sound=self._is_sound, monotonic=monotonic,
-        )  # fmt: skip
+            store,
+            cluster,
+            tables,
+            quality or DeclaredQuality(),
+            declared,
+            settings=settings,
+            clock=clock.now,
+            is_sound=self._is_sound,
+            monotonic=monotonic,
+        )
         self._repeats = Repeats()
         self._task = BackgroundTask()
 
@@ -227,9 +234,16 @@ class DeclaredTableWork:
     def _begun(self, key: StreamKey, wanted: LatestDocument) -> _Latest:
         clock = self._clock.now
         tierer = LatestTierer(
-            self._store, self._cluster, *key, self._views, Key(wanted.key), feed=wanted.feed, instead=wanted.instead,
-            clock=clock, monotonic=self._monotonic,
-        )  # fmt: skip
+            self._store,
+            self._cluster,
+            *key,
+            self._views,
+            Key(wanted.key),
+            feed=wanted.feed,
+            instead=wanted.instead,
+            clock=clock,
+            monotonic=self._monotonic,
+        )
         maintenance = Maintenance(self._store, tierer, settings=SETTINGS, clock=clock, is_sound=self._is_sound)
         now = self._monotonic()
         return _Latest(wanted, tierer, maintenance, now, now + VACUUM_S)

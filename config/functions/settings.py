@@ -76,8 +76,7 @@ class StructField(Section, frozen=True, kw_only=True):
     ] = field(name="type")
     name: Annotated[str, Meta(max_length=256, description="Name of the field. `skip[N]` has none.")] = ""
     scale: Annotated[
-        float,
-        Meta(description="Factor: the value is the number in the payload times `scale`, plus `offset`."),
+        float, Meta(description="Factor: the value is the number in the payload times `scale`, plus `offset`.")
     ] = 1.0
     offset: Annotated[float, Meta(description="Number that is added after `scale`.")] = 0.0
 

@@ -256,8 +256,7 @@ class Alert(FunctionSettings, frozen=True, kw_only=True):
         ),
     ] = None
     cleared: Annotated[
-        Fields | Template | None,
-        Meta(description="Payload of a message for the end of an alert. Unset: none is sent."),
+        Fields | Template | None, Meta(description="Payload of a message for the end of an alert. Unset: none is sent.")
     ] = None
     every_s: Annotated[
         Annotated[Duration, Meta(ge=1)] | None,
@@ -297,12 +296,10 @@ class Enrich(Section, frozen=True, kw_only=True):
         ),
     ]
     on: Annotated[
-        str,
-        Meta(min_length=1, description="Field or topic level whose value is looked up, such as `machine`."),
+        str, Meta(min_length=1, description="Field or topic level whose value is looked up, such as `machine`.")
     ]
     column: Annotated[
-        str | None,
-        Meta(description="Column that has the values of `on`. Unset: the column of the same name."),
+        str | None, Meta(description="Column that has the values of `on`. Unset: the column of the same name.")
     ] = None
     fields: Annotated[
         Columns,
@@ -339,12 +336,10 @@ class Redact(Section, frozen=True, kw_only=True):
     """Fields that the node removes, or replaces by a fixed text or a keyed hash. `redact: [a, b]` removes fields."""
 
     remove: Annotated[
-        Annotated[tuple[str, ...], _NAMES],
-        Meta(description="Fields to remove; a nested field is `owner.name`."),
+        Annotated[tuple[str, ...], _NAMES], Meta(description="Fields to remove; a nested field is `owner.name`.")
     ] = ()
     replace: Annotated[
-        Annotated[dict[str, str], _NAMES],
-        Meta(description='Fields whose value becomes a fixed text: `plate: "***"`.'),
+        Annotated[dict[str, str], _NAMES], Meta(description='Fields whose value becomes a fixed text: `plate: "***"`.')
     ] = {}
     hash: Annotated[
         Annotated[tuple[str, ...], _NAMES],
@@ -504,16 +499,13 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
         return self.missing != "reject"
 
     where: Annotated[
-        Expression | None,
-        Meta(description="Keep the rows for which this expression is true; drop the others."),
+        Expression | None, Meta(description="Keep the rows for which this expression is true; drop the others.")
     ] = None
     set_: Annotated[
-        Fields | None,
-        Meta(description="Fields to add or to replace: name -> expression. All other fields stay."),
+        Fields | None, Meta(description="Fields to add or to replace: name -> expression. All other fields stay.")
     ] = field(default=None, name="set")
     select: Annotated[
-        Select | None,
-        Meta(description="Fields to keep, in this order: a list of names, or new name -> expression."),
+        Select | None, Meta(description="Fields to keep, in this order: a list of names, or new name -> expression.")
     ] = None
     python: Annotated[
         Python | None,
@@ -536,17 +528,12 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
             description="Other streams that rows go to, by expressions. A list is short for `rules`.",
         ),
     ] = None
-    sample: Annotated[
-        Sample | None,
-        Meta(description="Each n-th row, or one for each period."),
-    ] = None
+    sample: Annotated[Sample | None, Meta(description="Each n-th row, or one for each period.")] = None
     deadband: Annotated[
-        Deadband | None,
-        Meta(description="Rows that moved by more than a bound since the last kept one."),
+        Deadband | None, Meta(description="Rows that moved by more than a bound since the last kept one.")
     ] = None
     swinging_door: Annotated[
-        SwingingDoor | None,
-        Meta(description="Points of a line that passes all rows within a bound."),
+        SwingingDoor | None, Meta(description="Points of a line that passes all rows within a bound.")
     ] = None
     changes: Annotated[
         Changes | None,
@@ -555,10 +542,9 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
             description="Rows that do not repeat the last kept one. A list of fields is short for `fields`.",
         ),
     ] = None
-    dedupe: Annotated[
-        Dedupe | None,
-        Meta(description="Rows that do not repeat a recent message, by its identity."),
-    ] = None
+    dedupe: Annotated[Dedupe | None, Meta(description="Rows that do not repeat a recent message, by its identity.")] = (
+        None
+    )
     enrich: Annotated[Enrich | None, Meta(description="Fields from a CSV file or an SQLite database.")] = None
     alert: Annotated[
         Alert | None, Meta(description="A message to a local MQTT topic when a condition becomes true.")
@@ -572,8 +558,7 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
         Meta(description="Aggregates of the rows of each minute, of each session, and so on: one row for each window."),
     ] = None
     sql: Annotated[
-        Sql | None,
-        Meta(description="A SELECT over the rows of each window, run when the window closes."),
+        Sql | None, Meta(description="A SELECT over the rows of each window, run when the window closes.")
     ] = None
     missing: Annotated[
         Literal["reject", "null"] | None,

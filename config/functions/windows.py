@@ -47,10 +47,9 @@ class Windowing(FunctionSettings, frozen=True, kw_only=True):
             "other faster. Not together with `every`."
         ),
     ] = field(default=None, name="gap")
-    longest_s: Annotated[
-        Length,
-        Meta(description="Longest session. A row beyond it begins a new one."),
-    ] = field(default=DAY_S, name="longest")
+    longest_s: Annotated[Length, Meta(description="Longest session. A row beyond it begins a new one.")] = field(
+        default=DAY_S, name="longest"
+    )
     offset_s: Annotated[
         Duration,
         Meta(
@@ -70,7 +69,7 @@ class Windowing(FunctionSettings, frozen=True, kw_only=True):
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
             description="Field with the time of the event: ISO 8601 text, or a number. "
-            "Unset: the time at which the node received the record.",
+            "Unset: the time at which the node received the record."
         ),
     ] = None
     time_zone: Annotated[
@@ -81,8 +80,7 @@ class Windowing(FunctionSettings, frozen=True, kw_only=True):
         ),
     ] = "UTC"
     time_unit: Annotated[
-        Literal["s", "ms", "us", "ns"],
-        Meta(description="Unit of a number in the `time` field, counted since 1970."),
+        Literal["s", "ms", "us", "ns"], Meta(description="Unit of a number in the `time` field, counted since 1970.")
     ] = "s"
     lateness_s: Annotated[
         Duration,
@@ -215,8 +213,7 @@ class Sql(Windowing, frozen=True, kw_only=True):
         ),
     ] = 10_000_000
     results_max: Annotated[
-        Count,
-        Meta(le=100_000, description="Maximum number of rows that one SELECT returns. More are an error."),
+        Count, Meta(le=100_000, description="Maximum number of rows that one SELECT returns. More are an error.")
     ] = 1_000
 
 

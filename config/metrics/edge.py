@@ -464,10 +464,7 @@ EDGE_METRICS = (
         ("stream",),
     ),
     Metric(
-        "weft_edge_function_info",
-        "gauge",
-        "Always 1; its label names the version that runs.",
-        ("stream", "version"),
+        "weft_edge_function_info", "gauge", "Always 1; its label names the version that runs.", ("stream", "version")
     ),
     *HTTP_METRICS,
     *EDGE_TRACE_METRICS,

@@ -175,10 +175,7 @@ HUB_METRICS = (
     Metric("weft_hub_pending_bytes", "gauge", "Bytes waiting for the store.", ("shard",)),
     Metric("weft_hub_chunk", "gauge", "Number of the newest chunk known; -1 before the first.", ("shard",)),
     Metric(
-        "weft_hub_deleted_chunks_total",
-        "counter",
-        "Old chunks deleted by this node, with `retain_log`.",
-        ("shard",),
+        "weft_hub_deleted_chunks_total", "counter", "Old chunks deleted by this node, with `retain_log`.", ("shard",)
     ),
     Metric("weft_hub_watermark", "gauge", "Number below which chunks are deleted, with `retain_log`.", ("shard",)),
     Metric(

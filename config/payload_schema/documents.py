@@ -105,8 +105,13 @@ def _column_type(field: SchemaField) -> str:
 
 
 def _words(field: SchemaField | None) -> str:
-    return "" if field is None else ", ".join(f"{value}" if name == "type" else f"{name} {_shown(value)}"
-                                              for name, value in _settings(field).items())  # fmt: skip
+    return (
+        ""
+        if field is None
+        else ", ".join(
+            f"{value}" if name == "type" else f"{name} {_shown(value)}" for name, value in _settings(field).items()
+        )
+    )
 
 
 def _shown(value: object) -> str:
@@ -136,8 +141,16 @@ _TIME_NAME = re.compile(r"(?:^|[_.])(?:ts|time|timestamp|datetime|date|at)(?:_?(
 _SECONDS = (10**9, 4 * 10**9)
 """The years 2001 to 2096: a number between them, in a field named like a time, is a time."""
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_WORDS = {str: "text", int: "whole numbers", float: "numbers", bool: "true or false", bytes: "bytes", list: "arrays",
-          dict: "objects", datetime: "times"}  # fmt: skip
+_WORDS = {
+    str: "text",
+    int: "whole numbers",
+    float: "numbers",
+    bool: "true or false",
+    bytes: "bytes",
+    list: "arrays",
+    dict: "objects",
+    datetime: "times",
+}
 
 
 class _Spot:

@@ -27,8 +27,17 @@ _AVRO_TIMES = {
     for prefix, name in (("", "timestamp"), ("local-", "local_timestamp"))
     for word, unit in (("millis", "ms"), ("micros", "us"), ("nanos", "ns"))
 }
-_AVRO_TYPES = {"boolean": "bool", "int": "int", "long": "int", "float": "float", "double": "float", "string": "string",
-          "enum": "string", "bytes": "binary", "fixed": "binary"}  # fmt: skip
+_AVRO_TYPES = {
+    "boolean": "bool",
+    "int": "int",
+    "long": "int",
+    "float": "float",
+    "double": "float",
+    "string": "string",
+    "enum": "string",
+    "bytes": "binary",
+    "fixed": "binary",
+}
 
 
 @dataclass(eq=False)

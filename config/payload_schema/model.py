@@ -29,9 +29,13 @@ TYPE_PATTERN = (
     r"|decimal\(\s*[0-9]{1,2}\s*(,\s*[0-9]{1,2}\s*)?\))(\s*>)?$"
 )
 SPARK_NAMES = {
-    "boolean": "bool", "bigint": "int", "long": "int", "integer": "int", "double": "float",
+    "boolean": "bool",
+    "bigint": "int",
+    "long": "int",
+    "integer": "int",
+    "double": "float",
     "timestamp_ntz": "local_timestamp",
-}  # fmt: skip
+}
 """Spark's names of types -> ours. Only the short text form accepts them."""
 WORDS = "a type such as float, int, string, timestamp(ms) or array<float>"
 
@@ -151,8 +155,7 @@ class SchemaField(Section, frozen=True, kw_only=True, omit_defaults=True):
         ),
     ] = field(default=None, name="from")
     required: Annotated[
-        bool,
-        Meta(description="Whether a payload without the field is a misfit. Otherwise the column is null."),
+        bool, Meta(description="Whether a payload without the field is a misfit. Otherwise the column is null.")
     ] = False
     unit: Annotated[
         Annotated[str, Meta(max_length=64)] | None,
@@ -224,14 +227,21 @@ def check_schema(schema: PayloadSchema, at: KeyPath = ()) -> Iterator[Finding]:
     for name in schema.fields:
         path = (*at, "fields", name)
         if name.startswith("_"):
-            yield Finding(path, "names that begin with _ are the stream's own columns. Name the field otherwise, and "
-                          f"set `from: {name}`")  # fmt: skip
+            yield Finding(
+                path,
+                "names that begin with _ are the stream's own columns. Name the field otherwise, and "
+                f"set `from: {name}`",
+            )
         elif name.casefold() == PAYLOAD:
-            yield Finding(path, "`payload` is the column of the bytes as sent. Name the field otherwise, and set "
-                          f"`from: {name}`")  # fmt: skip
+            yield Finding(
+                path, f"`payload` is the column of the bytes as sent. Name the field otherwise, and set `from: {name}`"
+            )
         elif not _NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
-            yield Finding(path, f"expected a name of letters, digits and _, at most {NAME_CHARACTERS_MAX} characters, "
-                          f"got {quoted(name)}. Name the column so, and set `from` to the field")  # fmt: skip
+            yield Finding(
+                path,
+                f"expected a name of letters, digits and _, at most {NAME_CHARACTERS_MAX} characters, "
+                f"got {quoted(name)}. Name the column so, and set `from` to the field",
+            )
         elif (other := seen.setdefault(name.casefold(), name)) != name:
             yield Finding(path, f"is the same column as {other}: names may not differ in case only")
 
@@ -361,13 +371,14 @@ class UniqueKeys(Section, frozen=True, kw_only=True):
 
     fields: Annotated[
         tuple[_Column, ...],
-        Meta(min_length=1, max_length=8, description="Fields of the schema, topic levels, `_key` (the topic), `_edge`, "
-             "`_time` or `payload`. Rows without a value of one of them are not compared."),
-    ]  # fmt: skip
-    within: Annotated[
-        int,
-        Meta(ge=1, le=100_000, description="Number of rows of each shard to look back."),
-    ] = 1000  # fmt: skip
+        Meta(
+            min_length=1,
+            max_length=8,
+            description="Fields of the schema, topic levels, `_key` (the topic), `_edge`, "
+            "`_time` or `payload`. Rows without a value of one of them are not compared.",
+        ),
+    ]
+    within: Annotated[int, Meta(ge=1, le=100_000, description="Number of rows of each shard to look back.")] = 1000
 
 
 class QualityRule(OneOf, frozen=True, kw_only=True):
@@ -378,12 +389,10 @@ class QualityRule(OneOf, frozen=True, kw_only=True):
 
     range: Annotated[ValueRange | None, Meta(description="Numbers of a field are within bounds.")] = None
     not_null: Annotated[
-        _Column | None,
-        Meta(description="A field of the schema, or a topic level, has a value in each row."),
+        _Column | None, Meta(description="A field of the schema, or a topic level, has a value in each row.")
     ] = None
     fits: Annotated[
-        bool | None,
-        Meta(description="`true`: payloads fit the stream's schema, so that `_misfit` is null."),
+        bool | None, Meta(description="`true`: payloads fit the stream's schema, so that `_misfit` is null.")
     ] = None
     unique: Annotated[
         UniqueKeys | None,
@@ -395,14 +404,22 @@ class QualityRule(OneOf, frozen=True, kw_only=True):
     ] = None
     tolerate: Annotated[
         float,
-        Meta(ge=0, lt=1, description="Share of rows that may fail before the hub raises an alarm: `0.01` is one in a "
-             "hundred. Not for `fresh`."),
-    ] = 0.0  # fmt: skip
+        Meta(
+            ge=0,
+            lt=1,
+            description="Share of rows that may fail before the hub raises an alarm: `0.01` is one in a "
+            "hundred. Not for `fresh`.",
+        ),
+    ] = 0.0
     over_s: Annotated[
         Duration,
-        Meta(ge=10, le=86_400, description="Time over which the share is taken. It reaches further back until it has "
-             "20 rows. Not for `fresh`."),
-    ] = field(default=OVER_S, name="over")  # fmt: skip
+        Meta(
+            ge=10,
+            le=86_400,
+            description="Time over which the share is taken. It reaches further back until it has "
+            "20 rows. Not for `fresh`.",
+        ),
+    ] = field(default=OVER_S, name="over")
 
     @property
     def check(self) -> bytes:
@@ -430,20 +447,26 @@ class QualityRules(Section, frozen=True, kw_only=True):
 
     quarantine: Annotated[
         bool,
-        Meta(description="Mark rows that fail a rule about single rows in the column `_failed`, and copy them into the "
-             "stream's quarantine table."),
-    ] = False  # fmt: skip
+        Meta(
+            description="Mark rows that fail a rule about single rows in the column `_failed`, and copy them into the "
+            "stream's quarantine table."
+        ),
+    ] = False
 
     rules: Annotated[
         dict[str, QualityRule],
-        Meta(max_length=RULES_MAX, description="Rules by name. A name begins with a letter and has letters, digits, "
-             "`-` and `_`."),
-    ] = field(default_factory=dict)  # fmt: skip
+        Meta(
+            max_length=RULES_MAX,
+            description="Rules by name. A name begins with a letter and has letters, digits, `-` and `_`.",
+        ),
+    ] = field(default_factory=dict)
     vanished_after: Annotated[
         Count | None,
-        Meta(description="Number of rows without a value, from which on a field that had values counts as "
-             "vanished: it was renamed, or is no longer sent. Null: never."),
-    ] = 1000  # fmt: skip
+        Meta(
+            description="Number of rows without a value, from which on a field that had values counts as "
+            "vanished: it was renamed, or is no longer sent. Null: never."
+        ),
+    ] = 1000
 
 
 def check_rules(given: QualityRules) -> Iterator[Finding]:
@@ -453,8 +476,11 @@ def check_rules(given: QualityRules) -> Iterator[Finding]:
     for name, rule in given.rules.items():
         at = ("rules", name)
         if not _RULE_NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
-            yield Finding(at, f"expected a name of letters, digits, - and _, at most {NAME_CHARACTERS_MAX} characters, "
-                          f"got {quoted(name)}")  # fmt: skip
+            yield Finding(
+                at,
+                f"expected a name of letters, digits, - and _, at most {NAME_CHARACTERS_MAX} characters, "
+                f"got {quoted(name)}",
+            )
         kind, value = rule.chosen
         if isinstance(value, ValueRange):
             yield from _check_range(value, (*at, "range"))

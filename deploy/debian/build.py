@@ -75,10 +75,7 @@ class Package:
 
 
 # An edge's environment lacks the libraries of the hub's commands, a hub's lacks none.
-PACKAGES = (
-    Package("edge", "libc6 (>= 2.28)", 10),
-    Package("hub", "libc6 (>= 2.28), libstdc++6", 20),
-)
+PACKAGES = (Package("edge", "libc6 (>= 2.28)", 10), Package("hub", "libc6 (>= 2.28), libstdc++6", 20))
 
 
 def main() -> None:

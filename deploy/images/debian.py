@@ -71,11 +71,17 @@ def _fetched(names: Sequence[str], architecture: str, folder: Path) -> list[Path
     (folder / "status").touch()
     _copy_sources(folder / "sources")
     settings = {
-        "APT::Architecture": architecture, "APT::Architectures": architecture, "APT::Install-Recommends": "false",
-        "APT::Sandbox::User": "root", "Dir::State": folder, "Dir::State::status": folder / "status",
-        "Dir::Cache": folder, "Dir::Etc::sourcelist": "/dev/null", "Dir::Etc::sourceparts": folder / "sources",
+        "APT::Architecture": architecture,
+        "APT::Architectures": architecture,
+        "APT::Install-Recommends": "false",
+        "APT::Sandbox::User": "root",
+        "Dir::State": folder,
+        "Dir::State::status": folder / "status",
+        "Dir::Cache": folder,
+        "Dir::Etc::sourcelist": "/dev/null",
+        "Dir::Etc::sourceparts": folder / "sources",
         "Acquire::Languages": "none",
-    }  # fmt: skip
+    }
     apt = ["apt-get", "--quiet=2", *(f"--option={name}={value}" for name, value in settings.items())]
     _output([*apt, "update"])
     _output([*apt, "install", "--download-only", "--yes", *names])

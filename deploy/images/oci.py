@@ -88,21 +88,31 @@ def write_archive(
         created: an instant of RFC 3339.
     """
     layers = list(layers)
-    configuration = _json({
-        "created": created, "architecture": architecture, "os": "linux", "config": settings,
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer.content}" for layer in layers]},
-        "history": [{"created": created, "created_by": layer.path.name} for layer in layers],
-    })  # fmt: skip
-    manifest = _json({
-        "schemaVersion": 2,
-        "mediaType": f"{IMAGE}.manifest.v1+json",
-        "config": _described("config.v1+json", configuration),
-        "layers": [
-            {"mediaType": f"{IMAGE}.layer.v1.tar+gzip", "digest": f"sha256:{layer.digest}",
-             "size": layer.path.stat().st_size}
-            for layer in layers
-        ],
-    })  # fmt: skip
+    configuration = _json(
+        {
+            "created": created,
+            "architecture": architecture,
+            "os": "linux",
+            "config": settings,
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer.content}" for layer in layers]},
+            "history": [{"created": created, "created_by": layer.path.name} for layer in layers],
+        }
+    )
+    manifest = _json(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{IMAGE}.manifest.v1+json",
+            "config": _described("config.v1+json", configuration),
+            "layers": [
+                {
+                    "mediaType": f"{IMAGE}.layer.v1.tar+gzip",
+                    "digest": f"sha256:{layer.digest}",
+                    "size": layer.path.stat().st_size,
+                }
+                for layer in layers
+            ],
+        }
+    )
     described = _described("manifest.v1+json", manifest) | {
         "platform": {"architecture": architecture, "os": "linux"},
         "annotations": {"org.opencontainers.image.ref.name": name},

@@ -25,18 +25,48 @@ MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 PYTHONS = ("python3.11", "python3.12", "python3.13")
 NEEDED = ("ca-certificates", "libstdc++6", "tzdata")
 LEFT_OUT = (
-    "debconf", "dpkg", "libacl1", "libmd0", "libpcre2-8-0", "libselinux1", "openssl", "readline-common", "tar",
-    "libcom-err2", "libdb5.3", "libgssapi-krb5-2", "libk5crypto3", "libkeyutils1", "libkrb5-3", "libkrb5support0",
-    "libnsl2", "libtirpc-common", "libtirpc3",
-)  # fmt: skip
+    "debconf",
+    "dpkg",
+    "libacl1",
+    "libmd0",
+    "libpcre2-8-0",
+    "libselinux1",
+    "openssl",
+    "readline-common",
+    "tar",
+    "libcom-err2",
+    "libdb5.3",
+    "libgssapi-krb5-2",
+    "libk5crypto3",
+    "libkeyutils1",
+    "libkrb5-3",
+    "libkrb5support0",
+    "libnsl2",
+    "libtirpc-common",
+    "libtirpc3",
+)
 """Packages for scripts of installation, of which an image has none, and for Python's modules ``nis`` and ``_dbm``."""
 UNUSED = (
-    "etc/cron.daily", "etc/init.d", "usr/lib/*/gconv", "usr/lib/binfmt.d", "usr/lib/python3*/pydoc_data",
-    "usr/lib/python3*/lib-dynload/nis.*", "usr/lib/python3*/lib-dynload/_dbm.*",
-    "usr/lib/python3*/lib-dynload/*test*", "usr/lib/systemd", "usr/sbin/*", "usr/share/applications",
-    "usr/share/bash-completion", "usr/share/info", "usr/share/lintian", "usr/share/locale", "usr/share/man",
-    "usr/share/pixmaps", "usr/share/zoneinfo/posix", "usr/share/zoneinfo/right",
-)  # fmt: skip
+    "etc/cron.daily",
+    "etc/init.d",
+    "usr/lib/*/gconv",
+    "usr/lib/binfmt.d",
+    "usr/lib/python3*/pydoc_data",
+    "usr/lib/python3*/lib-dynload/nis.*",
+    "usr/lib/python3*/lib-dynload/_dbm.*",
+    "usr/lib/python3*/lib-dynload/*test*",
+    "usr/lib/systemd",
+    "usr/sbin/*",
+    "usr/share/applications",
+    "usr/share/bash-completion",
+    "usr/share/info",
+    "usr/share/lintian",
+    "usr/share/locale",
+    "usr/share/man",
+    "usr/share/pixmaps",
+    "usr/share/zoneinfo/posix",
+    "usr/share/zoneinfo/right",
+)
 """Files of packages that no program of the image opens. ``gconv`` alone has 20 MB of character sets for iconv."""
 GLIBC_MAX = 36
 """Minor version of Debian 12's C library 2.36: a wheel may ask for any older one, from 2.17 on."""

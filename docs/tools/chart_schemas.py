@@ -50,5 +50,6 @@ def _bare(node: Any) -> Any:
         return node
     return {
         key: {name: _bare(each) for name, each in value.items()} if key == "properties" else _bare(value)
-        for key, value in node.items() if key not in _DOCUMENTED_ELSEWHERE
-    }  # fmt: skip
+        for key, value in node.items()
+        if key not in _DOCUMENTED_ELSEWHERE
+    }

@@ -125,15 +125,43 @@ _FOOT = """
 
 def _signals() -> list[Signal]:
     return [
-        Signal("machine-temperature", "Temperature of a machine, every 5 minutes for 79 days", "°F",
-               _csv_rows("machine_temperature_system_failure.csv.gz"), 2.0, 6 * _HOUR_S, slice(3600, 4500)),
-        Signal("office-temperature", "Temperature of an office, hourly for 10 months", "°F",
-               _csv_rows("ambient_temperature_system_failure.csv.gz"), 1.0, 24 * _HOUR_S, slice(3000, 3500)),
-        Signal("humidity", "Humidity beside a Raspberry Pi, every 6 seconds for a day", "%",
-               _device_rows("iot-device-01", "humidity"), 0.5, 600, slice(2000, 3200)),
-        Signal("carbon-monoxide", "Carbon monoxide beside a Raspberry Pi, every 6 seconds for a day", "ppm",
-               _device_rows("iot-device-01", "co"), 0.0002, 600, slice(2000, 3200)),
-    ]  # fmt: skip
+        Signal(
+            "machine-temperature",
+            "Temperature of a machine, every 5 minutes for 79 days",
+            "°F",
+            _csv_rows("machine_temperature_system_failure.csv.gz"),
+            2.0,
+            6 * _HOUR_S,
+            slice(3600, 4500),
+        ),
+        Signal(
+            "office-temperature",
+            "Temperature of an office, hourly for 10 months",
+            "°F",
+            _csv_rows("ambient_temperature_system_failure.csv.gz"),
+            1.0,
+            24 * _HOUR_S,
+            slice(3000, 3500),
+        ),
+        Signal(
+            "humidity",
+            "Humidity beside a Raspberry Pi, every 6 seconds for a day",
+            "%",
+            _device_rows("iot-device-01", "humidity"),
+            0.5,
+            600,
+            slice(2000, 3200),
+        ),
+        Signal(
+            "carbon-monoxide",
+            "Carbon monoxide beside a Raspberry Pi, every 6 seconds for a day",
+            "ppm",
+            _device_rows("iot-device-01", "co"),
+            0.0002,
+            600,
+            slice(2000, 3200),
+        ),
+    ]
 
 
 def _csv_rows(name: str) -> list[Row]:
@@ -280,9 +308,15 @@ def _table(signal: Signal, results: list[Result]) -> Iterator[str]:
         held = "none stated" if each.bound is None else "yes" if each.error <= Fraction(each.bound) else "**no**"
         bound = "" if each.bound is None else f"{each.bound:.4g}"
         cells = (
-            f"`{each.label}`", f"`{each.setting}`", f"{len(each.kept):,}", f"{len(each.kept) / total:.1%}",
-            f"{1 - each.size / size:.1%}", bound, f"{float(each.error):.4g}", held,
-        )  # fmt: skip
+            f"`{each.label}`",
+            f"`{each.setting}`",
+            f"{len(each.kept):,}",
+            f"{len(each.kept) / total:.1%}",
+            f"{1 - each.size / size:.1%}",
+            bound,
+            f"{float(each.error):.4g}",
+            held,
+        )
         yield f"| {' | '.join(cells)} |"
 
 

@@ -108,9 +108,12 @@ def _pipelines_page() -> str:
 
 def _metrics_page() -> str:
     lines = [
-        "# Metrics", _GENERATED, "", "In Prometheus format at `/metrics` of each node. A node has those of HTTP, AMQP",
+        "# Metrics",
+        _GENERATED,
+        "",
+        "In Prometheus format at `/metrics` of each node. A node has those of HTTP, AMQP",
         "and queues where a listener speaks the protocol.",
-    ]  # fmt: skip
+    ]
     for title, metrics in (("Edge node", EDGE_METRICS), ("Hub", HUB_METRICS), ("Both", PROCESS_METRICS)):
         lines += ["", f"## {title}", "", "| metric | kind | labels | meaning |", "|---|---|---|---|"]
         lines += [_row(f"`{m.name}`", m.kind, ", ".join(m.labels), m.help) for m in metrics]
@@ -119,10 +122,13 @@ def _metrics_page() -> str:
 
 def _alerts_page() -> str:
     lines = [
-        "# Alerts", _GENERATED, "", "The rules of `deploy/monitoring/weft-alerts.yaml` for Prometheus;",
+        "# Alerts",
+        _GENERATED,
+        "",
+        "The rules of `deploy/monitoring/weft-alerts.yaml` for Prometheus;",
         "[watch a fleet](../how-to/watch-a-fleet.md) says how to use them. An alert comes when its condition held for",
         "the time under `after`. N is the value that was measured.",
-    ]  # fmt: skip
+    ]
     for title, rows in alert_rows():
         lines += ["", f"## {title}", "", "| alert | severity | after | meaning | what to do |", "|---|---|---|---|---|"]
         lines += [_row(*cells) for cells in rows]

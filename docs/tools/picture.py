@@ -111,12 +111,7 @@ def picture() -> str:
                 f'<path d="M0,0 L8,4 L0,8 z" fill="{WAY}"/></marker>',
                 f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
                 _text(MARGIN, 34, "Folders, rooms and the way of a record", size=20, bold=True),
-                _text(
-                    MARGIN,
-                    56,
-                    "What is higher may import what is lower, never the other way round.",
-                    colour=QUIET,
-                ),
+                _text(MARGIN, 56, "What is higher may import what is lower, never the other way round.", colour=QUIET),
                 *frames,
                 *_way([places[step.place] for step in WAY_OF_A_RECORD]),
                 *rooms,

@@ -36,8 +36,16 @@ def plot(raw: Sequence[tuple[float, float]], panels: Sequence[Panel], *, unit: s
     from matplotlib.figure import Figure
 
     # Text as text and fixed ids: the same file wherever it is made. The font is the reader's.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "weft", "font.family": "sans-serif", "font.size": 9,
-                         "path.simplify": True, "path.simplify_threshold": 0.3}):  # fmt: skip
+    with mpl.rc_context(
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "weft",
+            "font.family": "sans-serif",
+            "font.size": 9,
+            "path.simplify": True,
+            "path.simplify_threshold": 0.3,
+        }
+    ):
         figure: Any = Figure(figsize=(8.5, 1.75 * len(panels) + 0.4), layout="constrained")
         every = figure.subplots(len(panels), 1, sharex=True, sharey=True)
         for axes, panel in zip(every, panels, strict=True):

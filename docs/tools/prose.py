@@ -28,9 +28,25 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
-    "bench", "bounds", "cloud_hub", "config", "docs", "edge_node", "examples", "functions", "hub_api", "network",
-    "proofs", "protocols", "pyspark_weft", "replication", "spark_sinks", "storage", "tests", "weft",
-)  # fmt: skip
+    "bench",
+    "bounds",
+    "cloud_hub",
+    "config",
+    "docs",
+    "edge_node",
+    "examples",
+    "functions",
+    "hub_api",
+    "network",
+    "proofs",
+    "protocols",
+    "pyspark_weft",
+    "replication",
+    "spark_sinks",
+    "storage",
+    "tests",
+    "weft",
+)
 WORDS_MAX = 25
 """Longest sentence of a message, which is often read in a hurry."""
 WIDTH = 120

@@ -91,9 +91,14 @@ def draw_windows(windows: pd.DataFrame, lost: pd.DataFrame, title: str) -> Figur
             hit = lost[(lost["edge"] == window.edge) & is_inside]
             color = HERE if window.is_complete else LATE
             axes.barh(
-                place, 0.92, left=hour + 0.04, height=0.84, color=color,
-                edgecolor=LOST if len(hit) else color, linewidth=2 if len(hit) else 0,
-            )  # fmt: skip
+                place,
+                0.92,
+                left=hour + 0.04,
+                height=0.84,
+                color=color,
+                edgecolor=LOST if len(hit) else color,
+                linewidth=2 if len(hit) else 0,
+            )
             axes.text(hour + 0.5, place, f"{window.mean:.1f}", ha="center", va="center", fontsize=6.5, color=INK)
         axes.set_xlim(0, 24)
         axes.set_xticks(range(0, 25, 3), [f"{hour:02}:00" for hour in range(0, 25, 3)])

@@ -560,8 +560,11 @@ def is_installed() -> bool:
 def notes(config: EdgeConfig) -> list[str]:
     """Return warnings about settings that are allowed and perhaps not intended, a sentence each."""
     return [
-        *_notes_on_links(config), *_notes_on_listeners(config), *_notes_on_state(config), *_notes_on_unrouted(config),
-    ]  # fmt: skip
+        *_notes_on_links(config),
+        *_notes_on_listeners(config),
+        *_notes_on_state(config),
+        *_notes_on_unrouted(config),
+    ]
 
 
 def _notes_on_links(config: EdgeConfig) -> Iterator[str]:

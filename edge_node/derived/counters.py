@@ -176,8 +176,12 @@ class Rejections:
             if repeated is not None:
                 logger.warning(
                     "stream %s: %s. See weft edge tail EDGE_YAML %s-errors%s%s",
-                    self._stream, counters.warning, self._stream, _advice(kind), left_out(repeated),
-                )  # fmt: skip
+                    self._stream,
+                    counters.warning,
+                    self._stream,
+                    _advice(kind),
+                    left_out(repeated),
+                )
         elif rows >= ROWS:
             counters.warning = ""
         if rows >= ROWS:

@@ -112,9 +112,13 @@ def _definitions(config: EdgeConfig, *, before_log: bool) -> Iterator[Definition
             others = dict.fromkeys(target for step in stream.functions for target in step.facts.targets)
             definition = _definition(config, flow, name)
             yield Definition(
-                name, inputs(name, stream), tuple(others), _checksum(without_folders(definition), DIGEST_BYTES),
-                _maker(config, flow, name), _checksum(definition, DIGEST_BYTES),
-            )  # fmt: skip
+                name,
+                inputs(name, stream),
+                tuple(others),
+                _checksum(without_folders(definition), DIGEST_BYTES),
+                _maker(config, flow, name),
+                _checksum(definition, DIGEST_BYTES),
+            )
 
 
 def functions_of(config: EdgeConfig, flow: Flow, name: str) -> list[tuple[str, Function]]:
@@ -140,9 +144,13 @@ def context(config: EdgeConfig, flow: Flow, name: str, at: int) -> Context:
     patterns = flow.patterns_before(name, at)
     stream = config.streams[name]
     return Context(
-        name, inputs(name, stream), Levels(patterns), level_names(patterns), stream.functions[at].takes_nulls,
+        name,
+        inputs(name, stream),
+        Levels(patterns),
+        level_names(patterns),
+        stream.functions[at].takes_nulls,
         config.functions_signed_by,
-    )  # fmt: skip
+    )
 
 
 def chain_of(config: EdgeConfig, flow: Flow, name: str) -> Chain:
@@ -389,8 +397,9 @@ def _without_function(code: ast.Module, settings: Python) -> str | None:
     wanted = settings.function or ("process_batch" if settings.batch else "process")
     plain = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     names = [each.name for each in code.body if isinstance(each, plain)]
-    if wanted in names or any(wanted in ast.dump(each) or _imports_all(each) for each in code.body
-                              if not isinstance(each, plain)):  # fmt: skip
+    if wanted in names or any(
+        wanted in ast.dump(each) or _imports_all(each) for each in code.body if not isinstance(each, plain)
+    ):
         return None
     near = difflib.get_close_matches(wanted, names, 1, 0.6)
     advice = f"Did you mean {near[0]}? Rename it, or set `function`" if near else f"Define {wanted}"

@@ -84,9 +84,17 @@ class Functions:
         self._report_released = released
         self._states = log.stream(FUNCTIONS_STREAM)
         self._context = DerivedContext(
-            log, log.page_reader(READS_MAX), MarkHolds(log.hold_mark), alerts, self._released, self._read_states, turn,
-            wall_clock, clock, sleep,
-        )  # fmt: skip
+            log,
+            log.page_reader(READS_MAX),
+            MarkHolds(log.hold_mark),
+            alerts,
+            self._released,
+            self._read_states,
+            turn,
+            wall_clock,
+            clock,
+            sleep,
+        )
         self._running: dict[str, Derived] = {}
         self._changes: asyncio.Task[None] | None = None
         self._wanted: dict[str, Definition] = {}

@@ -369,9 +369,7 @@ def write(  # noqa: PLR0917
     log.ask_room([(run.stream, run.keys, run.payloads, run.headers) for run in step.runs], now)
     with log.together(step.room(), uses_spare=True):
         for run in step.runs:
-            log.append(
-                run.stream, now, run.keys, run.payloads, run.headers or None, origin=origin, times=run.times
-            )  # fmt: skip
+            log.append(run.stream, now, run.keys, run.payloads, run.headers or None, origin=origin, times=run.times)
         for message in step.alerts:
             alert(message)
         return log.append(stream, now, [key], [step.entry])
@@ -689,7 +687,7 @@ class StepWriter:
         text = version.text(files)
         self._pending = Step(
             runs, outputs.alerts, self._states.entry(positions, states), positions, text, version.digest
-        )  # fmt: skip
+        )
         self.retry()
 
     def retry(self) -> None:

@@ -446,8 +446,10 @@ class Versions:
         """Return to the former version after the present one failed. Return whether there is one."""
         if self._former is None:
             return False
-        self._refuse(f"the former functions remain in use, as the new ones fail on their first rows "
-                     f"({type(error).__name__}: {error})")  # fmt: skip
+        self._refuse(
+            f"the former functions remain in use, as the new ones fail on their first rows "
+            f"({type(error).__name__}: {error})"
+        )
         self._set_present(self._former)
         self._former = None
         return True
@@ -489,11 +491,7 @@ class Derived:
     """A derived stream that is running. Belongs to the event loop's thread."""
 
     def __init__(
-        self,
-        version: Version,
-        streams: StreamNumbers,
-        context: DerivedContext,
-        remembered: Remembered,
+        self, version: Version, streams: StreamNumbers, context: DerivedContext, remembered: Remembered
     ) -> None:
         """Resume at the end of the log's steps. The stream's marks are held from now on.
 
@@ -772,9 +770,12 @@ class Derived:
         # Inputs of earlier settings may return: their rows must not be read twice.
         begun = self._begun_from
         positions = Positions(
-            {**begun.inputs, **inputs.positions()}, self._tick, {**begun.times, **inputs.times()}, hold,
+            {**begun.inputs, **inputs.positions()},
+            self._tick,
+            {**begun.times, **inputs.times()},
+            hold,
             replayed=self.versions.present.replayed,
-        )  # fmt: skip
+        )
         self._rows = 0
         self._writer.take(outputs, positions, chain.states(), self.versions.present, chain.version())
         self._is_written()

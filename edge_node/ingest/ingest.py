@@ -156,9 +156,24 @@ class TickBatch(Gathering):
     the order of records is the order of receipt.
     """
 
-    __slots__ = ("_acks", "_answers", "_at_end", "_call_soon", "_clients", "_clock", "_counters",
-                 "_is_answering", "_store", "_waiting", "begun", "bytes", "is_heavy", "joined_bytes", "now",
-                 "stores")  # fmt: skip
+    __slots__ = (
+        "_acks",
+        "_answers",
+        "_at_end",
+        "_call_soon",
+        "_clients",
+        "_clock",
+        "_counters",
+        "_is_answering",
+        "_store",
+        "_waiting",
+        "begun",
+        "bytes",
+        "is_heavy",
+        "joined_bytes",
+        "now",
+        "stores",
+    )
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float], counters: Counters
@@ -661,9 +676,14 @@ class Ingest:
                 if stream == NOWHERE:
                     seq = 0
                 deliver(
-                    records.keys[index], records.payloads[index], records.flags.get(index, 0),
-                    records.headers.get(index, ()), records.sources[index].publisher, stream, seq,
-                )  # fmt: skip
+                    records.keys[index],
+                    records.payloads[index],
+                    records.flags.get(index, 0),
+                    records.headers.get(index, ()),
+                    records.sources[index].publisher,
+                    stream,
+                    seq,
+                )
                 self._undelivered[stream] = seq + 1
                 self._ends = None
             self._fan_out.flush()

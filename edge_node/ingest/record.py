@@ -109,9 +109,14 @@ class Destination:
     __slots__ = ("before_log", "copied_in", "is_beside", "kept_for_sessions", "streams", "unrouted")
 
     def __init__(
-        self, streams: tuple[int, ...], kept_for_sessions: bool, unrouted: bool,
-        before_log: tuple[BeforeLog, ...] = (), *, is_beside: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        streams: tuple[int, ...],
+        kept_for_sessions: bool,
+        unrouted: bool,
+        before_log: tuple[BeforeLog, ...] = (),
+        *,
+        is_beside: bool = False,
+    ) -> None:
         self.streams = streams
         """The stream from which sessions read the records is first. Empty only with `unrouted: live`, for topics that
         no stream matches: their messages are counted, delivered and acknowledged."""
@@ -283,9 +288,18 @@ class Records:
     """A run of records for one destination, in order of receipt."""
 
     __slots__ = (
-        "_payload_bytes", "by_stream", "copied_in", "flags", "headers", "keys", "left", "marked", "payloads", "seqs",
+        "_payload_bytes",
+        "by_stream",
+        "copied_in",
+        "flags",
+        "headers",
+        "keys",
+        "left",
+        "marked",
+        "payloads",
+        "seqs",
         "sources",
-    )  # fmt: skip
+    )
 
     def __init__(self, copied_in: int = NOWHERE) -> None:
         self.copied_in = copied_in
@@ -351,11 +365,14 @@ class Records:
         """Take out the records from ``first`` on; return them as arguments of ``add``."""
         taken = [
             (
-                self.keys[index], self.payloads[index], self.sources[index],
-                self.flags.pop(index, 0), self.headers.pop(index, ()),
+                self.keys[index],
+                self.payloads[index],
+                self.sources[index],
+                self.flags.pop(index, 0),
+                self.headers.pop(index, ()),
             )
             for index in range(first, len(self.keys))
-        ]  # fmt: skip
+        ]
         del self.keys[first:], self.payloads[first:], self.sources[first:]
         return taken
 
@@ -364,9 +381,12 @@ class Records:
         part = Records(self.copied_in)
         for at, index in enumerate(indexes):
             part.add(
-                self.keys[index], self.payloads[index], self.sources[index],
-                self.flags.get(index, 0), self.headers.get(index, ()),
-            )  # fmt: skip
+                self.keys[index],
+                self.payloads[index],
+                self.sources[index],
+                self.flags.get(index, 0),
+                self.headers.get(index, ()),
+            )
             if _holds(self.marked, index):
                 part.marked.append(at)
         return part
@@ -425,9 +445,15 @@ class Gathering:
         return bool(self.groups or self.clients)
 
     def add(  # noqa: PLR0917
-        self, route: Route, key: bytes, payload: bytes, source: Source, flags: int = 0, headers: HeaderPairs = (),
+        self,
+        route: Route,
+        key: bytes,
+        payload: bytes,
+        source: Source,
+        flags: int = 0,
+        headers: HeaderPairs = (),
         misfits: Misfits | None = None,
-    ) -> Records | None:  # fmt: skip
+    ) -> Records | None:
         """Add one record, and its dead letters.
 
         Args:

@@ -79,8 +79,9 @@ class Unrouted:
         if len(self._named) > TOPICS_NAMED_MAX:
             log.warning(
                 "no stream matches more than %d topics: further ones are not named here. `weft edge status` shows the "
-                "busiest", TOPICS_NAMED_MAX,
-            )  # fmt: skip
+                "busiest",
+                TOPICS_NAMED_MAX,
+            )
         elif self.refuses:
             log.warning("no stream matches topic %r: messages to it are refused (`unrouted: refuse`)", _shown(topic))
         else:
@@ -98,8 +99,9 @@ class Unrouted:
             log.info(
                 "no stream matches topic %r: such messages are kept in the stream %s for a while and go to "
                 "no hub. Add its topics to a stream's `from` if they are wanted; `weft edge status` shows the busiest",
-                _shown(topics[0]), UNROUTED_STREAM,
-            )  # fmt: skip
+                _shown(topics[0]),
+                UNROUTED_STREAM,
+            )
 
     def facts(self) -> dict[str, Any]:
         """Return the section of the status: counts since the start; the counts of topics are lower bounds."""
@@ -188,9 +190,18 @@ class StreamCheck:
     __slots__ = ("_beside", "_check", "_letters", "_unchecked", "cost", "figures", "name", "policy", "stream", "watch")
 
     def __init__(  # noqa: PLR0917
-        self, name: str, stream: int, errors: int, policy: CheckPolicy, check: Check, unchecked: range,
-        figures: CheckFigures, watch: Callable[[], None], *, fields: int,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        stream: int,
+        errors: int,
+        policy: CheckPolicy,
+        check: Check,
+        unchecked: range,
+        figures: CheckFigures,
+        watch: Callable[[], None],
+        *,
+        fields: int,
+    ) -> None:
         """Describe the check.
 
         Args:
@@ -628,8 +639,11 @@ class PayloadChecks(Part):
             becomes = _BECOMES[policy].format(errors=errors_stream(name))
             logger.warning(
                 "stream %s: a message does not fit the schema (%s): %s%s",
-                name, figures.fields, becomes, left_out(repeated),
-            )  # fmt: skip
+                name,
+                figures.fields,
+                becomes,
+                left_out(repeated),
+            )
 
     def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
         """Check payloads by the schemas of ``now``."""

@@ -249,8 +249,11 @@ class Traces:
                 continue
             context = TraceContext(each.context.trace_id, self._rng.getrandbits(64) or 1)
             attributes = {
-                **each.attributes, "weft.stream": self._stream_name(stream), "weft.seq": each.seq, "weft.link": link
-            }  # fmt: skip
+                **each.attributes,
+                "weft.stream": self._stream_name(stream),
+                "weft.seq": each.seq,
+                "weft.link": link,
+            }
             self._offer(Span(LINK, context, each.context, each.since, now, attributes))
         self._replace((link, stream), left)
 

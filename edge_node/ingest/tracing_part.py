@@ -30,9 +30,14 @@ class TracingPart(Part):
     name = "traces"
 
     def __init__(  # noqa: PLR0917
-        self, config: EdgeConfig, software: str, ingest: Ingest, ledger: ReleaseLedger, wall_clock: Callable[[], int],
+        self,
+        config: EdgeConfig,
+        software: str,
+        ingest: Ingest,
+        ledger: ReleaseLedger,
+        wall_clock: Callable[[], int],
         clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Trace messages of ``ingest`` if the configuration says so, and their acknowledgement by hubs.
 
         Args:
@@ -46,9 +51,15 @@ class TracingPart(Part):
             self._trace(config, config.tracing, software, ingest, ledger, wall_clock, clock)
 
     def _trace(  # noqa: PLR0917
-        self, config: EdgeConfig, tracing: Tracing, software: str, ingest: Ingest, ledger: ReleaseLedger,
-        wall_clock: Callable[[], int], clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+        self,
+        config: EdgeConfig,
+        tracing: Tracing,
+        software: str,
+        ingest: Ingest,
+        ledger: ReleaseLedger,
+        wall_clock: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
         from weft.edge_node.ingest.traces import Traces, TraceSettings
         from weft.network.tracing import ExportSettings, TraceExport
 
@@ -56,10 +67,16 @@ class TracingPart(Part):
         self._export = export = TraceExport(ExportSettings.of(tracing, SERVICE, software, config.node))
         attributes = {"weft.tenant": config.tenant, "weft.edge": config.node, "weft.log": format_log_id(log.log_id)}
         ingest.traces = traces = Traces(
-            TraceSettings(tracing.sample_ratio, tracing.messages_per_second, attributes), self.counters, export.offer,
-            log.on_durable, lambda stream: [each.name for each in ledger.parties(stream) if each.kind == "link"],
-            log.streams, wall_clock, clock, random.Random(),
-        )  # fmt: skip
+            TraceSettings(tracing.sample_ratio, tracing.messages_per_second, attributes),
+            self.counters,
+            export.offer,
+            log.on_durable,
+            lambda stream: [each.name for each in ledger.parties(stream) if each.kind == "link"],
+            log.streams,
+            wall_clock,
+            clock,
+            random.Random(),
+        )
 
         def released(party: Party, stream: int, ranges: RangeSet) -> None:
             if party.kind == "link":

@@ -254,9 +254,11 @@ def _copy(filesystem: FileSystem, source: str, target: str) -> None:
         except OSError:
             pass  # a disk mounted read-only: no process writes to it
         files = [
-            os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names
+            os.path.join(folder, name)
+            for folder, _, names in os.walk(source)
+            for name in names
             if os.path.isfile(os.path.join(folder, name)) and name != "lock"
-        ]  # fmt: skip
+        ]
         needed = sum(map(os.path.getsize, files)) + _SPARE_BYTES
         free = filesystem.free_bytes(os.path.dirname(target))
         if needed > free:

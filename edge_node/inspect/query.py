@@ -103,13 +103,25 @@ AFTER_LEVELS = {
 STREAMS_TABLE = "weft_streams"
 GAPS_TABLE = "weft_gaps"
 STREAMS = {
-    "stream": "TEXT", "records": "INTEGER", "first_seq": "INTEGER", "next_seq": "INTEGER", "first_time": "TEXT",
-    "last_time": "TEXT", "gaps": "INTEGER", "records_lost": "INTEGER", "topics": "TEXT",
-}  # fmt: skip
+    "stream": "TEXT",
+    "records": "INTEGER",
+    "first_seq": "INTEGER",
+    "next_seq": "INTEGER",
+    "first_time": "TEXT",
+    "last_time": "TEXT",
+    "gaps": "INTEGER",
+    "records_lost": "INTEGER",
+    "topics": "TEXT",
+}
 GAPS = {
-    "stream": "TEXT", "first": "INTEGER", "end": "INTEGER", "records": "INTEGER", "reason": "TEXT", "time": "TEXT",
+    "stream": "TEXT",
+    "first": "INTEGER",
+    "end": "INTEGER",
+    "records": "INTEGER",
+    "reason": "TEXT",
+    "time": "TEXT",
     "time_ns": "INTEGER",
-}  # fmt: skip
+}
 OWN_TABLES = {STREAMS_TABLE: STREAMS, GAPS_TABLE: GAPS}
 LEVELS_MAX = 512
 """Maximum number of named topic levels that become columns of one stream."""

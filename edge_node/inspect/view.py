@@ -138,9 +138,12 @@ class SegmentView:
         """
         is_open = self.footer is None
         items = walk(
-            self.source(), max(offset, HEADER_BYTES), may_be_torn=is_open and is_newest, is_growing=is_open,
+            self.source(),
+            max(offset, HEADER_BYTES),
+            may_be_torn=is_open and is_newest,
+            is_growing=is_open,
             searches_zeros=searches_zeros,
-        )  # fmt: skip
+        )
         for item in items:
             if end is not None and item.offset >= end:
                 return
@@ -651,8 +654,9 @@ def _is_lock_of(fields: list[str], file: os.stat_result) -> bool:
     minor, _, inode = rest.partition(":")
     # File systems without a device of their own (btrfs, overlayfs) have another number there than in stat.
     is_device = os.major(file.st_dev) == 0 or (int(major, 16), int(minor, 16)) == (
-        os.major(file.st_dev), os.minor(file.st_dev)
-    )  # fmt: skip
+        os.major(file.st_dev),
+        os.minor(file.st_dev),
+    )
     return is_device and inode == str(file.st_ino)
 
 
@@ -738,10 +742,13 @@ def choose(body: Buffer, choice: Choice) -> Iterator[Record]:
     for at in range(max(0, choice.from_seq - header.base_seq), header.count):
         if takes[key_index[at]] and (since is None or times[at] >= since):
             yield Record(
-                header.base_seq + at, times[at], columns.keys[key_index[at]],
-                bytes(payload[offsets[at] : offsets[at + 1]]), columns.headers.get(at, ()),
+                header.base_seq + at,
+                times[at],
+                columns.keys[key_index[at]],
+                bytes(payload[offsets[at] : offsets[at + 1]]),
+                columns.headers.get(at, ()),
                 Flag(columns.flags[at]) if columns.flags else Flag(0),
-            )  # fmt: skip
+            )
 
 
 __all__ = [

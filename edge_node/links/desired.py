@@ -595,9 +595,10 @@ class ConfigTrial:
         if prepared.restart:
             self._put(trial)
             logger.info(
-                "configuration %d of the hub needs a restart, for %s", wanted.desired.version,
+                "configuration %d of the hub needs a restart, for %s",
+                wanted.desired.version,
                 ", ".join(prepared.restart[:20]),
-            )  # fmt: skip
+            )
             self._restart()
             return
         running = self._node.running()

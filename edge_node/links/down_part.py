@@ -59,10 +59,15 @@ class DownPart(Part):
 
             context = self._context
             taker = self._takers[link] = LinkTaker(
-                down, self._open(self._config), context.ingest, context.log.stream(DOWN_STREAM), clock=context.clock,
-                wall_clock=context.wall_clock, call_later=context.call_later,
+                down,
+                self._open(self._config),
+                context.ingest,
+                context.log.stream(DOWN_STREAM),
+                clock=context.clock,
+                wall_clock=context.wall_clock,
+                call_later=context.call_later,
                 payload_bytes_max=self._config.limits.message_bytes,
-            )  # fmt: skip
+            )
         taker.down = down
         return taker
 

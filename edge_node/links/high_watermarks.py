@@ -112,8 +112,9 @@ class HubHighWatermarks:
             logger.warning(
                 "%s cannot be written (%s). The node runs on. If this log is a restored old copy and the node "
                 "restarts before its links connect, they will not notice it",
-                path, error,
-            )  # fmt: skip
+                path,
+                error,
+            )
 
     def get(self, hub: str, stream: str) -> int:
         """Return one past the last number that ``hub`` may hold of the stream, unless this log has forgotten some.
@@ -216,8 +217,9 @@ class HubHighWatermarks:
             logger.warning(
                 "%s cannot be used (%s) and is replaced, starting at the log's present end. Links will not "
                 "notice a restored copy or lost records from before this start",
-                self._path, error,
-            )  # fmt: skip
+                self._path,
+                error,
+            )
             return nothing
         if file.log_id != self._log_id:
             logger.info("%s belonged to log %s and is replaced for log %s", self._path, file.log_id, self._log_id)
@@ -404,9 +406,16 @@ def write_fork(
     now = _Clock()
     filesystem.make_directory(directory)
     new = SegmentLog.open(
-        directory, settings, wall_clock=now.wall, clock_reading=now.reading, random_bits=lambda _: fork.log_id,
-        post=lambda deliver: deliver(), filesystem=filesystem, start_writer=False, owner=owner,
-    )  # fmt: skip
+        directory,
+        settings,
+        wall_clock=now.wall,
+        clock_reading=now.reading,
+        random_bits=lambda _: fork.log_id,
+        post=lambda deliver: deliver(),
+        filesystem=filesystem,
+        start_writer=False,
+        owner=owner,
+    )
     counts = {}
     try:
         for notice in log.clocks():
@@ -444,12 +453,15 @@ def _copy(log: SegmentLog, new: SegmentLog, name: str, begin: int, now: _Clock) 
         found = [record for record in records(batch) if record.seq >= begin]
         origin = known.get(header.origin)
         new.append(
-            target, found[0].time, [record.key for record in found], [record.payload for record in found],
+            target,
+            found[0].time,
+            [record.key for record in found],
+            [record.payload for record in found],
             {index: _flagged(record, of) for index, record in enumerate(found)},
             {index: int(record.flags) for index, record in enumerate(found) if record.flags},
             origin=0 if origin is None else new.origin(origin.kind, origin.name, origin.version, origin.hash),
             times=[record.time for record in found],
-        )  # fmt: skip
+        )
         count += len(found)
         now.header = header._replace(first_time=found[0].time)
         while new.committer.run_once():

@@ -169,8 +169,12 @@ class Imports(Part):
         for log_id in done(self._config.data_dir):
             directory = os.path.join(folder(self._config.data_dir), log_id + DONE)
             facts[log_id] = {
-                "state": "done", "directory": directory, "pending_records": 0, "not_carried": {}, "trouble": "",
-            }  # fmt: skip
+                "state": "done",
+                "directory": directory,
+                "pending_records": 0,
+                "not_carried": {},
+                "trouble": "",
+            }
         return {"imported": facts}
 
     def _trouble(self, known: _Import) -> str:
@@ -205,8 +209,11 @@ class Imports(Part):
         # Only records that hubs have may be deleted from it: its budget is its present size, with a little room for the
         # writes at its opening.
         segment = segment_bytes(config)
-        taken = sum(self._filesystem.size(os.path.join(directory, name)) for name in os.listdir(directory)
-                    if os.path.isfile(os.path.join(directory, name)))  # fmt: skip
+        taken = sum(
+            self._filesystem.size(os.path.join(directory, name))
+            for name in os.listdir(directory)
+            if os.path.isfile(os.path.join(directory, name))
+        )
         return SegmentLog.open(
             directory,
             LogSettings(

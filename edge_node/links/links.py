@@ -93,8 +93,9 @@ async def compared(
             longest = max(links[name].hold_at_start_s for name in late)
             logger.info(
                 "clients wait until the hub of %s has reported what it holds of this log, at most %s (hold_at_start)",
-                _names(late), approximate_duration(longest),
-            )  # fmt: skip
+                _names(late),
+                approximate_duration(longest),
+            )
         await asyncio.sleep(LOOK_INTERVAL_S)
     if open_ and not late:
         logger.warning(
@@ -102,7 +103,7 @@ async def compared(
             "hold_at_start. If the data_dir was restored from an older copy, the hub will refuse messages that are "
             "accepted until it answers",
             _names(open_),
-        )  # fmt: skip
+        )
 
 
 def _names(names: Iterable[str]) -> str:
@@ -172,8 +173,11 @@ class Conflicts:
         try:
             self._write()
         except OSError as error:
-            logger.warning("%s cannot be written (%s): after a restart the node acknowledges until a link is refused",
-                           self._path, error)  # fmt: skip
+            logger.warning(
+                "%s cannot be written (%s): after a restart the node acknowledges until a link is refused",
+                self._path,
+                error,
+            )
 
     def _is_own(self, refused: LinkStatus, links: Iterable[LinkStatus]) -> bool:
         """Return whether another link of this node to the same hub has taken over, not a copy."""
@@ -261,9 +265,12 @@ class Orders:
         if control is None:
             kept = self._kept.get(name, _PersistedOrders())
             control = self._controls[name] = LinkControl(
-                rules, wall_clock=self._wall_clock, is_paused=kept.paused, counts=kept.months,
+                rules,
+                wall_clock=self._wall_clock,
+                is_paused=kept.paused,
+                counts=kept.months,
                 save=functools.partial(self._save, name),
-            )  # fmt: skip
+            )
         else:
             control.adopt(rules)
         return control
@@ -298,8 +305,10 @@ class Orders:
             reason = str(error)
         logger.error(
             "%s cannot be read (%s): no link is paused now, and budgets count from 0. Pause links again with "
-            "`weft link pause`", self._path, reason,
-        )  # fmt: skip
+            "`weft link pause`",
+            self._path,
+            reason,
+        )
         return {}
 
 
@@ -316,7 +325,7 @@ def rules_of(link: Link) -> PolicyRules:
             StreamWindows.of(entry.streams, entry.between, entry.days, entry.zone) for entry in link.schedule
         ),
         budget=None if budget is None else BudgetRule(budget.size_bytes, budget.day, ZoneInfo(budget.zone)),
-    )  # fmt: skip
+    )
 
 
 def without_policy(link: Link) -> Link:
@@ -465,9 +474,14 @@ class Links:
         streams = {stream: _offered(self._flow, stream) for stream in self._carried[name]}
         released = functools.partial(self._released, name, self._carried[name])
         source = SegmentLogSource(
-            self._log, streams, released, self._wall_clock, self._watermarks, self.clocks,
+            self._log,
+            streams,
+            released,
+            self._wall_clock,
+            self._watermarks,
+            self.clocks,
             self._acknowledged.acknowledged,
-        )  # fmt: skip
+        )
         self._tasks[name] = asyncio.create_task(self._run(status, self._config.links[name], source))
 
     def acknowledge_alarms(self) -> list[str]:
@@ -569,10 +583,13 @@ class Links:
         name = status.name
         return LinkPuller(
             status,
-            lambda: link.pull if (link := self._config.links.get(name)) else None, self._log,
+            lambda: link.pull if (link := self._config.links.get(name)) else None,
+            self._log,
             lambda stream, hub: carrier(stream, hub, self._carried, self.statuses),
-            lambda stream: _offered(self._flow, stream), self._watermarks.get, lambda: self._may_pull(name),
-        )  # fmt: skip
+            lambda stream: _offered(self._flow, stream),
+            self._watermarks.get,
+            lambda: self._may_pull(name),
+        )
 
     def _may_pull(self, name: str) -> bool:
         """Return whether a hub may ask a link for records. One that allows none leaves the word to those that do, which
@@ -609,13 +626,22 @@ class Links:
         while True:
             try:
                 await run_link(
-                    source, self._identity, settings, self._epochs, status,
-                    tls=self._tls, rng=self._rng, wall_clock=self._wall_clock, clocks=self.clocks,
-                    acknowledged=self._acknowledged.acknowledged, stopping=self._stopping,
+                    source,
+                    self._identity,
+                    settings,
+                    self._epochs,
+                    status,
+                    tls=self._tls,
+                    rng=self._rng,
+                    wall_clock=self._wall_clock,
+                    clocks=self.clocks,
+                    acknowledged=self._acknowledged.acknowledged,
+                    stopping=self._stopping,
                     config=self._config_door if link.config_from_hub != "never" else None,
                     control=self.orders.control(status.name, link),
-                    taker=self.taker(status.name), puller=self._puller(status),
-                )  # fmt: skip
+                    taker=self.taker(status.name),
+                    puller=self._puller(status),
+                )
             except Exception as error:
                 # run_link handles failures of networks, hubs and disks; this is a fault in the code, and must not stop
                 # the node.

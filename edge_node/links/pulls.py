@@ -326,10 +326,15 @@ class LinkPuller:
         self._moved.clear()
         self._offer(
             OfferedLane(
-                stream, request.stream, *self._declared(request.stream), flags=LaneFlag.PARTIAL,
-                origin=lambda number: self._log.origins().get(number), is_background=True, continues_hub=True,
+                stream,
+                request.stream,
+                *self._declared(request.stream),
+                flags=LaneFlag.PARTIAL,
+                origin=lambda number: self._log.origins().get(number),
+                is_background=True,
+                continues_hub=True,
             )
-        )  # fmt: skip
+        )
         await self._send(request, plan, stream, allowed.rate)
         self._report(request, PullStage.DONE, plan, kept=kept)
         self._note(request, "the hub has %d of %d records", self._count(plan), plan.records)

@@ -155,8 +155,9 @@ class BootClocks:
             seconds = (answer.offset - known.offset) / 1e9
             logger.warning(
                 "hubs now report a time that is %+.0f s away from the one that this boot learned. Records that no hub "
-                "has yet get the new one", seconds,
-            )  # fmt: skip
+                "has yet get the new one",
+                seconds,
+            )
             self._learn(now, time, error)
 
     def notices(self) -> list[Clock]:
@@ -181,8 +182,9 @@ class BootClocks:
         except LogError as problem:
             logger.warning(
                 "the log has no room for the record of this boot's clock (%s). Records of this boot keep the "
-                "stamps of the unset clock if they reach their hub after a restart of the machine", problem,
-            )  # fmt: skip
+                "stamps of the unset clock if they reach their hub after a restart of the machine",
+                problem,
+            )
 
 
 # The node's log as a source for a link's sender.

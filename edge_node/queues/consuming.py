@@ -170,9 +170,15 @@ class Consumptions:
                 f"{self._consumers.quota.raised(is_share=True)}",
             )
         consumption = Consumption(
-            queue, client, consumer, credit, self._due.soon, needs_acks=needs_acks, exclusive=exclusive,
+            queue,
+            client,
+            consumer,
+            credit,
+            self._due.soon,
+            needs_acks=needs_acks,
+            exclusive=exclusive,
             priority=priority,
-        )  # fmt: skip
+        )
         client.consumptions[consumption] = None
         queue.consumptions.add(consumption)
         self._expiry.in_use(queue)
@@ -217,9 +223,8 @@ class Consumptions:
         self._contents.take_share(client.owner)
         self._expiry.used(queue)
         consumption = Consumption(
-            queue, client, Getter(queue, then), (), self._due.soon, needs_acks=needs_acks, exclusive=False,
-            priority=0,
-        )  # fmt: skip
+            queue, client, Getter(queue, then), (), self._due.soon, needs_acks=needs_acks, exclusive=False, priority=0
+        )
         client.consumptions[consumption] = None
         queue.ask(consumption)
         if queue.ready.withheld:

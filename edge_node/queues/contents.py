@@ -272,27 +272,33 @@ def with_death(  # noqa: PLR0917
         dropped |= {EXPIRES, EXPIRATION}  # or it would expire again at its destination
     kept = tuple((name, value) for name, value in headers if name not in dropped)
     if f"{FIRST}queue" not in own:
-        kept += (
-            (f"{FIRST}queue", queue), (f"{FIRST}reason", str(death)), (f"{FIRST}exchange", came_by[0])
-        )  # fmt: skip
+        kept += ((f"{FIRST}queue", queue), (f"{FIRST}reason", str(death)), (f"{FIRST}exchange", came_by[0]))
     kinds = {**kinds_of(headers), DEATHS: [_KINDS] * len(entries)}
     kept += ((DEATHS, json.dumps(entries)), *kinds_header(kinds))
     return kept + headers_of_route(*goes_by, topic)
 
 
 def _counted(  # noqa: PLR0917
-    entries: Sequence[dict[str, Any]], death: DeathReason, queue: str, came_by: tuple[str, str], expiration: object,
+    entries: Sequence[dict[str, Any]],
+    death: DeathReason,
+    queue: str,
+    came_by: tuple[str, str],
+    expiration: object,
     now_ns: int,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     same = [each for each in entries if each["queue"] == queue and each["reason"] == death]
-    entry: dict[str, Any] = same[0] if same else {
-        "count": 0,
-        "reason": str(death),
-        "queue": queue,
-        "time": {"$timestamp": now_ns // _SECOND_NS},
-        "exchange": came_by[0],
-        "routing-keys": [came_by[1]],
-    }  # fmt: skip
+    entry: dict[str, Any] = (
+        same[0]
+        if same
+        else {
+            "count": 0,
+            "reason": str(death),
+            "queue": queue,
+            "time": {"$timestamp": now_ns // _SECOND_NS},
+            "exchange": came_by[0],
+            "routing-keys": [came_by[1]],
+        }
+    )
     entry["count"] += 1
     if death is DeathReason.EXPIRED and isinstance(expiration, str):
         entry["original-expiration"] = expiration

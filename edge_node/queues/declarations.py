@@ -59,7 +59,7 @@ class Declarations:
         """
         self._registry.declare_exchange(
             client, name, kind, arguments or {}, durable=durable, auto_delete=auto_delete, internal=internal
-        )  # fmt: skip
+        )
 
     def find_exchange(self, name: str) -> None:
         """Check that there is an exchange: a passive declaration.
@@ -104,9 +104,14 @@ class Declarations:
         """
         self._batch.store()
         queue = self._registry.declare_queue(
-            client, name, arguments or {}, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
+            client,
+            name,
+            arguments or {},
+            durable=durable,
+            exclusive=exclusive,
+            auto_delete=auto_delete,
             own_name=own_name,
-        )  # fmt: skip
+        )
         self._registry.expiry.used(queue)
         return self._declared(queue)
 
@@ -315,10 +320,13 @@ class ExchangePublishing:
         is_routed = bound is not None or (route.taken and not route.unrouted)
         return Published(
             None if route.unrouted and self._routing.unrouted.refuses else route,
-            known.topic, known.headers, is_routed, is_rejected,
+            known.topic,
+            known.headers,
+            is_routed,
+            is_rejected,
             is_constant=not (known.by_headers or is_rejected or also) and (bound is None or self._is_roomy(bound)),
             dead_letter_of=tuple(queue for queue in full if self._sends_on(queue, size)),
-        )  # fmt: skip
+        )
 
     def stored(self, queues: dict[Queue, None]) -> None:
         """Check each message from now on where shares are nearly used up."""

@@ -576,7 +576,7 @@ class Arrivals:
             self.before_store(first, admitted)
             self._log.append(
                 self.stream, now, records.keys, records.payloads, records.headers or None, records.flags or None
-            )  # fmt: skip
+            )
             for queue, delivery in leaving:
                 self._contents.forget(delivery, queue)
                 self._contents.leave(queue, delivery.seq, delivery.size)

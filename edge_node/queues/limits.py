@@ -140,12 +140,7 @@ class LookUpCost:
             self._standing[place] = self._standing.get(place, 0) + steps
 
     def _costs(
-        self,
-        owner: Owner,
-        exchange: Exchange,
-        binding: BindingDefinition,
-        places: list[tuple[Pair, int]],
-        change: int,
+        self, owner: Owner, exchange: Exchange, binding: BindingDefinition, places: list[tuple[Pair, int]], change: int
     ) -> Iterator[tuple[_Cost, int]]:
         """Yield the costs of a binding that is about to be added (1) or removed (-1), each with its steps."""
         if exchange.kind is ExchangeKind.TOPIC:

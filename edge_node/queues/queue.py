@@ -276,9 +276,25 @@ class Queue:
     """
 
     __slots__ = (
-        "client", "consumptions", "definition", "deleted", "dropped", "expires", "getters", "kept", "loaded", "lost",
-        "marks", "number", "owner", "ready", "reserved", "returning", "timer", "unsettled",
-    )  # fmt: skip
+        "client",
+        "consumptions",
+        "definition",
+        "deleted",
+        "dropped",
+        "expires",
+        "getters",
+        "kept",
+        "loaded",
+        "lost",
+        "marks",
+        "number",
+        "owner",
+        "ready",
+        "reserved",
+        "returning",
+        "timer",
+        "unsettled",
+    )
 
     def __init__(self, definition: QueueDefinition, client: QueueClient | None = None) -> None:
         self.definition = definition
@@ -464,8 +480,19 @@ class Consumer(Protocol):
 class Consumption:
     """A consumer at a queue, or a client that gets one message of it. Created by ``Queues``."""
 
-    __slots__ = ("_resume", "active", "client", "consumer", "credits", "exclusive", "needs_acks", "parked", "priority",
-                 "queue", "unsettled")  # fmt: skip
+    __slots__ = (
+        "_resume",
+        "active",
+        "client",
+        "consumer",
+        "credits",
+        "exclusive",
+        "needs_acks",
+        "parked",
+        "priority",
+        "queue",
+        "unsettled",
+    )
 
     def __init__(
         self,

@@ -107,9 +107,16 @@ def queue_samples(facts: dict[str, Any]) -> Iterator[Sample]:
     yield Sample(f"{prefix}ready_messages", facts["messages"])
     yield Sample(f"{prefix}unacknowledged_messages", facts["unacknowledged"])
     for name in (
-        "published", "delivered", "redelivered", "acknowledged", "dead_lettered", "expired", "dropped", "not_taken",
+        "published",
+        "delivered",
+        "redelivered",
+        "acknowledged",
+        "dead_lettered",
+        "expired",
+        "dropped",
+        "not_taken",
         "lost",
-    ):  # fmt: skip
+    ):
         yield Sample(f"{prefix}{name}_total", facts[name])
 
 
@@ -160,14 +167,10 @@ class Queues:
         self.declarations = Declarations(context.batch, self.registry, self.contents)
         self.publishing = ExchangePublishing(self.topology, ingest.routing)
         self.deliveries = Deliveries(context, self.writer, self.contents, due)
-        self.arrivals = Arrivals(
-            context, self.topology, self.writer, self.contents, self.deliveries, self.publishing
-        )  # fmt: skip
+        self.arrivals = Arrivals(context, self.topology, self.writer, self.contents, self.deliveries, self.publishing)
         self.dead_letters = DeadLetters(context, dead, self.arrivals)
         self.settling = Settling(context, self.contents, due)
-        self.consumptions = Consumptions(
-            context, self.registry, self.contents, due, self.deliveries, self.settling
-        )  # fmt: skip
+        self.consumptions = Consumptions(context, self.registry, self.contents, due, self.deliveries, self.settling)
         self.disconnects = Disconnects(context, self.registry, self.consumptions)
         self.revocation = Revocation(context, self.registry, self.consumptions, due)
         self.figures = QueueFacts(self.topology, self.bounds, self.contents, self.deliveries, self.dead_letters)
@@ -205,7 +208,7 @@ class Queues:
         self.writer.restore(state)
         self.registry.restore(
             state.exchanges.values(), [each.definition for each in state.queues.values()], state.bindings
-        )  # fmt: skip
+        )
         for remembered in state.queues.values():
             queue = self.topology.queues[remembered.definition.name]
             self.contents.restore(queue, remembered)

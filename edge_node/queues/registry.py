@@ -215,9 +215,14 @@ class Registry:
             )
         had = self.topology.exchanges.get(name)
         definition = ExchangeDefinition(
-            name, ExchangeKind(kind), durable, auto_delete, internal, alternate_exchange(arguments) or None,
+            name,
+            ExchangeKind(kind),
+            durable,
+            auto_delete,
+            internal,
+            alternate_exchange(arguments) or None,
             *(client.owner if had is None else had.definition.owner),
-        )  # fmt: skip
+        )
         if had is not None:
             # Also for another user's exchange, without a right to it: a publish shows as much.
             if had.definition != definition:
@@ -352,9 +357,15 @@ class Registry:
         client.check_target(self.topology.definition(arguments.dead_letter_exchange))
         charge(self._bounds.queues, client.owner)
         definition = QueueDefinition(
-            self._writer.next_number, name, durable, exclusive, auto_delete, arguments, *client.owner,
+            self._writer.next_number,
+            name,
+            durable,
+            exclusive,
+            auto_delete,
+            arguments,
+            *client.owner,
             since=self._context.log.next_seq(self._context.stream),
-        )  # fmt: skip
+        )
         try:
             if definition.kept:
                 self._write(queues=[definition])
@@ -435,9 +446,7 @@ class Registry:
             raise QueueError(
                 Reason.PRECONDITION_FAILED, f"invalid x-match {plain['x-match']!r:.60}: expected all or any"
             )
-        return BindingDefinition(
-            source, destination, to_exchange, key, msgspec.msgpack.encode(plain) if plain else b""
-        )  # fmt: skip
+        return BindingDefinition(source, destination, to_exchange, key, msgspec.msgpack.encode(plain) if plain else b"")
 
     def bind(self, client: QueueClient, binding: BindingDefinition) -> None:
         """Add a binding; do nothing where it exists."""

@@ -209,11 +209,7 @@ class QueueStateWriter:
             self._call()
 
     def gone(
-        self,
-        *,
-        queues: Iterable[int] = (),
-        bindings: Iterable[BindingDefinition] = (),
-        exchanges: Iterable[str] = (),
+        self, *, queues: Iterable[int] = (), bindings: Iterable[BindingDefinition] = (), exchanges: Iterable[str] = ()
     ) -> None:
         """Note that something was deleted."""
         for number in queues:
@@ -327,9 +323,14 @@ class QueueStateWriter:
     @property
     def _waits(self) -> bool:
         return bool(
-            self._settled or self._marked or self._attempts or self._queues_gone or self._bindings_gone
-            or self._exchanges_gone or self._started >= 0
-        )  # fmt: skip
+            self._settled
+            or self._marked
+            or self._attempts
+            or self._queues_gone
+            or self._bindings_gone
+            or self._exchanges_gone
+            or self._started >= 0
+        )
 
     def _take(self) -> Changes:
         return Changes(

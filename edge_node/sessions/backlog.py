@@ -33,8 +33,19 @@ _TIME = Struct("<q")
 class DecodedBatch:
     """One batch; payloads are cut out only for requested records."""
 
-    __slots__ = ("_flags", "_headers", "_key_index", "_keys", "_long", "_offsets", "_payload", "_times", "base_seq",
-                 "bytes", "end_seq")  # fmt: skip
+    __slots__ = (
+        "_flags",
+        "_headers",
+        "_key_index",
+        "_keys",
+        "_long",
+        "_offsets",
+        "_payload",
+        "_times",
+        "base_seq",
+        "bytes",
+        "end_seq",
+    )
 
     def __init__(self, data: bytes) -> None:
         """Decode a batch of the log.
@@ -112,13 +123,19 @@ class DecodedBatch:
         payload, headers = bytes(self._payload[begin : offsets[last + 1]]), self._headers
         times = unpack_from(f"<{last + 1 - first}q", self._times, 8 * first)
         return [
-            record_of((
-                seq, keys[index[at]], payload[offsets[at] - begin : offsets[at + 1] - begin],
-                flags[at] if flags else 0, headers.get(at, ()), times[at - first],
-            ))
+            record_of(
+                (
+                    seq,
+                    keys[index[at]],
+                    payload[offsets[at] - begin : offsets[at + 1] - begin],
+                    flags[at] if flags else 0,
+                    headers.get(at, ()),
+                    times[at - first],
+                )
+            )
             for seq in seqs
             for at in (seq - base,)
-        ]  # fmt: skip
+        ]
 
     def headers(self, seq: int) -> HeaderPairs:
         """Return the headers of a record."""
@@ -188,7 +205,7 @@ class Backlog:
         settings = self._settings
         records, next_seq = found.pick(
             max(seq, found.base_seq), wants, settings.backlog_page_records, settings.backlog_page_bytes
-        )  # fmt: skip
+        )
         return Page(records, next_seq, lost)
 
     async def fetch(self, stream: int, seqs: Sequence[int]) -> dict[int, LogRecord]:

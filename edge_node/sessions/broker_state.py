@@ -138,8 +138,10 @@ class Compaction:
             self._counters.topics_abandoned += floor - max(needed, self._abandoned_below)
             logger.warning(
                 "messages of topics without a stream, kept for absent MQTT sessions, are %d bytes of log old: messages "
-                "below %d are deleted", self._settings.topics_log_bytes, floor,
-            )  # fmt: skip
+                "below %d are deleted",
+                self._settings.topics_log_bytes,
+                floor,
+            )
             self._abandoned_below = floor
         self._log.release(self._topics_stream, RangeSet([(0, min(max(needed, floor), end))]))
         self._meta.topics_marks = marks[max(0, place - 1) :]
@@ -284,8 +286,10 @@ def recover(
     )
     logger.info(
         "recovered %d MQTT sessions, %d changes of them from the journal, in %.3f s",
-        len(kept.sessions), end - seq, monotonic() - started,
-    )  # fmt: skip
+        len(kept.sessions),
+        end - seq,
+        monotonic() - started,
+    )
     return Recovered(kept, meta)
 
 
@@ -298,8 +302,9 @@ def _other_log(meta: Meta, folded: Folded) -> None:
         return
     logger.warning(
         "the database of MQTT sessions belongs to log %016x, which is not here: sessions keep their subscriptions and "
-        "miss unsent messages", meta.log_id,
-    )  # fmt: skip
+        "miss unsent messages",
+        meta.log_id,
+    )
     for session in sessions.values():
         session.recent, session.recent_changed = RecentPublishes(), True
         if session.record is not None:
@@ -329,8 +334,9 @@ def _write_restart(log: SegmentLog, journal: int, ends: Mapping[int, int], now: 
     except LogError as error:
         logger.error(
             "neither the database nor the log has room for what recovery found (%s). If the power failed while devices "
-            "published, free some disk space and start the node again before letting them in.", error,
-        )  # fmt: skip
+            "published, free some disk space and start the node again before letting them in.",
+            error,
+        )
 
 
 # The broker's whole state that survives a restart.
@@ -389,9 +395,8 @@ class BrokerState:
             noted = self.journal
             self.changes = ChangeRates(lambda: noted.bytes_noted, settings.state.journal_bytes_per_user, refusals)
             self._compaction = Compaction(
-                self._database, log, (journal, topics), self.journal, folded, recovered.meta, settings,
-                counters,
-            )  # fmt: skip
+                self._database, log, (journal, topics), self.journal, folded, recovered.meta, settings, counters
+            )
         except BaseException:
             self._database.close()
             raise

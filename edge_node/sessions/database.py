@@ -97,11 +97,7 @@ def seal_all(database: SealedRows) -> int:
         database.executemany(
             f"UPDATE {table} SET {sets} WHERE {name_column} = ?",  # noqa: S608 - names of this module
             [
-                (
-                    stored_key(database, table, name),
-                    *(stored(database, table, name, value) for value in values),
-                    name,
-                )
+                (stored_key(database, table, name), *(stored(database, table, name, value) for value in values), name)
                 for name, *values in rows
             ],
         )
@@ -229,8 +225,11 @@ def _set_aside(path: str, error: Exception, filesystem: FileSystem) -> str:
     filesystem.sync_directory(os.path.dirname(path))
     logger.error(
         "%s is damaged (%s): set aside as %s. Retained messages are lost until they are published again; "
-        "sessions begin with the entries left in the log's journal", path, error, target,
-    )  # fmt: skip
+        "sessions begin with the entries left in the log's journal",
+        path,
+        error,
+        target,
+    )
     return target
 
 
@@ -382,8 +381,10 @@ class Database:
                 self._full = True
                 logger.error(
                     "%s cannot be written (%s): retained messages and sessions are not acknowledged until there is "
-                    "room on the disk", self._path, error,
-                )  # fmt: skip
+                    "room on the disk",
+                    self._path,
+                    error,
+                )
         elif code in _FATAL:
             self.failed = DatabaseFailed(
                 f"{self._path} failed and refuses changes until the node is restarted: {error}"

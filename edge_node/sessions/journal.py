@@ -133,9 +133,7 @@ _DECODER = msgspec.msgpack.Decoder(list[_Read])
 
 def clip_runs(runs: tuple[Run, ...], ends: Mapping[int, int]) -> tuple[Run, ...]:
     """Return the part of the runs below the ends of their streams. A run keeps its place, if only with a count of 0."""
-    return tuple(
-        (stream, first, max(0, min(count, ends.get(stream, 0) - first))) for stream, first, count in runs
-    )  # fmt: skip
+    return tuple((stream, first, max(0, min(count, ends.get(stream, 0) - first))) for stream, first, count in runs)
 
 
 # Publishes that a device sends again because it did not see their acknowledgement, recognised from the log.
@@ -424,10 +422,15 @@ class SessionJournal:
         self._note(
             client_id,
             Subscribed(
-                subscription.filter, subscription.qos, subscription.no_local, subscription.retain_as_published,
-                subscription.retain_handling, identifier, {stream: seq for stream, seq in began.items() if seq},
+                subscription.filter,
+                subscription.qos,
+                subscription.no_local,
+                subscription.retain_as_published,
+                subscription.retain_handling,
+                identifier,
+                {stream: seq for stream, seq in began.items() if seq},
             ),
-        )  # fmt: skip
+        )
 
     def unsubscribed(self, client_id: str, topic_filter: str) -> None:
         """Journal that a subscription was removed."""

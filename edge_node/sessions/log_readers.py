@@ -84,9 +84,16 @@ class StoredMessages:
         """Return a message that was already sent; None when it has expired."""
         properties, expires_ns = from_headers(record.headers)
         message = Message(
-            record.topic, record.payload, 2 if record.flags & Flag.PUBLISHED_QOS2 else 1,
-            bool(record.flags & Flag.RETAINED), properties, expires_ns, stream, record.seq, record.headers,
-        )  # fmt: skip
+            record.topic,
+            record.payload,
+            2 if record.flags & Flag.PUBLISHED_QOS2 else 1,
+            bool(record.flags & Flag.RETAINED),
+            properties,
+            expires_ns,
+            stream,
+            record.seq,
+            record.headers,
+        )
         if message.expired(self._wall_clock()):
             self._counters.messages_expired += 1
             return None
@@ -105,9 +112,7 @@ class StoredMessages:
         flags = Flag.RETAINED | (Flag.PUBLISHED_QOS2 if message.qos == 2 else Flag(0))
         try:
             headers = (*to_headers(message.properties, now), *expires, (RECIPIENT, subscriber.client_id))
-            seq = self._log.append(
-                self._topics, now, [message.topic], [message.payload], {0: headers}, {0: int(flags)}
-            )  # fmt: skip
+            seq = self._log.append(self._topics, now, [message.topic], [message.payload], {0: headers}, {0: int(flags)})
         except (LogError, TooManyProperties):
             return message
         self._ingest.back_pressure.appended()
@@ -416,7 +421,7 @@ class LogReaders:
     ) -> SessionReader:
         reader = SessionReader(
             window, self._subscriptions, self.messages, self._outbox, self._counters, set(done), doubtful
-        )  # fmt: skip
+        )
         for subscription, ends in self._starts.all_of(window.client_id):
             reader.began(subscription, ends)
         return reader

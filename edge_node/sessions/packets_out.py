@@ -102,9 +102,7 @@ class Wire:
             if (left := message.seconds_left(now)) is not None:
                 own += _EXPIRY + left.to_bytes(4, "big")
             properties = encode_length(len(own) + common) + own
-        head = publish_head(
-            topic, qos, packet_id, retain=retain, dup=dup, tail_bytes=len(tail), properties=properties,
-        )  # fmt: skip
+        head = publish_head(topic, qos, packet_id, retain=retain, dup=dup, tail_bytes=len(tail), properties=properties)
         if len(head) + len(tail) > self.packet_bytes_max:
             return None
         if topic and alias and self._aliases is not None:
@@ -188,9 +186,22 @@ class PacketWriter:
     """Writer to the connection of one client, if it has one. Packets that need a journal entry wait for it."""
 
     __slots__ = (
-        "_connection", "_counters", "_held", "_journal", "_kind", "_out", "_outbox", "_shares", "_split",
-        "_unjournaled", "_waits", "_wall_clock", "_wire", "client_id", "persistent",
-    )  # fmt: skip
+        "_connection",
+        "_counters",
+        "_held",
+        "_journal",
+        "_kind",
+        "_out",
+        "_outbox",
+        "_shares",
+        "_split",
+        "_unjournaled",
+        "_waits",
+        "_wall_clock",
+        "_wire",
+        "client_id",
+        "persistent",
+    )
 
     def __init__(self, client_id: str, wire: Wire, context: WindowContext) -> None:
         self.client_id = client_id

@@ -399,9 +399,23 @@ class SharedEnded(Entry, frozen=True, array_like=True, tag=16):
 
 
 AnyEntry = (
-    Restarted | Snapshot | Ended | Subscribed | Unsubscribed | Received | Released | Sending | Taken | Completed
-    | Positions | Published | WillPublished | Lost | SharedMoved | SharedEnded
-)  # fmt: skip
+    Restarted
+    | Snapshot
+    | Ended
+    | Subscribed
+    | Unsubscribed
+    | Received
+    | Released
+    | Sending
+    | Taken
+    | Completed
+    | Positions
+    | Published
+    | WillPublished
+    | Lost
+    | SharedMoved
+    | SharedEnded
+)
 
 _ENTRY_ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(AnyEntry)

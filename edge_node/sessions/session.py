@@ -13,11 +13,7 @@ from weft.edge_node.access.identity import Identity
 from weft.edge_node.sessions.records import NEVER_EXPIRES, SessionRecord
 from weft.edge_node.sessions.window import ClientWindow
 from weft.edge_node.subscriptions.message import Message
-from weft.edge_node.subscriptions.subscriptions import (
-    ClientSubscription,
-    DeliveryOptions,
-    Subscriber,
-)
+from weft.edge_node.subscriptions.subscriptions import ClientSubscription, DeliveryOptions, Subscriber
 from weft.protocols.mqtt.packets import PacketIds, Will
 
 
@@ -53,9 +49,20 @@ class Session:
     """One client's session, connected or not. ``Sessions`` changes it, ``SessionFilters`` its subscriptions."""
 
     __slots__ = (
-        "_absence", "_due", "_terms", "_will", "_will_at", "awaits_journal", "client_id", "ended", "owner", "received",
-        "subscriptions", "wheel_slot", "window",
-    )  # fmt: skip
+        "_absence",
+        "_due",
+        "_terms",
+        "_will",
+        "_will_at",
+        "awaits_journal",
+        "client_id",
+        "ended",
+        "owner",
+        "received",
+        "subscriptions",
+        "wheel_slot",
+        "window",
+    )
 
     def __init__(
         self, window: ClientWindow, version: int, due: Callable[[Session], float | None], owner: Owner
@@ -351,17 +358,22 @@ class RetainedFeed:
     """
 
     __slots__ = (
-        "_done", "_filter", "_is_over", "_keep", "_match", "_messages", "_options", "_pumping", "_round_robin",
-        "_scheduled", "_waiting", "_window",
-    )  # fmt: skip
+        "_done",
+        "_filter",
+        "_is_over",
+        "_keep",
+        "_match",
+        "_messages",
+        "_options",
+        "_pumping",
+        "_round_robin",
+        "_scheduled",
+        "_waiting",
+        "_window",
+    )
 
     def __init__(
-        self,
-        window: ClientWindow,
-        match: Match,
-        keep: Keep,
-        round_robin: RoundRobin,
-        done: Callable[[], object],
+        self, window: ClientWindow, match: Match, keep: Keep, round_robin: RoundRobin, done: Callable[[], object]
     ) -> None:
         """Start without any.
 

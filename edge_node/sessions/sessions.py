@@ -96,10 +96,12 @@ def make_delivery(  # noqa: PLR0917
     messages = StoredMessages(segment_log, ingest, wall_clock, counters)
     queues = Quota.of("limits.session_queues", limits.session_queues_bytes, limits.user_share, "messages that wait")
     return DeliveryContext(
-        QueueBudget(queues.total, queues.share), SessionShares(limits, refusals),
-        starts, messages,
+        QueueBudget(queues.total, queues.share),
+        SessionShares(limits, refusals),
+        starts,
+        messages,
         LogReaders(segment_log, ingest, subscriptions, messages, backlog, starts, outbox, counters),
-    )  # fmt: skip
+    )
 
 
 def make_context(  # noqa: PLR0917
@@ -133,18 +135,20 @@ def make_context(  # noqa: PLR0917
     persistence = Persistence(kept.journal, kept.changes, ingest, readers, starts)
     retained = RetainedDelivery(match_retained, messages.keep_retained, round_robin)
     journal = DeliveryJournal(kept.log, kept.journal, positions.note_share, outbox)
-    windows = WindowContext(
-        counters, budget, outbox, journal, wall_clock,
-        limits.inflight, limits.session_queue_bytes,
-    )  # fmt: skip
+    windows = WindowContext(counters, budget, outbox, journal, wall_clock, limits.inflight, limits.session_queue_bytes)
     return SessionContext(
-        subscriptions, shared,
+        subscriptions,
+        shared,
         SessionFilters(subscriptions, shared, persistence, positions, retained, round_robin, limits, shares, counters),
-        windows, readers, positions, persistence, retained,
+        windows,
+        readers,
+        positions,
+        persistence,
+        retained,
         Wills(ingest, kept.retained, kept.journal, persistence, counters, wall_clock, shares, round_robin),
         shares,
         kept.journal,
-    )  # fmt: skip
+    )
 
 
 # Sessions and shared subscriptions of the last run, restored at the start.
@@ -192,9 +196,13 @@ class Sessions:
     """All sessions, shared by the listeners. Belongs to the event loop's thread."""
 
     def __init__(
-        self, context: SessionContext, limits: EdgeLimits, counters: Counters, wheel: TimerWheel,
+        self,
+        context: SessionContext,
+        limits: EdgeLimits,
+        counters: Counters,
+        wheel: TimerWheel,
         clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start without any.
 
         Args:
@@ -229,9 +237,13 @@ class Sessions:
         return known is not None and known.connected
 
     def open(
-        self, connect: Connect, client_id: str, identity: Identity | None, connection: ClientConnection,
+        self,
+        connect: Connect,
+        client_id: str,
+        identity: Identity | None,
+        connection: ClientConnection,
         address: str = "",
-    ) -> tuple[Session, bool]:  # fmt: skip
+    ) -> tuple[Session, bool]:
         """Return the session of a client that connects, and whether it existed (CONNACK's session present).
 
         Another connection of the client identifier is closed first [MQTT-3.1.4-3]. The client is sent nothing before
@@ -319,9 +331,7 @@ class Sessions:
         self._lose(session)
         context.retained.forget(session.window)
         left = seconds_left(session.expiry_s, 0) if session.persistent else None
-        session.be_absent(
-            Absence(self._wall_clock(), self._stopping, expires_at=None if left is None else now + left)
-        )  # fmt: skip
+        session.be_absent(Absence(self._wall_clock(), self._stopping, expires_at=None if left is None else now + left))
         self.filters.member_away(session)
         context.windows.outbox.flush()
         if not session.persistent:

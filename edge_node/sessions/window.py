@@ -94,11 +94,9 @@ TRANSITIONS: Mapping[WindowState, Mapping[Event, WindowState]] = {
     S.OPENING_BLOCKED: {E.GREETED: S.RESENDING_BLOCKED, E.RESUMED: S.OPENING, E.LOST: S.AWAY},
     S.RESENDING_BLOCKED: {E.RESUMED: S.RESENDING, E.LOST: S.AWAY},
     S.BEHIND_BLOCKED: {E.NEAR: S.JOINING_BLOCKED, E.RESUMED: S.BEHIND, E.LOST: S.AWAY},
-    S.JOINING_BLOCKED: {
-        E.LEVEL: S.LIVE_BLOCKED, E.FELL_BEHIND: S.BEHIND_BLOCKED, E.RESUMED: S.JOINING, E.LOST: S.AWAY,
-    },
+    S.JOINING_BLOCKED: {E.LEVEL: S.LIVE_BLOCKED, E.FELL_BEHIND: S.BEHIND_BLOCKED, E.RESUMED: S.JOINING, E.LOST: S.AWAY},
     S.LIVE_BLOCKED: {E.FELL_BEHIND: S.BEHIND_BLOCKED, E.RESUMED: S.LIVE, E.LOST: S.AWAY},
-}  # fmt: skip
+}
 """State -> event -> next state. Other combinations cannot happen."""
 
 CONNECTED = frozenset(WindowState) - {S.AWAY}
@@ -499,7 +497,7 @@ class ClientWindow:
         "in_flight",
         "owner",
         "subscribed",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, client_id: str, wire: Wire, context: WindowContext, fall_behind: FallBehind, owner: Owner | None = None

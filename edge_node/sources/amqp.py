@@ -537,14 +537,18 @@ class AmqpRunner(Runner):
         settings = self._amqp
         is_external = settings.username is None and settings.tls is not None and settings.tls.certificate is not None
         return URL.build(
-            scheme=target.scheme, host=target.address.host, port=target.address.port,
-            user=settings.username or "guest", password=(password or b"guest").decode(errors="replace"),
+            scheme=target.scheme,
+            host=target.address.host,
+            port=target.address.port,
+            user=settings.username or "guest",
+            password=(password or b"guest").decode(errors="replace"),
             path=f"/{target.path}" if target.path != "/" else "/",
             query={
-                "heartbeat": str(max(1, round(settings.keep_alive_s))), "name": self._name,
+                "heartbeat": str(max(1, round(settings.keep_alive_s))),
+                "name": self._name,
                 "auth": "external" if is_external else "plain",
             },
-        )  # fmt: skip
+        )
 
     def _disconnect(self, connection: AmqpConnection) -> None:
         task = self._loop.create_task(connection.disconnect())

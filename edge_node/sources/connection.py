@@ -429,8 +429,11 @@ class SourceLog:
         after = f", after {approximate_duration(change.away_s)}{' away' if change.again else ''}"
         log.info(
             "source %s: connected %sto %s%s",
-            self._name, "again " if change.again else "", url, after if change.again or change.failures else "",
-        )  # fmt: skip
+            self._name,
+            "again " if change.again else "",
+            url,
+            after if change.again or change.failures else "",
+        )
 
     def failed(self, url: str, reason: str, retry_s: float, now: float) -> None:
         """Log a failed attempt, or the end of a connection.
@@ -443,6 +446,11 @@ class SourceLog:
             return
         what = f"disconnected after {approximate_duration(change.since_s)}" if change.was_up else "not connected"
         log.warning(
-            "source %s: %s: %s: %s (next try in %.1f s%s)", self._name, what, url, reason, retry_s,
+            "source %s: %s: %s: %s (next try in %.1f s%s)",
+            self._name,
+            what,
+            url,
+            reason,
+            retry_s,
             left_out(change.left_out),
-        )  # fmt: skip
+        )

@@ -242,9 +242,14 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
                 maximum_packet_size=terms.packet_bytes_max,
             )
         packet = Connect(
-            terms.client_id, clean_start=False, keep_alive_s=max(1, round(terms.keep_alive_s)), version=terms.version,
-            username=terms.username, password=terms.password, properties=properties,
-        )  # fmt: skip
+            terms.client_id,
+            clean_start=False,
+            keep_alive_s=max(1, round(terms.keep_alive_s)),
+            version=terms.version,
+            username=terms.username,
+            password=terms.password,
+            properties=properties,
+        )
         self._send(encode(packet, terms.version))
 
     def data_received(self, data: bytes) -> None:
@@ -513,14 +518,22 @@ class MqttRunner(Runner):
         password = await asyncio.to_thread(read_password, settings)
         tls = await asyncio.to_thread(client_context, settings) if target.is_tls else None
         terms = MqttTerms(
-            self._client_id, VERSIONS[settings.version], settings.username, password, settings.keep_alive_s,
-            settings.session_expiry_s, settings.receive_maximum, settings.packet_bytes_max,
-        )  # fmt: skip
+            self._client_id,
+            VERSIONS[settings.version],
+            settings.username,
+            password,
+            settings.keep_alive_s,
+            settings.session_expiry_s,
+            settings.receive_maximum,
+            settings.packet_bytes_max,
+        )
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, connection = await self._loop.create_connection(
                 lambda: MqttConnection(self.node, self.status, self.topics, self.memory, terms),
-                target.address.host, target.address.port, ssl=tls,
-            )  # fmt: skip
+                target.address.host,
+                target.address.port,
+                ssl=tls,
+            )
         try:
             await self._subscribe(connection, url, has_session=await connection.open())
         except BaseException as error:

@@ -92,9 +92,15 @@ class Health:
 # The last hour and the last day of a node in a few figures, for charts. They are lost when the node ends.
 
 FIGURES = (
-    "records_per_second", "bytes_per_second", "ack_p50_seconds", "ack_p99_seconds", "disk_bytes",
-    "waiting_records", "waiting_seconds", "connections",
-)  # fmt: skip
+    "records_per_second",
+    "bytes_per_second",
+    "ack_p50_seconds",
+    "ack_p99_seconds",
+    "disk_bytes",
+    "waiting_records",
+    "waiting_seconds",
+    "connections",
+)
 """Names of the figures. A rate is that of the interval before its time, and so are percentiles; the rest are values at
 that time."""
 RATES = frozenset(("records_per_second", "bytes_per_second"))
@@ -165,8 +171,10 @@ class History:
             if elapsed > 0:
                 figures |= {name: (total - before[name]) / elapsed for name, total in totals.items()}
             counts = [mine - theirs for mine, theirs in zip(ack.counts, ack_before.counts, strict=True)]
-            figures |= {"ack_p50_seconds": percentile(ack.bounds, counts, 0.5),
-                        "ack_p99_seconds": percentile(ack.bounds, counts, 0.99)}  # fmt: skip
+            figures |= {
+                "ack_p50_seconds": percentile(ack.bounds, counts, 0.5),
+                "ack_p99_seconds": percentile(ack.bounds, counts, 0.99),
+            }
         self._before = (now, dict(totals), ack)
         values = [float(figures.get(name, math.nan)) for name in FIGURES]
         self._hour.add(wall_time, values)
@@ -371,10 +379,14 @@ class NodeStatus:
         left, rate = 0 if is_full else disk["outage_seconds_left"], disk["bytes_per_second"]
         reports = [_function(name, streams.get(name), facts) for name, facts in sorted(functions.items())]
         return NodeReport(
-            stats.bytes_on_disk, stats.budget_bytes, max(0, stats.usable_bytes - stats.unsafe_bytes),
-            None if rate is None else int(rate), None if left is None else int(left),
-            reports[:FUNCTIONS_MAX], len(reports[FUNCTIONS_MAX:]),
-        )  # fmt: skip
+            stats.bytes_on_disk,
+            stats.budget_bytes,
+            max(0, stats.usable_bytes - stats.unsafe_bytes),
+            None if rate is None else int(rate),
+            None if left is None else int(left),
+            reports[:FUNCTIONS_MAX],
+            len(reports[FUNCTIONS_MAX:]),
+        )
 
     def _recovery(self) -> dict[str, Any]:
         """Return the findings of the node's start on the disk."""
@@ -433,9 +445,13 @@ def _function(name: str, stream: Stream | None, facts: FunctionFacts) -> Functio
     kinds = [] if stream is None else [step.chosen[0] for step in stream.functions]
     wrong = facts["trouble"] or facts["refused"] or facts["warning"]
     return FunctionReport(
-        name[:NAME_CHARACTERS_MAX], ", ".join(kinds)[:NAME_CHARACTERS_MAX], facts["rows_in"], facts["rows_out"],
-        facts["rows_rejected"] + facts["failures"], wrong[:ERROR_CHARACTERS_MAX],
-    )  # fmt: skip
+        name[:NAME_CHARACTERS_MAX],
+        ", ".join(kinds)[:NAME_CHARACTERS_MAX],
+        facts["rows_in"],
+        facts["rows_out"],
+        facts["rows_rejected"] + facts["failures"],
+        wrong[:ERROR_CHARACTERS_MAX],
+    )
 
 
 def owner_name(owner: Owner | None) -> str:

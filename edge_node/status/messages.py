@@ -221,10 +221,15 @@ class LiveMessages:
         if self._taken > PER_S_MAX:
             self._skipped += 1
         else:
-            self._gathered.append({
-                "topic": message.topic.decode(), "time": self._wall_clock() / 1e9, "qos": message.qos,
-                "retain": message.retain, "payload": shown(message.payload, LIVE_PAYLOAD_BYTES_MAX),
-            })  # fmt: skip
+            self._gathered.append(
+                {
+                    "topic": message.topic.decode(),
+                    "time": self._wall_clock() / 1e9,
+                    "qos": message.qos,
+                    "retain": message.retain,
+                    "payload": shown(message.payload, LIVE_PAYLOAD_BYTES_MAX),
+                }
+            )
         self._news.set()
 
 

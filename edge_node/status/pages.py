@@ -33,9 +33,16 @@ _STYLE = (
 )
 _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Cache-Control": "no-store"}
 _FUNCTIONS = (
-    "derived stream", "version", "rows in", "rows out", "rejected", "records waiting", "behind by", "remembers",
+    "derived stream",
+    "version",
+    "rows in",
+    "rows out",
+    "rejected",
+    "records waiting",
+    "behind by",
+    "remembers",
     "trouble",
-)  # fmt: skip
+)
 _SCHEMAS = ("schema of stream", "checked", "too long", "accepted", "dead letters", "refused", "last misfit in")
 _SOURCES = ("source", "broker", "state", "messages", "waiting for the disk", "waiting at the broker", "trouble")
 PAGE = "edge.html"
@@ -183,19 +190,30 @@ def tables(facts: dict[str, Any]) -> str:
     ]
     functions = [
         (
-            name, each["version"], each["rows_in"], each["rows_out"], each["rows_rejected"], each["lag_records"],
-            approximate_duration(each["lag_seconds"]), approximate_size(each["state_bytes"]),
+            name,
+            each["version"],
+            each["rows_in"],
+            each["rows_out"],
+            each["rows_rejected"],
+            each["lag_records"],
+            approximate_duration(each["lag_seconds"]),
+            approximate_size(each["state_bytes"]),
             "; ".join(filter(None, (each["trouble"], each["refused"], each["warning"]))),
         )
         for name, each in facts["functions"].items()
-    ]  # fmt: skip
+    ]
     sources = [
         (
-            name, source["url"], source["state"], source["messages"], source["unacknowledged"],
-            "" if source["waiting"] is None else source["waiting"], trouble(source),
+            name,
+            source["url"],
+            source["state"],
+            source["messages"],
+            source["unacknowledged"],
+            "" if source["waiting"] is None else source["waiting"],
+            trouble(source),
         )
         for name, source in facts["sources"].items()
-    ]  # fmt: skip
+    ]
     counts = ("checked", "unchecked", "accepted", "dead_lettered", "refused", "last_misfit")
     schemas = [(name, *(each[count] for count in counts)) for name, each in facts.get("schemas", {}).items()]
     busiest = [(each["topic"], each["messages"]) for each in unrouted["busiest"]]

@@ -120,9 +120,20 @@ class CatchUp:
     """
 
     __slots__ = (
-        "_begin", "_covered", "_goal", "_log", "_owner", "_positions", "_read_page", "_reader", "_room", "_runs",
-        "_task", "_turns", "_waits",
-    )  # fmt: skip
+        "_begin",
+        "_covered",
+        "_goal",
+        "_log",
+        "_owner",
+        "_positions",
+        "_read_page",
+        "_reader",
+        "_room",
+        "_runs",
+        "_task",
+        "_turns",
+        "_waits",
+    )
 
     def __init__(
         self, owner: Owner | None, begin: Begin, read_page: ReadPage, log: SegmentLog, turns: ReadTurns

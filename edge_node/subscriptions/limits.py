@@ -188,9 +188,10 @@ class MatchCost:
         if not is_share and nodes <= self.quota.total:
             return True
         self._refusals.note(
-            self.quota.bound(is_share=is_share), owner,
+            self.quota.bound(is_share=is_share),
+            owner,
             f"no room for more {self.quota.what} as deep or with as many + as {topic_filter[:60]!r}",
-        )  # fmt: skip
+        )
         return False
 
     def hold(self, owner: Owner, topic_filter: str, share_name: str = "") -> None:

@@ -223,7 +223,7 @@ class SharedSubscription:
         "_queue",
         "filter",
         "name",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, share: str, topic_filter: str, context: SharedSubscriptionContext, owner: Owner | None = None

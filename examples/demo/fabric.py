@@ -98,9 +98,12 @@ class Service:
         """
         with self.log_path.open("ab") as log:
             self._process = self.popen(
-                [*self.command, *self._arguments], stdout=log, stderr=log, start_new_session=True,
+                [*self.command, *self._arguments],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
                 env={**os.environ, **self.environment},
-            )  # fmt: skip
+            )
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             try:

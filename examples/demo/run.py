@@ -85,9 +85,13 @@ LOOK_S = 0.5
 # The demo is over before the compiler of long runs pays: without it, and with a collector in one thread, the first
 # window takes 17 seconds of CPU from Spark's start on, and 30 with Spark's own settings.
 SPARK = (
-    "--master", "local[2]", "--conf", "spark.sql.shuffle.partitions=2",
-    "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-)  # fmt: skip
+    "--master",
+    "local[2]",
+    "--conf",
+    "spark.sql.shuffle.partitions=2",
+    "--conf",
+    "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+)
 STATISTICS = f"""\
 WITH readings AS (
     SELECT device, get_json_object(text, '$.n') AS n, CAST(get_json_object(text, '$.data.temp') AS DOUBLE) AS temp,
@@ -428,8 +432,10 @@ Everything is left running in {self._directory}. See the hub in a browser: {self
   {programs}/weft trace --store {self.hub.store} --table {table} --where "{where}" --rows 1 --records 5
   {programs}/weft spark {shlex.join(self._hours.command)}
 Stop it with: kill {" ".join(str(node.pid) for node in self._nodes)}; remove it with: rm -r {self._directory}""",
-            soft_wrap=True, highlight=False, markup=False,
-        )  # fmt: skip
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
 
     def stop(self, keep: bool) -> None:
         """End the command of Spark and, without ``keep``, the nodes."""
@@ -472,13 +478,15 @@ def show_hours(console: Console, hours: MachineHours, records: int) -> bool:
         ("  seen incomplete", len(hours.late), "written before all had come", None),
         (f"  {early.start:%H:%M:%S} incomplete", early.records, f"records of {early.devices} devices", None),
         (
-            f"  {whole.start:%H:%M:%S} complete", whole.records, f"records of {whole.devices} devices",
+            f"  {whole.start:%H:%M:%S} complete",
+            whole.records,
+            f"records of {whole.devices} devices",
             whole.records > early.records,
         ),
         ("rows: window and device", len(rows), "", None),
         ("  incomplete now", hours.incomplete, "must be 0", hours.incomplete == 0),
         ("records in them", hours.records, "must equal the hub's log", hours.records == records),
-    ]  # fmt: skip
+    ]
     return _show_checks(console, "Machine hours", checks)
 
 

@@ -258,18 +258,21 @@ class Comparison:
             if self._ends.get(shard, 0) or part.offsets.held[shard]
         ]
         damage = [each.sentence for each in part.listed_damage()][:DAMAGE_LISTED_MAX]
-        problems = [
-            *damage,
-            *lane_problems(lanes),
-            *shard_problems(shards),
-        ]
+        problems = [*damage, *lane_problems(lanes), *shard_problems(shards)]
         if not scope.only_latest:  # their sums are of all rows
             problems += time_problems(part.log_times, part.table_times)
             problems += payload_problems(part.log_payloads, part.table_payloads)
         return AuditReport(
-            scope.tenant, scope.stream, self._version, lanes, shards, damage, problems, agrees=not problems,
+            scope.tenant,
+            scope.stream,
+            self._version,
+            lanes,
+            shards,
+            damage,
+            problems,
+            agrees=not problems,
             only_latest=scope.only_latest,
-        )  # fmt: skip
+        )
 
     def _lane(self, key: LaneKey) -> LaneAudit:
         part, skipped = self._part, self._skipped[key]
@@ -467,10 +470,14 @@ class _Audit:
         for shard, offsets in self._declared.offsets.items():
             unsummed.setdefault(shard, RangeSet()).update(offsets)
         self._scope = replace(
-            scope, positions=table.positions, skips=skips, unsummed=unsummed, only_latest=is_only,
+            scope,
+            positions=table.positions,
+            skips=skips,
+            unsummed=unsummed,
+            only_latest=is_only,
             payload=table.payload if payloads else scope.payload,
             payload_columns=tuple(kept),
-        )  # fmt: skip
+        )
 
     async def _expected(self) -> Sequence[str]:
         try:
@@ -506,7 +513,8 @@ class _Audit:
                 if not is_last:
                     raise _Outrun
                 self._part.note(
-                    TABLE_PLACE, shard,
+                    TABLE_PLACE,
+                    shard,
                     f"shard {shard}: chunks with offsets up to {offsets.end} were deleted, and the table ends at "
                     f"{position}",
-                )  # fmt: skip
+                )

@@ -123,10 +123,11 @@ class _Window:
         if chunk is None:
             key = chunk_key(self._log.shard, n)
             self._part.note(
-                self._log.shard, n,
+                self._log.shard,
+                n,
                 f"shard {self._log.shard}: {key} is missing, though later chunks exist; restore it from a backup "
                 "of the store",
-            )  # fmt: skip
+            )
         return chunk
 
     def _take_index(self, chunk: Chunk) -> None:
@@ -264,9 +265,11 @@ async def log_tasks(log: ShardLog, first: int, part: Part) -> list[LogTask]:
     end = await _end(log, first)
     if end - first > CHUNKS_MAX:
         part.note(
-            log.shard, end, f"shard {log.shard}: {chunk_key(log.shard, end - 1)} lies far above the others; the "
-            f"{CHUNKS_MAX} chunks from {first} on were compared"
-        )  # fmt: skip
+            log.shard,
+            end,
+            f"shard {log.shard}: {chunk_key(log.shard, end - 1)} lies far above the others; the "
+            f"{CHUNKS_MAX} chunks from {first} on were compared",
+        )
         end = first + CHUNKS_MAX
     return list(_runs(log.shard, first, end))
 
@@ -378,9 +381,16 @@ class AuditedTable:
         slices: int = 1,
     ) -> TableTask:
         return TableTask(
-            self.uri, self.options, tuple(files), self.schema, tuple(columns), self.has_origins, dict(collected),
-            number, slices,
-        )  # fmt: skip
+            self.uri,
+            self.options,
+            tuple(files),
+            self.schema,
+            tuple(columns),
+            self.has_origins,
+            dict(collected),
+            number,
+            slices,
+        )
 
 
 def _open(uri: str, options: dict[str, str], cluster: Cluster, stream: str, version: int | None) -> AuditedTable | None:

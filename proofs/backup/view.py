@@ -119,9 +119,16 @@ PAGE = 1000
 AFTER_ALL = "~"
 """Name after all others of a folder: no name of an object begins with it."""
 PASSING = (
-    hub_keys.NODES, hub_keys.LINKED, hub_keys.SUMMARIES, hub_keys.KEEPERS, hub_keys.LATEST, hub_keys.REGIONS,
-    hub_keys.REQUESTS, hub_keys.PIPELINES, PROBES,
-)  # fmt: skip
+    hub_keys.NODES,
+    hub_keys.LINKED,
+    hub_keys.SUMMARIES,
+    hub_keys.KEEPERS,
+    hub_keys.LATEST,
+    hub_keys.REGIONS,
+    hub_keys.REQUESTS,
+    hub_keys.PIPELINES,
+    PROBES,
+)
 """Folders of which a backup keeps nothing: those of running nodes and pipelines, positions of other regions in the log,
 which are of its history alone, tables that a hub makes again from others, and options of acts that wait for approval:
 they may name a person, and an approval that was used must not come back."""

@@ -344,8 +344,16 @@ class DeliveryForm:
     """
 
     __slots__ = (
-        "_after", "_before", "_body", "_channel", "_frame_bytes_max", "_origin", "_pack", "_properties", "short_max",
-    )  # fmt: skip
+        "_after",
+        "_before",
+        "_body",
+        "_channel",
+        "_frame_bytes_max",
+        "_origin",
+        "_pack",
+        "_properties",
+        "short_max",
+    )
 
     def __init__(self, channel: int, head: bytes, origin: bytes, properties: bytes, frame_bytes_max: int) -> None:
         self._before = _BODY_HEAD.pack(METHOD, channel, len(head) + _TAG.size + len(origin)) + head

@@ -165,9 +165,17 @@ class Form:
     __slots__ = ("head", "headers", "lasts", "middle", "publisher", "route", "topic")
 
     def __init__(  # noqa: PLR0917
-        self, method: bytes, channel: bytes, properties: bytes, topic: bytes, headers: HeaderPairs, publisher: Any,
-        route: Any, *, lasts: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        method: bytes,
+        channel: bytes,
+        properties: bytes,
+        topic: bytes,
+        headers: HeaderPairs,
+        publisher: Any,
+        route: Any,
+        *,
+        lasts: bool = True,
+    ) -> None:
         header_bytes = (_PROPERTIES_AT - 7 + len(properties)).to_bytes(4, "big")
         self.head = method + b"\x02" + channel + header_bytes + _CONTENT_HEADER
         """Bytes up to the body's size in the content header."""

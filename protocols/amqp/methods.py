@@ -62,12 +62,21 @@ def _long(value: int) -> int:
 _FIXED: Mapping[int, tuple[struct.Struct, Callable[[Any], FieldValue]]] = {
     ord(letter): (struct.Struct(">" + code), make)
     for letter, code, make in (
-        ("t", "B", bool), ("b", "b", Int8), ("B", "B", UInt8), ("s", "h", Int16), ("U", "h", Int16),
+        ("t", "B", bool),
+        ("b", "b", Int8),
+        ("B", "B", UInt8),
+        ("s", "h", Int16),
+        ("U", "h", Int16),
         ("u", "H", UInt16),
-        ("I", "i", int), ("i", "I", UInt32), ("l", "q", _long), ("L", "q", _long), ("f", "f", Float32),
-        ("d", "d", float), ("T", "Q", Timestamp),
+        ("I", "i", int),
+        ("i", "I", UInt32),
+        ("l", "q", _long),
+        ("L", "q", _long),
+        ("f", "f", Float32),
+        ("d", "d", float),
+        ("T", "Q", Timestamp),
     )
-}  # fmt: skip
+}
 """Types of one length."""
 _LONG_STRING, _BYTES, _TABLE, _ARRAY, _VOID, _DECIMAL = b"SxFAVD"
 _U32 = struct.Struct(">I")
@@ -245,10 +254,15 @@ def _write_value(value: FieldValue) -> bytes:
 _TYPED: Mapping[type, tuple[bytes, struct.Struct]] = {
     cls: (letter, struct.Struct(">" + code))
     for cls, letter, code in (
-        (Int8, b"b", "b"), (UInt8, b"B", "B"), (Int16, b"s", "h"), (UInt16, b"u", "H"), (UInt32, b"i", "I"),
-        (Int64, b"l", "q"), (Float32, b"f", "f"),
+        (Int8, b"b", "b"),
+        (UInt8, b"B", "B"),
+        (Int16, b"s", "h"),
+        (UInt16, b"u", "H"),
+        (UInt32, b"i", "I"),
+        (Int64, b"l", "q"),
+        (Float32, b"f", "f"),
     )
-}  # fmt: skip
+}
 """Types of a publisher's choice, for which ``_write_integer`` and the like would choose another."""
 
 

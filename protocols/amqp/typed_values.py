@@ -34,11 +34,7 @@ class _Form(NamedTuple):
     digits: int
 
 
-_FORMS: Final = {
-    0x74: _Form(4, 8, 23, 101, 7),
-    0x84: _Form(8, 10, 53, 398, 16),
-    0x94: _Form(16, 14, 113, 6176, 34),
-}
+_FORMS: Final = {0x74: _Form(4, 8, 23, 101, 7), 0x84: _Form(8, 10, 53, 398, 16), 0x94: _Form(16, 14, 113, 6176, 34)}
 """Type code -> form."""
 DECIMAL64: Final = 0x84
 
@@ -193,10 +189,20 @@ class Encoded(bytes):
 
 
 _SCALARS: Final[Mapping[type, tuple[str, type]]] = {
-    Int8: ("b", int), UInt8: ("B", int), Int16: ("s", int), UInt16: ("u", int), Int32: ("I", int), UInt32: ("i", int),
-    Int64: ("l", int), UInt64: ("ulong", int), Float32: ("f", float), Symbol: ("symbol", str), Char: ("char", str),
-    UUID: ("uuid", str), Encoded: ("encoded", bytes),
-}  # fmt: skip
+    Int8: ("b", int),
+    UInt8: ("B", int),
+    Int16: ("s", int),
+    UInt16: ("u", int),
+    Int32: ("I", int),
+    UInt32: ("i", int),
+    Int64: ("l", int),
+    UInt64: ("ulong", int),
+    Float32: ("f", float),
+    Symbol: ("symbol", str),
+    Char: ("char", str),
+    UUID: ("uuid", str),
+    Encoded: ("encoded", bytes),
+}
 """Class -> kind, and type of its header."""
 _OF_KIND: Final[Mapping[str, type]] = {kind: cls for cls, (kind, _) in _SCALARS.items()}
 _DECIMALS: Final = {0x74: "decimal32", 0x84: "decimal64", 0x94: "decimal128"}
@@ -288,9 +294,15 @@ def _fits(value: Any, kind: str) -> bool:
 
 _FLOAT32_MAX: Final = (2 - 2.0**-23) * 2.0**127
 _RANGES: Final[Mapping[str, range]] = {
-    "b": range(-(1 << 7), 1 << 7), "B": range(1 << 8), "s": range(-(1 << 15), 1 << 15), "u": range(1 << 16),
-    "I": range(-(1 << 31), 1 << 31), "i": range(1 << 32), "l": _INT64, "ulong": range(1 << 64),
-}  # fmt: skip
+    "b": range(-(1 << 7), 1 << 7),
+    "B": range(1 << 8),
+    "s": range(-(1 << 15), 1 << 15),
+    "u": range(1 << 16),
+    "I": range(-(1 << 31), 1 << 31),
+    "i": range(1 << 32),
+    "l": _INT64,
+    "ulong": range(1 << 64),
+}
 
 
 # --- times
@@ -365,8 +377,11 @@ def _to_json(value: Any) -> tuple[Any, Kind]:
 
 
 _TAGS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "$bytes": base64.b64decode, "$decimal": Decimal, "$timestamp": _time_of, "$float": float,
-}  # fmt: skip
+    "$bytes": base64.b64decode,
+    "$decimal": Decimal,
+    "$timestamp": _time_of,
+    "$float": float,
+}
 
 
 def _from_json(value: Any, kind: Kind) -> Any:

@@ -201,10 +201,19 @@ class Connection:
     """The state of one client's connection. No I/O, no clock: the caller passes each packet."""
 
     __slots__ = (
-        "_aliases", "_bridge", "_expiring", "_limits", "client_packet_bytes_max", "client_receive_maximum",
-        "client_topic_alias_maximum", "problem_information", "server_keep_alive", "silence_s_max", "state",
+        "_aliases",
+        "_bridge",
+        "_expiring",
+        "_limits",
+        "client_packet_bytes_max",
+        "client_receive_maximum",
+        "client_topic_alias_maximum",
+        "problem_information",
+        "server_keep_alive",
+        "silence_s_max",
+        "state",
         "version",
-    )  # fmt: skip
+    )
 
     def __init__(self, limits: ServerLimits | None = None) -> None:
         self._limits = limits or DEFAULT_LIMITS
@@ -355,8 +364,9 @@ class Connection:
         if alias > self._limits.topic_alias_maximum:
             raise ProtocolViolation(
                 f"topic alias {alias}; CONNACK allowed {self._limits.topic_alias_maximum}",
-                "3.3.2-9", ReasonCode.TOPIC_ALIAS_INVALID,
-            )  # fmt: skip
+                "3.3.2-9",
+                ReasonCode.TOPIC_ALIAS_INVALID,
+            )
         if self._aliases is None:
             self._aliases = {}
         if topic:

@@ -90,8 +90,9 @@ def _version(reader: Reader) -> tuple[Version, bool]:
         raise ConnectRefused(
             ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
             f"protocol level {level} of {name.decode()}; this server speaks MQTT 3.1, 3.1.1 and 5.0 (levels 3 to 5)",
-            "3.1.2-2", Version.V5 if level > Version.V5 else Version.V311,
-        )  # fmt: skip
+            "3.1.2-2",
+            Version.V5 if level > Version.V5 else Version.V311,
+        )
     return known
 
 
@@ -112,7 +113,7 @@ def _body(reader: Reader, *, bridge: bool = False) -> Connect:
     password = reader.binary("password") if flags & 0x40 else None
     return Connect(
         client_id, bool(flags & 0x02), keep_alive_s, will, username, password, reader.version, properties, bridge
-    )  # fmt: skip
+    )
 
 
 def _used_in_31(flags: int) -> int:

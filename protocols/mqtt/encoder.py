@@ -70,14 +70,7 @@ def encode_publish(
 
 
 def publish_head(
-    topic: bytes,
-    qos: int,
-    packet_id: int,
-    *,
-    retain: bool,
-    dup: bool,
-    tail_bytes: int,
-    properties: bytes = b"",
+    topic: bytes, qos: int, packet_id: int, *, retain: bool, dup: bool, tail_bytes: int, properties: bytes = b""
 ) -> bytes:
     """Return the first part of a PUBLISH, before the part that many packets share.
 
@@ -130,9 +123,7 @@ def _connect(packet: Connect, version: int) -> bytes:
     name = text("MQIsdp" if version == Version.V31 else "MQTT")
     properties = encode_properties(packet.properties) if in_5 else b""
     level = version | BRIDGE_BIT if packet.bridge else version
-    return _packet(
-        PacketType.CONNECT << 4, name, bytes([level, flags]), u16(packet.keep_alive_s), properties, *payload
-    )  # fmt: skip
+    return _packet(PacketType.CONNECT << 4, name, bytes([level, flags]), u16(packet.keep_alive_s), properties, *payload)
 
 
 def _properties(properties: Properties, version: int) -> bytes:
@@ -149,9 +140,15 @@ def _connack(packet: ConnAck, version: int) -> bytes:
 
 def _publish(packet: Publish, version: int) -> bytes:
     return encode_publish(
-        packet.topic, packet.payload, packet.qos, packet.packet_id, retain=packet.retain, dup=packet.dup,
-        version=version, properties=packet.properties,
-    )  # fmt: skip
+        packet.topic,
+        packet.payload,
+        packet.qos,
+        packet.packet_id,
+        retain=packet.retain,
+        dup=packet.dup,
+        version=version,
+        properties=packet.properties,
+    )
 
 
 def _answer(start: bytes) -> Callable[[Any, int], bytes]:

@@ -130,9 +130,7 @@ RELEASE_CODES = _codes(0, 0x92)
 """PUBREL (table 3-6) and PUBCOMP (table 3-7)."""
 SUBACK_CODES = _codes(0, 1, 2, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2)
 UNSUBACK_CODES = _codes(0, 0x11, 0x80, 0x83, 0x87, 0x8F, 0x91)
-DISCONNECT_CODES = _codes(
-    0, 4, *range(0x80, 0x84), 0x87, 0x89, 0x8B, *range(0x8D, 0x91), *range(0x93, 0xA3)
-)  # fmt: skip
+DISCONNECT_CODES = _codes(0, 4, *range(0x80, 0x84), 0x87, 0x89, 0x8B, *range(0x8D, 0x91), *range(0x93, 0xA3))
 DISCONNECT_CODES_OF_CLIENTS = _codes(0, 4, *range(0x80, 0x84), 0x90, *range(0x93, 0x9A))
 """Codes that a client may send by table 3-13."""
 AUTH_CODES = _codes(0, 0x18, 0x19)
@@ -263,10 +261,25 @@ class Kind(Enum):
 _CONNECT, _CONNACK, _PUBLISH = PacketType.CONNECT, PacketType.CONNACK, PacketType.PUBLISH
 _DISCONNECT, _AUTH = PacketType.DISCONNECT, PacketType.AUTH
 _WILL = PacketType.WILL
-_ANSWERS = (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBREL, PacketType.PUBCOMP, PacketType.SUBACK,
-            PacketType.UNSUBACK)  # fmt: skip
-_ALL = (_CONNECT, _CONNACK, _PUBLISH, _WILL, _DISCONNECT, _AUTH, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE,
-        *_ANSWERS)  # fmt: skip
+_ANSWERS = (
+    PacketType.PUBACK,
+    PacketType.PUBREC,
+    PacketType.PUBREL,
+    PacketType.PUBCOMP,
+    PacketType.SUBACK,
+    PacketType.UNSUBACK,
+)
+_ALL = (
+    _CONNECT,
+    _CONNACK,
+    _PUBLISH,
+    _WILL,
+    _DISCONNECT,
+    _AUTH,
+    PacketType.SUBSCRIBE,
+    PacketType.UNSUBSCRIBE,
+    *_ANSWERS,
+)
 
 TABLE: dict[int, tuple[str, Kind, tuple[PacketType, ...]]] = {
     0x01: ("payload_format_indicator", Kind.BYTE, (_PUBLISH, _WILL)),
@@ -301,9 +314,27 @@ TABLE: dict[int, tuple[str, Kind, tuple[PacketType, ...]]] = {
 
 
 __all__ = [
-    "Auth", "ConnAck", "Connect", "Disconnect", "Packet", "PacketType", "PingReq", "PingResp", "PubAck", "PubComp",
-    "PubRec", "PubRel", "Publish", "SubAck", "Subscribe", "Subscription", "UnsubAck", "Unsubscribe", "Version", "Will",
-]  # fmt: skip
+    "Auth",
+    "ConnAck",
+    "Connect",
+    "Disconnect",
+    "Packet",
+    "PacketType",
+    "PingReq",
+    "PingResp",
+    "PubAck",
+    "PubComp",
+    "PubRec",
+    "PubRel",
+    "Publish",
+    "SubAck",
+    "Subscribe",
+    "Subscription",
+    "UnsubAck",
+    "Unsubscribe",
+    "Version",
+    "Will",
+]
 
 
 class Packet(msgspec.Struct, frozen=True, repr_omit_defaults=True):

@@ -268,16 +268,25 @@ def never_came(pattern: str) -> HeldBack:
     """
     if pattern == UNREADABLE:
         return HeldBack(
-            "", None, Reason.DECLARATION, None, None,
+            "",
+            None,
+            Reason.DECLARATION,
+            None,
+            None,
             "this release cannot read which edges are expected (`weft hub stream expect`)",
             "use the release that declared them, or declare them again",
-        )  # fmt: skip
+        )
     return HeldBack(
-        pattern, None, Reason.EXPECTED, None, None,
-        "no edge of this name has linked and reported the stream" if "*" not in pattern
+        pattern,
+        None,
+        Reason.EXPECTED,
+        None,
+        None,
+        "no edge of this name has linked and reported the stream"
+        if "*" not in pattern
         else "no edge whose name matches has linked and reported the stream",
         "connect it, or remove it from expected_edges",
-    )  # fmt: skip
+    )
 
 
 def late(lane: Lane, held: LaneState, now: int, *, peers: bool) -> HeldBack | None:
@@ -287,11 +296,15 @@ def late(lane: Lane, held: LaneState, now: int, *, peers: bool) -> HeldBack | No
     if moment is None or now - moment < LATE_NS:
         return None
     return HeldBack(
-        lane.edge, lane.log_id, Reason.LATE, held.last_seen or None, moment,
+        lane.edge,
+        lane.log_id,
+        Reason.LATE,
+        held.last_seen or None,
+        moment,
         f"of all edges it was heard of the longest ago: {(now - moment) // _SECOND} s",
         f"nothing yet: an idle edge is heard of every two minutes, and after {SILENT_NS // _SECOND} s it counts as "
         "silent",
-    )  # fmt: skip
+    )
 
 
 def _absent(held: LaneState) -> str:
@@ -348,22 +361,31 @@ def _conflict(lane: Lane, held: LaneState, peers: bool) -> HeldBack | None:
     if held.conflict is None:
         return None
     return HeldBack(
-        lane.edge, lane.log_id, Reason.CONFLICT, held.conflict.time, moment_of(held, peers=peers), held.conflict.reason,
+        lane.edge,
+        lane.log_id,
+        Reason.CONFLICT,
+        held.conflict.time,
+        moment_of(held, peers=peers),
+        held.conflict.reason,
         f"stop the node that is a copy, then `weft hub adopt {lane.edge} --log {format_log_id(lane.log_id)}`; or "
         "end the lane with `weft hub retire`",
-    )  # fmt: skip
+    )
 
 
 def _restored(lane: Lane, held: LaneState, peers: bool, lost: LostRecords | None) -> HeldBack | None:
     if lost is None or held.ranges.contiguous_end() >= lost.end:  # the edge gave them up, and the moment is past them
         return None
     return HeldBack(
-        lane.edge, lane.log_id, Reason.LOST, None, moment_of(held, peers=peers),
+        lane.edge,
+        lane.log_id,
+        Reason.LOST,
+        None,
+        moment_of(held, peers=peers),
         f"the hub lacks {lost.records} records, from seq {lost.first} on, that it had acknowledged to the edge. Its "
         "store was restored to an earlier state, or lost objects",
         "the edge sends again what it still has. Look for the rest at other hubs and in the tables; then `weft link "
         "acknowledge` on that edge, and restart it",
-    )  # fmt: skip
+    )
 
 
 def _waits(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -> HeldBack | None:
@@ -375,27 +397,33 @@ def _waits(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -
     newest, end = held.newest_mark, held.ranges.contiguous_end()
     if newest is None:
         return held_back(
-            Reason.NO_MARK, held.last_seen or None, "the edge has sent records of the lane and no mark yet",
+            Reason.NO_MARK,
+            held.last_seen or None,
+            "the edge has sent records of the lane and no mark yet",
             "see `weft edge status` on that edge",
-        )  # fmt: skip
+        )
     if peers and held.pending_marks and held.whole_end() < end:
         return held_back(
-            Reason.ABSENT, None,
+            Reason.ABSENT,
+            None,
             f"absent: another cluster may have {_absent(held)}, which the edge does not have any more",
             "bring the link from the other cluster up; if it does not have them either, set `peers: false`",
-        )  # fmt: skip
+        )
     if held.pending_marks and newest.seq > end:
         return held_back(
-            Reason.HOLE, None, f"the records from seq {end} on are missing, the edge had given out numbers below "
-            f"{newest.seq}", "they are on their way; if not, see `weft edge status` on that edge",
-        )  # fmt: skip
+            Reason.HOLE,
+            None,
+            f"the records from seq {end} on are missing, the edge had given out numbers below {newest.seq}",
+            "they are on their way; if not, see `weft edge status` on that edge",
+        )
     steps = behind(lane)
     if steps is not None and steps >= CLOCK_BEHIND_MIN_NS:
         return held_back(
-            Reason.CLOCK, held.last_seen or None,
+            Reason.CLOCK,
+            held.last_seen or None,
             f"the edge's clock was set back: it is {steps / _SECOND:.3g} s before the moment that the lane had reached",
             "nothing: the moment moves on when the edge's clock has passed it. Records until then are marked `stepped`",
-        )  # fmt: skip
+        )
     if now - newest.time >= SILENT_NS:
         why, advice = _silence(held, (now - newest.time) // _SECOND, peers=peers)
         return held_back(Reason.SILENT, held.last_seen or None, why, advice)

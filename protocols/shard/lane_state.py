@@ -286,10 +286,18 @@ class LaneState(msgspec.Struct, gc=False):
         """
         runs, mark, whole = update.ranges, update.mark, self.whole_mark
         if (
-            len(runs) > 1 or update.gaps or update.flags or update.origins or update.topics is not None
-            or update.payload is not None or update.epoch > self.epoch
-            or self.gaps.items or self.pending_marks or self.partial or self.last_word is not None
-        ):  # fmt: skip
+            len(runs) > 1
+            or update.gaps
+            or update.flags
+            or update.origins
+            or update.topics is not None
+            or update.payload is not None
+            or update.epoch > self.epoch
+            or self.gaps.items
+            or self.pending_marks
+            or self.partial
+            or self.last_word is not None
+        ):
             return None
         ranges = self.ranges
         if runs:

@@ -169,10 +169,34 @@ class ShardState:
     """
 
     __slots__ = (
-        "_edges", "_extensions", "_names", "_stopped", "_streams", "_tenants", "apart", "clocks", "cluster_id",
-        "conflicts", "created", "drops", "fields", "fold_level", "footer_crc", "forgotten", "lanes", "n",
-        "next_offset", "only", "open_gaps", "retired", "rules", "shard", "skips", "splits", "texts",
-    )  # fmt: skip
+        "_edges",
+        "_extensions",
+        "_names",
+        "_stopped",
+        "_streams",
+        "_tenants",
+        "apart",
+        "clocks",
+        "cluster_id",
+        "conflicts",
+        "created",
+        "drops",
+        "fields",
+        "fold_level",
+        "footer_crc",
+        "forgotten",
+        "lanes",
+        "n",
+        "next_offset",
+        "only",
+        "open_gaps",
+        "retired",
+        "rules",
+        "shard",
+        "skips",
+        "splits",
+        "texts",
+    )
 
     def __init__(
         self, cluster_id: bytes, shard: int, rules: FoldRules = RELEASE, only: frozenset[StreamKey] | None = None

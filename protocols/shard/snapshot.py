@@ -259,19 +259,42 @@ def lane_snapshot(lane: Lane, held: LaneState) -> LaneSnapshot:
         # Without a name the bytes are those of earlier releases.
         word = cast("LastWord", Mark(word.time, word.seq))
     return LaneSnapshot(
-        *lane, held.epoch, list(held.ranges), list(held.gaps), held.mark, held.whole_mark, held.pending_marks,
-        held.topics, held.payload, held.origins, held.partial, held.last_seen, held.retired, held.conflict,
+        *lane,
+        held.epoch,
+        list(held.ranges),
+        list(held.gaps),
+        held.mark,
+        held.whole_mark,
+        held.pending_marks,
+        held.topics,
+        held.payload,
+        held.origins,
+        held.partial,
+        held.last_seen,
+        held.retired,
+        held.conflict,
         word,
-    )  # fmt: skip
+    )
 
 
 def lane_state(lane: LaneSnapshot) -> LaneState:
     """Return the state of a lane in a snapshot."""
     return LaneState(
-        lane.epoch, RangeSet(lane.ranges), GapSet(lane.gaps), lane.mark, lane.whole_mark, lane.pending_marks,
-        lane.topics, lane.payload, lane.origins, lane.partial, lane.last_seen, lane.retired, lane.conflict,
+        lane.epoch,
+        RangeSet(lane.ranges),
+        GapSet(lane.gaps),
+        lane.mark,
+        lane.whole_mark,
+        lane.pending_marks,
+        lane.topics,
+        lane.payload,
+        lane.origins,
+        lane.partial,
+        lane.last_seen,
+        lane.retired,
+        lane.conflict,
         lane.last_word,
-    )  # fmt: skip
+    )
 
 
 def encode_lane(lane: LaneSnapshot) -> bytes:
@@ -409,11 +432,21 @@ def encode(snapshot: Snapshot, lanes: Sequence[tuple[Lane, LaneState]]) -> bytes
         at += len(data)
     clocks = msgspec.msgpack.encode(snapshot.clocks)
     head = SnapshotHead(
-        snapshot.cluster_id, snapshot.shard, snapshot.n, snapshot.footer_crc, snapshot.must_understand,
-        snapshot.made_with, snapshot.fold_level, snapshot.created, snapshot.drops, streams,
-        SnapshotPlace(at, len(clocks), crc32c(clocks)), dict(snapshot.extensions),
-        list(snapshot.splits), list(snapshot.apart),
-    )  # fmt: skip
+        snapshot.cluster_id,
+        snapshot.shard,
+        snapshot.n,
+        snapshot.footer_crc,
+        snapshot.must_understand,
+        snapshot.made_with,
+        snapshot.fold_level,
+        snapshot.created,
+        snapshot.drops,
+        streams,
+        SnapshotPlace(at, len(clocks), crc32c(clocks)),
+        dict(snapshot.extensions),
+        list(snapshot.splits),
+        list(snapshot.apart),
+    )
     fields = msgspec.structs.astuple(head)
     field_count = len(fields) if head.apart else len(fields) - 1 if head.splits else len(fields) - 2
     body = msgspec.msgpack.encode(fields[:field_count])
@@ -485,9 +518,21 @@ def with_lanes(
     wanted = [each for each in head.streams if only is None or (each.stream.tenant, each.stream.stream) in only]
     clocks = unpack(_CLOCKS, _bytes(head.clocks, data, start), "a snapshot's clocks") if only is None else []
     found = Snapshot(
-        head.cluster_id, head.shard, head.n, head.footer_crc, head.must_understand, head.made_with, head.fold_level,
-        head.created, head.drops, [each.stream for each in wanted], clocks, head.extensions, head.splits, head.apart,
-    )  # fmt: skip
+        head.cluster_id,
+        head.shard,
+        head.n,
+        head.footer_crc,
+        head.must_understand,
+        head.made_with,
+        head.fold_level,
+        head.created,
+        head.drops,
+        [each.stream for each in wanted],
+        clocks,
+        head.extensions,
+        head.splits,
+        head.apart,
+    )
     return DecodedSnapshot(found, _lanes(wanted, data, start))
 
 

@@ -55,10 +55,15 @@ _REFUSED = re.compile("ALERT_((?:UNSUPPORTED_|BAD_)?CERTIFICATE.*|UNKNOWN_CA|ACC
 _TRUST = "Name the certificate of its authority in the link's `ca_file`"
 _CURES = {
     7: _TRUST,  # another authority of the same name
-    9: "It is not valid yet: set this machine's clock", 10: "Have it renewed, or set this machine's clock",
-    18: _TRUST, 19: _TRUST, 20: _TRUST, 21: _TRUST,
-    62: "Write a name of the certificate in the link's `to`", 64: "Write a name of the certificate in the link's `to`",
-}  # fmt: skip
+    9: "It is not valid yet: set this machine's clock",
+    10: "Have it renewed, or set this machine's clock",
+    18: _TRUST,
+    19: _TRUST,
+    20: _TRUST,
+    21: _TRUST,
+    62: "Write a name of the certificate in the link's `to`",
+    64: "Write a name of the certificate in the link's `to`",
+}
 """Result of a verification (X509_V_ERR of OpenSSL) -> what to do."""
 
 LOCATION_CHARACTERS_MAX = 256
@@ -192,9 +197,22 @@ async def run_link(
     link_log = LinkLog(status.name, clock() / SECOND)
     trust, own = LinkTrust(settings.tls, status, tls), settings
     connect = partial(
-        SenderConnection, source, identity, settings.sender, epochs, progress, clock=clock, wall_clock=wall_clock,
-        clocks=clocks, link_log=link_log, stopping=stopping, config=config, control=control, taker=taker, puller=puller,
-    )  # fmt: skip
+        SenderConnection,
+        source,
+        identity,
+        settings.sender,
+        epochs,
+        progress,
+        clock=clock,
+        wall_clock=wall_clock,
+        clocks=clocks,
+        link_log=link_log,
+        stopping=stopping,
+        config=config,
+        control=control,
+        taker=taker,
+        puller=puller,
+    )
     try:
         async with _session(settings, control) as session:
             while True:
@@ -246,9 +264,12 @@ class _Turns:
 
 
 async def _outcome(
-    session: aiohttp.ClientSession, connection: SenderConnection, target: Target, settings: LinkSettings,
+    session: aiohttp.ClientSession,
+    connection: SenderConnection,
+    target: Target,
+    settings: LinkSettings,
     trust: LinkTrust,
-) -> ConnectionEnd | None:  # fmt: skip
+) -> ConnectionEnd | None:
     """Return the end of an attempt; None when its time in place of another node, which may be reachable, is over."""
     try:
         async with asyncio.timeout(target.stay_s):
@@ -261,11 +282,7 @@ async def _outcome(
 
 
 async def _attempt(
-    session: aiohttp.ClientSession,
-    connection: SenderConnection,
-    url: str,
-    settings: LinkSettings,
-    trust: LinkTrust,
+    session: aiohttp.ClientSession, connection: SenderConnection, url: str, settings: LinkSettings, trust: LinkTrust
 ) -> ConnectionEnd:
     with connection.metered():
         return await _run(session, connection, url, settings, trust)
@@ -283,9 +300,15 @@ async def _run(
         tls = await trust.context(url)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         opening = session.ws_connect(
-            url.rstrip("/") + LINK_PATH, headers=headers, ssl=tls, compress=0, max_msg_size=4 << 20,
-            timeout=aiohttp.ClientWSTimeout(ws_close=2.0), proxy=settings.proxy.url, proxy_headers=proxy_headers,
-        )  # fmt: skip
+            url.rstrip("/") + LINK_PATH,
+            headers=headers,
+            ssl=tls,
+            compress=0,
+            max_msg_size=4 << 20,
+            timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
+            proxy=settings.proxy.url,
+            proxy_headers=proxy_headers,
+        )
         async with asyncio.timeout(settings.connect_timeout_s):
             socket = await opening
         keep_queue_short(socket)
@@ -297,9 +320,13 @@ async def _run(
         has_certificate = settings.tls.certificate is not None
         answered: Mapping[str, str] = error.headers or {}
         return refused_by_server(
-            url, error.status, has_token=token is not None, has_certificate=has_certificate,
-            challenge=answered.get("WWW-Authenticate"), server_reason=answered.get(REASON_HEADER),
-        )  # fmt: skip
+            url,
+            error.status,
+            has_token=token is not None,
+            has_certificate=has_certificate,
+            challenge=answered.get("WWW-Authenticate"),
+            server_reason=answered.get(REASON_HEADER),
+        )
     except TimeoutError:
         reason = f"{url}: no answer within {settings.connect_timeout_s:.3g} s"
         return ConnectionEnd(LinkState.WAITING, reason, is_silent=True)

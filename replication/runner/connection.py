@@ -44,14 +44,7 @@ from weft.replication.liveness import SECOND
 from weft.replication.policy import Order
 from weft.replication.runner.control import Drain, LinkControl
 from weft.replication.runner.progress import HubTime, LinkLog, Progress
-from weft.replication.runner.settings import (
-    ClockSource,
-    ConfigReceiver,
-    LinkIdentity,
-    MessageTaker,
-    Puller,
-    Stopping,
-)
+from weft.replication.runner.settings import ClockSource, ConfigReceiver, LinkIdentity, MessageTaker, Puller, Stopping
 from weft.replication.sender import Sender
 from weft.replication.source import Epochs, LogSource, OfferedLane
 
@@ -179,10 +172,17 @@ class SenderConnection:
     def _hello(self) -> Hello:
         tenant, edge, log_id, software, boot = self._identity
         return Hello(
-            PROTOCOL_VERSION, tenant, edge, log_id, boot, self._wall_clock(), software,
-            [each for each in FEATURES if self._takes(each)], self._stay,
+            PROTOCOL_VERSION,
+            tenant,
+            edge,
+            log_id,
+            boot,
+            self._wall_clock(),
+            software,
+            [each for each in FEATURES if self._takes(each)],
+            self._stay,
             self._clocks is not None and self._clocks.is_synchronised,
-        )  # fmt: skip
+        )
 
     def _takes(self, feature: str) -> bool:
         pulls = self._puller if self._puller is not None and self._puller.is_offered else None

@@ -52,8 +52,12 @@ class LinkLog:
         after = f", after {approximate_duration(up.away_s)}{' away' if up.again else ''}, {failed(up.failures)}"
         log.info(
             "link %s: connected %sto %s, hub %s%s",
-            self._name, "again " if up.again else "", url, cluster_id, after if up.again or up.failures else "",
-        )  # fmt: skip
+            self._name,
+            "again " if up.again else "",
+            url,
+            cluster_id,
+            after if up.again or up.failures else "",
+        )
 
     def clock(self, offset_s: float, now: float) -> None:
         """Log that this machine's clock differs from the hub's: at once, then once an hour, and when it agrees again.
@@ -69,8 +73,10 @@ class LinkLog:
             self._clock_logged_at = now
             log.warning(
                 "link %s: this machine's clock is %s. The hub corrects the times of records while no time source "
-                "vouches for the clock; set it, for example with `timedatectl set-ntp true`", self._name, difference,
-            )  # fmt: skip
+                "vouches for the clock; set it, for example with `timedatectl set-ntp true`",
+                self._name,
+                difference,
+            )
         self._clock = difference
 
     def failed(self, state: LinkState, reason: str, retry_s: float, now: float) -> None:

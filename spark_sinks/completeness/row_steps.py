@@ -27,10 +27,24 @@ be copied to another one, and a name says nothing."""
 NODES_MAX = 10_000
 """Maximum number of nodes of a plan that are looked at."""
 
-_OF_ONE_ROW = frozenset({
-    "CTERelationDef", "Expand", "Filter", "Generate", "PipeOperator", "Project", "RebalancePartitions", "Repartition",
-    "RepartitionByExpression", "ResolvedHint", "Sort", "SubqueryAlias", "Union", "View",
-})  # fmt: skip
+_OF_ONE_ROW = frozenset(
+    {
+        "CTERelationDef",
+        "Expand",
+        "Filter",
+        "Generate",
+        "PipeOperator",
+        "Project",
+        "RebalancePartitions",
+        "Repartition",
+        "RepartitionByExpression",
+        "ResolvedHint",
+        "Sort",
+        "SubqueryAlias",
+        "Union",
+        "View",
+    }
+)
 """Operators that make of each row zero, one or several rows, whatever the others are; and those that make all of them.
 A sort is one of the latter: what would take its first rows is none."""
 _GENERATORS = frozenset({"Explode", "PosExplode", "Inline", "Stack", "JsonTuple", "VariantExplode"})
@@ -187,11 +201,15 @@ class _Plan:
         self._replaced = catalyst.optimizer.ReplaceExpressions.apply
         self._with_moments = catalyst.optimizer.SpecialDatetimeValues.apply
         self._clock, self._query, self._python = (
-            patterns.CURRENT_LIKE(), patterns.PLAN_EXPRESSION(), patterns.PYTHON_UDF()
-        )  # fmt: skip
+            patterns.CURRENT_LIKE(),
+            patterns.PLAN_EXPRESSION(),
+            patterns.PYTHON_UDF(),
+        )
         self._aggregate, self._variable, self._stands_for = (
-            patterns.AGGREGATE_EXPRESSION(), patterns.VARIABLE_REFERENCE(), patterns.RUNTIME_REPLACEABLE()
-        )  # fmt: skip
+            patterns.AGGREGATE_EXPRESSION(),
+            patterns.VARIABLE_REFERENCE(),
+            patterns.RUNTIME_REPLACEABLE(),
+        )
         self._start = start
         self._columns = rows.columns
         self._defined: dict[int, Any] = {}

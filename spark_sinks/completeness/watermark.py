@@ -335,8 +335,13 @@ def completeness_of(client: HubClient) -> CompleteUntil:
             offsets,
             [
                 rule.HeldBack(
-                    each["edge"], _log_id(each["log"]), _reason(each["reason"]), _nanoseconds(each["since"]),
-                    _nanoseconds(each["complete_up_to"]), each["why"], each["what_to_do"],
+                    each["edge"],
+                    _log_id(each["log"]),
+                    _reason(each["reason"]),
+                    _nanoseconds(each["since"]),
+                    _nanoseconds(each["complete_up_to"]),
+                    each["why"],
+                    each["what_to_do"],
                 )
                 for each in answer["held_back_by"]
             ],
@@ -344,12 +349,17 @@ def completeness_of(client: HubClient) -> CompleteUntil:
             moment_ns,
             [
                 OpenGap(
-                    each["edge"], int(each["log"], 16), each["first"], _nanoseconds(each["since"]),
-                    _nanoseconds(each["until"]) or 0, each["other_lanes"], each["why"].startswith("a second node"),
+                    each["edge"],
+                    int(each["log"], 16),
+                    each["first"],
+                    _nanoseconds(each["since"]),
+                    _nanoseconds(each["until"]) or 0,
+                    each["other_lanes"],
+                    each["why"].startswith("a second node"),
                 )
                 for each in answer["open_gaps"]
             ],
-        )  # fmt: skip
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ReadError(f"the hub's answer is not about a stream's completeness ({error!r}); is a hub there?") from None
 
@@ -391,12 +401,16 @@ def evaluate(at: LanesAt, complete: Complete) -> CompleteUntil:
         moment = None
         held_back = [
             rule.HeldBack(
-                "*", None, rule.Reason.NO_MARK, None, None,
+                "*",
+                None,
+                rule.Reason.NO_MARK,
+                None,
+                None,
                 f"the log of shard {shards} at these offsets is in the table only, without what was known of its lanes",
                 "ask at later offsets",
             ),
             *held_back,
-        ]  # fmt: skip
+        ]
     at_moment = None if moment is None else in_datetime(moment)
     return CompleteUntil(at_moment, in_datetime(at.clock), at.offsets, held_back, found.more, moment, gaps)
 

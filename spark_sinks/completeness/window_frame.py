@@ -79,9 +79,13 @@ def _table(grid: Grid) -> str:
         first = piece.from_us == NEVER_US
         reached = NEVER_US if first else grid.offset_us + piece.reached * grid.every_us
         named = {
-            "from": piece.from_us, "offset": piece.offset_us, "reached": reached,
-            "reached_start": piece.reached_start_us, "until": piece.until_us, "last_end": piece.last_end_us,
-        }  # fmt: skip
+            "from": piece.from_us,
+            "offset": piece.offset_us,
+            "reached": reached,
+            "reached_start": piece.reached_start_us,
+            "until": piece.until_us,
+            "last_end": piece.last_end_us,
+        }
         rows.append(f"named_struct({', '.join(f'{name!r}, {value}L' for name, value in named.items())})")
     return f"array({', '.join(rows)})"
 

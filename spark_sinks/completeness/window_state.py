@@ -513,22 +513,39 @@ class WindowState:
     def copy(self) -> WindowState:
         """Return an independent state."""
         return replace(
-            self, offsets=dict(self.offsets), pending=self.pending.copy(), fresh=self.fresh.copy(),
-            reach=list(self.reach), broken=self.broken.copy(), rejected=dict(self.rejected),
+            self,
+            offsets=dict(self.offsets),
+            pending=self.pending.copy(),
+            fresh=self.fresh.copy(),
+            reach=list(self.reach),
+            broken=self.broken.copy(),
+            rejected=dict(self.rejected),
             unfinished=dict(self.unfinished),
-        )  # fmt: skip
+        )
 
     def encode(self) -> str:
         """Return the state as JSON, at most about 100 kB."""
         return msgspec.json.encode(
             _PersistedWindows(
-                FORMAT, self.source, self.every_us,
+                FORMAT,
+                self.source,
+                self.every_us,
                 {str(k): self.offsets[k] for k in sorted(self.offsets)},
-                list(self.pending), list(self.fresh), self.complete_end, self.given_end,
-                self.definition, {str(shard): self.chunks[shard] for shard in sorted(self.chunks)}, self.given,
-                self.grid, self.reach, list(self.broken), self.rejected, sorted(self.unfinished.items()), self.usual,
+                list(self.pending),
+                list(self.fresh),
+                self.complete_end,
+                self.given_end,
+                self.definition,
+                {str(shard): self.chunks[shard] for shard in sorted(self.chunks)},
+                self.given,
+                self.grid,
+                self.reach,
+                list(self.broken),
+                self.rejected,
+                sorted(self.unfinished.items()),
+                self.usual,
             )
-        ).decode()  # fmt: skip
+        ).decode()
 
     @classmethod
     def decode(cls, text: str | bytes, source: str, every_us: int, grid: str = "") -> WindowState:
@@ -576,9 +593,22 @@ class WindowState:
         chunks = {int(shard): chunk for shard, chunk in kept.chunks.items()}
         pending, fresh = RangeSet(kept.pending), RangeSet(kept.fresh)
         return cls(
-            source, every_us, offsets, pending, fresh, *ends, kept.definition, chunks, kept.given,
-            grid, kept.reach, RangeSet(kept.broken), kept.rejected, dict(kept.unfinished), kept.usual,
-        )  # fmt: skip
+            source,
+            every_us,
+            offsets,
+            pending,
+            fresh,
+            *ends,
+            kept.definition,
+            chunks,
+            kept.given,
+            grid,
+            kept.reach,
+            RangeSet(kept.broken),
+            kept.rejected,
+            dict(kept.unfinished),
+            kept.usual,
+        )
 
 
 def bounded(windows: RangeSet, ranges_max: int = RANGES_MAX) -> RangeSet:

@@ -318,9 +318,14 @@ class WindowSteps:
         if named.get("schema") is None:
             named["schema"] = NONE  # windows are computed again from the log, by the schema that their definition has
         return read(
-            self._spark, options.stream, store=options.store, tenant=options.tenant, ending=at.offsets,
-            store_options=dict(options.store_options), **named,
-        )  # fmt: skip
+            self._spark,
+            options.stream,
+            store=options.store,
+            tenant=options.tenant,
+            ending=at.offsets,
+            store_options=dict(options.store_options),
+            **named,
+        )
 
     def _keep(self, state: WindowState) -> None:
         if self._log is not None:
@@ -510,9 +515,15 @@ def complete_windows(
     frame = WindowFrame(grid, names, aggregate, prepare, event, _gap_us(gap, grid, aggregate))
     file, definition, if_changed = _opened(checkpoint, _made_of(options, frame), store_options)
     steps = WindowSteps(
-        spark, options, frame, _rule(complete, options.edges), WindowStore(sink, file),
-        heal_s=duration_ns("heal_every", heal_every) / 1e9, definition=definition, if_changed=if_changed,
-    )  # fmt: skip
+        spark,
+        options,
+        frame,
+        _rule(complete, options.edges),
+        WindowStore(sink, file),
+        heal_s=duration_ns("heal_every", heal_every) / 1e9,
+        definition=definition,
+        if_changed=if_changed,
+    )
     return WindowQuery(spark, steps, name=name or stream, interval_s=_interval_s(trigger))
 
 
@@ -521,10 +532,7 @@ def _interval_s(trigger: str | timedelta | None) -> float | None:
 
 
 def _selected(
-    options: ReadOptions,
-    edges: Collection[str] | None,
-    keys: Collection[str] | None,
-    schema: PayloadSchema | None,
+    options: ReadOptions, edges: Collection[str] | None, keys: Collection[str] | None, schema: PayloadSchema | None
 ) -> ReadOptions:
     return replace(
         options,

@@ -28,13 +28,7 @@ from spark_sinks.completeness.row_steps import (
     source_rows,
 )
 from spark_sinks.completeness.watermark import Complete
-from spark_sinks.completeness.window_frame import (
-    END_COLUMN,
-    LOG_END_COLUMN,
-    START_COLUMN,
-    EventTime,
-    WindowFrame,
-)
+from spark_sinks.completeness.window_frame import END_COLUMN, LOG_END_COLUMN, START_COLUMN, EventTime, WindowFrame
 from spark_sinks.completeness.window_state import Checkpoint, IfChanged
 from spark_sinks.completeness.windows import WindowQuery, complete_windows
 from spark_sinks.errors import ReadError, SinkError

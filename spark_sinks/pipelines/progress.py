@@ -184,9 +184,15 @@ class Reporter:
     """
 
     def __init__(
-        self, access: HubAccess, name: str, stream: str, *, tenant: str | None = None,
-        on_failure: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        access: HubAccess,
+        name: str,
+        stream: str,
+        *,
+        tenant: str | None = None,
+        on_failure: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._access, self._stream, self._on_failure, self._clock = access, stream, on_failure, clock
         query = f"?tenant={quote(tenant)}" if tenant else ""
         self._path = f"/v1/pipelines/{quote(name, safe='')}{query}"
@@ -234,9 +240,14 @@ class Reporter:
         self._records = 0
         idle = None if self._batch_at is None else max(0.0, now - self._batch_at)
         return {
-            "stream": self._stream, "state": state, "rate": rate, "idle_seconds": idle, "every_seconds": EVERY_S,
-            "error": None if error is None else sentence_of(error)[:ERROR_CHARACTERS], **self._facts,
-        }  # fmt: skip
+            "stream": self._stream,
+            "state": state,
+            "rate": rate,
+            "idle_seconds": idle,
+            "every_seconds": EVERY_S,
+            "error": None if error is None else sentence_of(error)[:ERROR_CHARACTERS],
+            **self._facts,
+        }
 
     def _offer(self, report: dict[str, Any]) -> None:
         """Put a report into the place of one that waits."""

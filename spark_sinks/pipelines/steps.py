@@ -368,8 +368,7 @@ def load_function(name: str, path: KeyPath) -> StepFunction:
     if not callable(function):
         known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
         raise PipelineError(
-            path,
-            f"module {module_name} has no function {function_name}. It has {', '.join(known) or 'none'}",
+            path, f"module {module_name} has no function {function_name}. It has {', '.join(known) or 'none'}"
         )
     return function
 

@@ -405,10 +405,12 @@ class Batch:
                 "name, or another table"
             )
         try:
-            log.check({
-                shard: PersistedPosition(end, None if n is None or crc is None else Witness(n, crc))
-                for shard, end, n, crc, _ in found
-            })  # fmt: skip
+            log.check(
+                {
+                    shard: PersistedPosition(end, None if n is None or crc is None else Witness(n, crc))
+                    for shard, end, n, crc, _ in found
+                }
+            )
         except WentBack as error:
             raise SinkError(
                 f"the table has rows up to {error}: the hub's store was restored to an earlier state, and gives these "

@@ -97,9 +97,15 @@ class HubClient:
     """
 
     def __init__(
-        self, access: HubAccess, tenant: str, stream: str, *, columns: str | None = None,
-        declared: Declared | None = None, sleep: Callable[[float], None] = time.sleep,
-    ) -> None:  # fmt: skip
+        self,
+        access: HubAccess,
+        tenant: str,
+        stream: str,
+        *,
+        columns: str | None = None,
+        declared: Declared | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._access, self._tenant, self._stream, self._sleep = access, tenant, stream, sleep
         self._columns, self._declared = columns, declared
         context = ssl.create_default_context(cadata=access.ca)

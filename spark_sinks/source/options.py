@@ -324,9 +324,25 @@ def hub_access(given: Mapping[str, str]) -> HubAccess | None:
 
 
 NAMES = (
-    "store", "tenant", "stream", "streams", "starting", "ending", "since", "until", "edges", "keys", "columns",
-    "schema", "payload_format", "max_records_per_trigger", "fail_on_data_loss", "hub", "token_file", "ca_file",
-)  # fmt: skip
+    "store",
+    "tenant",
+    "stream",
+    "streams",
+    "starting",
+    "ending",
+    "since",
+    "until",
+    "edges",
+    "keys",
+    "columns",
+    "schema",
+    "payload_format",
+    "max_records_per_trigger",
+    "fail_on_data_loss",
+    "hub",
+    "token_file",
+    "ca_file",
+)
 _PLACES = (("store", "/var/lib/weft/hub or s3://bucket/weft"), ("stream", "telemetry"))
 """Required options, each with an example."""
 STORE_PREFIX = "store."

@@ -441,8 +441,10 @@ class _TaskRequest:
                 yield kept
             elif kept.num_rows:
                 typed = typed_arrays(kept, self._declared, self._version, self._schema.names)
-                arrays = [typed[field.name].cast(field.type) if field.name in typed else kept.column(field.name)
-                          for field in self._schema]  # fmt: skip
+                arrays = [
+                    typed[field.name].cast(field.type) if field.name in typed else kept.column(field.name)
+                    for field in self._schema
+                ]
                 yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 

@@ -220,9 +220,7 @@ def _context(
     lanes = {lane_of(update) for piece in slices for update in piece.lanes}
     needs_table = any(isinstance(part, TablePart) for part in parts)
     return replace(
-        shared,
-        topics={lane: topics[lane] for lane in lanes if lane in topics},
-        table=table if needs_table else None,
+        shared, topics={lane: topics[lane] for lane in lanes if lane in topics}, table=table if needs_table else None
     )
 
 
@@ -617,8 +615,10 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if new and self._levels.issubset(self._schema.names):
             _LOG.warning(
                 "stream %s has new topic levels: %s. This query continues without these columns; start it again to "
-                "have them", self._options.stream, ", ".join(new),
-            )  # fmt: skip
+                "have them",
+                self._options.stream,
+                ", ".join(new),
+            )
         self._levels = self._levels.union(new)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -287,9 +287,17 @@ def _table_file(path: str, added: AddedFile) -> TableFile:
         known = _Statistics()
     low, high = known.minValues, known.maxValues
     return TableFile(
-        path, added.size, low.shard, high.shard, low.offset, high.offset, _in_utc(low.time), _in_utc(high.time),
-        low.edge, high.edge,
-    )  # fmt: skip
+        path,
+        added.size,
+        low.shard,
+        high.shard,
+        low.offset,
+        high.offset,
+        _in_utc(low.time),
+        _in_utc(high.time),
+        low.edge,
+        high.edge,
+    )
 
 
 def _in_utc(moment: datetime | None) -> datetime | None:

@@ -21,16 +21,7 @@ from spark_sinks.errors import SinkError
 from spark_sinks.runtime.session import register
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.stream_log import open_hub
-from spark_sinks.tables.work import (
-    COLUMNS,
-    Failure,
-    JoinWork,
-    LogPart,
-    RowsWork,
-    StoreAccess,
-    prefix_of,
-    running,
-)
+from spark_sinks.tables.work import COLUMNS, Failure, JoinWork, LogPart, RowsWork, StoreAccess, prefix_of, running
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
 from weft.storage.cluster import ClusterUnusable, read_cluster
@@ -235,9 +226,11 @@ class DriverClock:
             written = (await self._store.get(key)).written
             await self._store.delete(key)
             # The store's time has whole seconds. Without one, nothing says that the clock is right.
-            self._agrees = written is not None and before - OFF_NS_MAX <= written.time + SECOND and (
-                written.time <= after + OFF_NS_MAX
-            )  # fmt: skip
+            self._agrees = (
+                written is not None
+                and before - OFF_NS_MAX <= written.time + SECOND
+                and (written.time <= after + OFF_NS_MAX)
+            )
 
 
 PROGRESS_S = 1.0
@@ -366,10 +359,14 @@ class TablesQuery:
         )
         declared = FollowedDeclarations(store, cluster.cluster_id)
         service = TableService(
-            store, cluster, settings=settings, writer=writer, is_sound=clock.is_sound,
+            store,
+            cluster,
+            settings=settings,
+            writer=writer,
+            is_sound=clock.is_sound,
             claim=Claim(f"spark pipeline {job.name}", self._clock(), job.tenants, job.streams),
             terms=TableTerms(declared.schemas.of, declared.quality.of, declared.sort_of, declared.is_instead),
-        )  # fmt: skip
+        )
         await clock.look()
         loop, stopping = asyncio.get_running_loop(), asyncio.Event()
 
@@ -385,8 +382,9 @@ class TablesQuery:
         try:
             if job.interval_s is None:
                 rounds = asyncio.create_task(service.catch_up())
-                await asyncio.wait({rounds, waiting := asyncio.create_task(stopping.wait())},
-                                   return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+                await asyncio.wait(
+                    {rounds, waiting := asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED
+                )
                 waiting.cancel()
                 rounds.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -121,9 +121,13 @@ class JoinWork:
     async def run(self, number: int) -> tuple[list[DataFile], DataFile]:
         """Join one run. Raises as ``FileWriter.join``."""
         joiner = Joiner(
-            self.access.open(), self.key, self.settings, clock=time.time_ns, monotonic=time.monotonic,
+            self.access.open(),
+            self.key,
+            self.settings,
+            clock=time.time_ns,
+            monotonic=time.monotonic,
             nonce=lambda: secrets.token_hex(8),
-        )  # fmt: skip
+        )
         old, new = await joiner.join(self.runs[number], self.schema, sort=self.sort)
         return list(old), new
 
@@ -172,8 +176,12 @@ _KINDS: dict[str, tuple[type[Exception], ...]] = {
     "table": (TableError,),
 }
 _ERRORS: dict[str, type[Exception]] = {
-    "past": CollectedPast, "missing": NotFound, "damaged": Corrupt, "store": StoreError, "table": TableError,
-}  # fmt: skip
+    "past": CollectedPast,
+    "missing": NotFound,
+    "damaged": Corrupt,
+    "store": StoreError,
+    "table": TableError,
+}
 
 
 def running(work: RowsWork | JoinWork) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -253,12 +253,14 @@ _FULL = "Free some space or move the store to a larger disk; nothing is lost, wr
 _READ_ONLY = "Mount its disk writable, or name another folder as the store"
 _MISSING = "Make the folder, mount its disk if it has one of its own, or name another folder as the store"
 _ADVICE = {
-    errno.ENOSPC: _FULL, errno.EDQUOT: _FULL,
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
     errno.EROFS: _READ_ONLY,
-    errno.ENOENT: _MISSING, errno.ENOTDIR: _MISSING,
+    errno.ENOENT: _MISSING,
+    errno.ENOTDIR: _MISSING,
     errno.ELOOP: "An object is a regular file, and no symbolic link",
     errno.EIO: "The disk reports errors: see the system's log",
-}  # fmt: skip
+}
 
 
 class _Held(NamedTuple):

@@ -319,9 +319,15 @@ def _string(data: bytes, at: int, _depth: int) -> tuple[Any, int]:
 
 
 _SIMPLE: dict[str, Reader] = {
-    "null": _null, "boolean": _boolean, "int": _long, "long": _long, "float": _float, "double": _double,
-    "bytes": _bytes, "string": _string,
-}  # fmt: skip
+    "null": _null,
+    "boolean": _boolean,
+    "int": _long,
+    "long": _long,
+    "float": _float,
+    "double": _double,
+    "bytes": _bytes,
+    "string": _string,
+}
 
 
 # Values from payloads of Protobuf's wire format, within bounds: every length is compared with what is left, messages
@@ -332,9 +338,13 @@ FIELDS_MAX = 1 << 17
 with the defaults of all its fields. So many take 3 to 40 ms, and some ten megabytes."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIXED = {
-    proto.DOUBLE: struct.Struct("<d"), proto.FLOAT: struct.Struct("<f"), proto.FIXED64: struct.Struct("<Q"),
-    proto.FIXED32: struct.Struct("<I"), proto.SFIXED32: struct.Struct("<i"), proto.SFIXED64: struct.Struct("<q"),
-}  # fmt: skip
+    proto.DOUBLE: struct.Struct("<d"),
+    proto.FLOAT: struct.Struct("<f"),
+    proto.FIXED64: struct.Struct("<Q"),
+    proto.FIXED32: struct.Struct("<I"),
+    proto.SFIXED32: struct.Struct("<i"),
+    proto.SFIXED64: struct.Struct("<q"),
+}
 _VARINT, _SIXTY_FOUR, _LENGTH, _GROUP, _GROUP_END, _THIRTY_TWO = range(6)
 Convert = Callable[[int], Any]
 
@@ -519,11 +529,14 @@ def _signed_32(number: int) -> int:
 
 
 _CONVERT: dict[int, Convert] = {
-    proto.INT64: _signed, proto.INT32: _signed_32, proto.UINT64: int, proto.BOOL: bool,
+    proto.INT64: _signed,
+    proto.INT32: _signed_32,
+    proto.UINT64: int,
+    proto.BOOL: bool,
     proto.UINT32: lambda number: number & 0xFFFF_FFFF,
     proto.SINT32: lambda number: _signed_32((number >> 1) ^ -(number & 1)),
     proto.SINT64: lambda number: (number >> 1) ^ -(number & 1),
-}  # fmt: skip
+}
 
 
 def _default(each: ProtoField) -> Any:

@@ -13,15 +13,7 @@ import zstandard
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading
 from weft.protocols.lane import NodeName
-from weft.protocols.segment import (
-    TRAILER_BYTES,
-    EntryKind,
-    Kept,
-    Owner,
-    encode_body,
-    encode_streams,
-    file_name,
-)
+from weft.protocols.segment import TRAILER_BYTES, EntryKind, Kept, Owner, encode_body, encode_streams, file_name
 from weft.storage.segment_log.index import Segment
 from weft.storage.segment_log.pending import Callback, PendingCommit
 from weft.storage.segment_log.scan import quarantine

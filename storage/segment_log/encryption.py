@@ -391,10 +391,13 @@ def _opened(ring: Ring, masters: list[bytes], path: str, source: KeySource) -> t
 
 def _wrapped(master: bytes, keys: dict[int, bytes], created: dict[int, int]) -> Ring:
     wrap = library().wrap
-    return Ring(VERSION, [
-        WrappedKey(key_id, made, base64.b64encode(wrap(master, keys[key_id], _about_key(key_id, made))).decode())
-        for key_id, made in sorted(created.items())
-    ])  # fmt: skip
+    return Ring(
+        VERSION,
+        [
+            WrappedKey(key_id, made, base64.b64encode(wrap(master, keys[key_id], _about_key(key_id, made))).decode())
+            for key_id, made in sorted(created.items())
+        ],
+    )
 
 
 def _about_key(key_id: int, created: int) -> bytes:

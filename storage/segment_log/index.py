@@ -266,9 +266,21 @@ class SegmentIndex:
     """The index of one segment: grown entry by entry, or read from a footer."""
 
     __slots__ = (
-        "_fixed_bytes", "_kept_counted", "_origins_counted", "_owner_counted", "_streams_counted", "clocks", "gaps",
-        "kept", "lanes", "moved", "origins", "owner", "seal_bytes", "streams",
-    )  # fmt: skip
+        "_fixed_bytes",
+        "_kept_counted",
+        "_origins_counted",
+        "_owner_counted",
+        "_streams_counted",
+        "clocks",
+        "gaps",
+        "kept",
+        "lanes",
+        "moved",
+        "origins",
+        "owner",
+        "seal_bytes",
+        "streams",
+    )
 
     def __init__(self) -> None:
         self.streams: dict[int, str] = {}
@@ -346,9 +358,11 @@ class SegmentIndex:
         """Return an upper estimate of the encoded footer's bytes."""
         counted = self._kept_counted, self._owner_counted
         if (
-            len(self.streams) != self._streams_counted or len(self.origins) != self._origins_counted
-            or self.kept is not counted[0] or self.owner is not counted[1]
-        ):  # fmt: skip
+            len(self.streams) != self._streams_counted
+            or len(self.origins) != self._origins_counted
+            or self.kept is not counted[0]
+            or self.owner is not counted[1]
+        ):
             self._origins_counted = len(self.origins)
             self._streams_counted, self._kept_counted, self._owner_counted = len(self.streams), self.kept, self.owner
             self._fixed_bytes = 80 + sum(len(name) + _NAME_BYTES for name in self.streams.values())

@@ -147,9 +147,16 @@ class SegmentLog(LogAnswers, LogSpace):
         except KeyUnavailable as error:
             raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
         opened = open_log(
-            directory, settings, wall_clock=wall_clock, clock_reading=clock_reading, random_bits=random_bits,
-            post=post, filesystem=disk, owner=owner, guard=guard,
-        )  # fmt: skip
+            directory,
+            settings,
+            wall_clock=wall_clock,
+            clock_reading=clock_reading,
+            random_bits=random_bits,
+            post=post,
+            filesystem=disk,
+            owner=owner,
+            guard=guard,
+        )
         log = cls(opened, wall_clock, end_of_tick)
         if start_writer:
             log._writer = WriterThread(opened.state, opened.committer)

@@ -54,9 +54,15 @@ class Run(NamedTuple):
         headers, flags = _between(self.headers, first, end), _between(self.flags, first, end)
         times = self.times[first:end] if self.times is not None else None
         return Run(
-            self.time if times is None else times[0], keys, payloads, headers, flags,
-            run_bytes(keys, payloads, headers) if raw_bytes is None else raw_bytes, self.origin, times,
-        )  # fmt: skip
+            self.time if times is None else times[0],
+            keys,
+            payloads,
+            headers,
+            flags,
+            run_bytes(keys, payloads, headers) if raw_bytes is None else raw_bytes,
+            self.origin,
+            times,
+        )
 
 
 class PendingBatch:
@@ -137,9 +143,22 @@ class PendingCommit:
     """Batches and notices that one write and fsync will make durable."""
 
     __slots__ = (
-        "_first_time", "_last_time", "_leading", "_open", "appends", "batches", "callbacks", "clocks", "first_times",
-        "gaps", "is_reported", "is_whole", "origins", "raw_bytes", "records",
-    )  # fmt: skip
+        "_first_time",
+        "_last_time",
+        "_leading",
+        "_open",
+        "appends",
+        "batches",
+        "callbacks",
+        "clocks",
+        "first_times",
+        "gaps",
+        "is_reported",
+        "is_whole",
+        "origins",
+        "raw_bytes",
+        "records",
+    )
 
     def __init__(self) -> None:
         self.batches: list[PendingBatch] = []

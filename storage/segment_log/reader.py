@@ -131,9 +131,12 @@ class LogReader:
         file = self._state.filesystem.open(place.segment.path, read_only=True)
         try:
             source = SegmentBytes(
-                file, place.segment.first_position, place.end,
-                window_bytes=_WINDOW_BYTES, unreadable_as_zeros=unreadable_as_zeros,
-            )  # fmt: skip
+                file,
+                place.segment.first_position,
+                place.end,
+                window_bytes=_WINDOW_BYTES,
+                unreadable_as_zeros=unreadable_as_zeros,
+            )
             found: list[bytes] = []
             try:
                 for data in _batches(source, place, stream):

@@ -124,9 +124,12 @@ class Loaded:
         """Return whether neither an entry was found nor a block that may hide one: then the file's log is unknown."""
         scan = self.scan
         return (
-            self.header is None and self.streams is None and scan is not None
-            and scan.end == HEADER_BYTES and not scan.unreadable_bytes
-        )  # fmt: skip
+            self.header is None
+            and self.streams is None
+            and scan is not None
+            and scan.end == HEADER_BYTES
+            and not scan.unreadable_bytes
+        )
 
 
 def load_directory(filesystem: FileSystem, directory: str, known_id: int | None) -> tuple[list[Loaded], list[str]]:
@@ -556,15 +559,20 @@ def recover(  # noqa: PLR0917 - what was found, who asks, and when
         logger.error(
             "%d bytes of %s where the newest records were cannot be read. How many records they held is not known: "
             "the notices say up to how many, and streams continue after them at %s",
-            report.unreadable_bytes, newest.segment.path, lanes,
-        )  # fmt: skip
+            report.unreadable_bytes,
+            newest.segment.path,
+            lanes,
+        )
     if newest and newest.scan and newest.scan.torn_bytes:
         path, end, torn_bytes = newest.segment.path, newest.segment.end, newest.scan.torn_bytes
         report = replace(report, torn_bytes=torn_bytes, torn_file=path, torn_offset=end)
         logger.warning(
             "cut a torn tail of %d bytes from %s at offset %d: an unacknowledged commit; streams continue at %s",
-            torn_bytes, path, end, lanes,
-        )  # fmt: skip
+            torn_bytes,
+            path,
+            end,
+            lanes,
+        )
     if gaps:
         # Before a segment is begun, so that its entry of accounted numbers includes them.
         state.queue.add_gaps(gaps)
@@ -650,8 +658,12 @@ def open_log(
         loaded, strange = load_directory(filesystem, directory, known.log_id if known else None)
         state, writer, report = recover(
             lambda log_id: LogState(filesystem, directory, settings, log_id, clock_reading),
-            loaded, known, owner, random_bits(64), wall_clock(),
-        )  # fmt: skip
+            loaded,
+            known,
+            owner,
+            random_bits(64),
+            wall_clock(),
+        )
         state.is_in_place = lock.is_in_place
         for segment in state.segments:
             segment.known_since = began

@@ -1000,5 +1000,8 @@ def report_damage(path: str, scan: Scan, gaps: list[GapNotice]) -> None:
     lost = ", ".join(f"stream {gap.stream} seq {gap.first} to {gap.end - 1}" for gap in gaps)
     logger.error(
         "damage in %s at bytes %s: lost %s; recorded as gap notices, and the file is kept as %s",
-        path, scan.damage, lost or "nothing", aside_path(path),
-    )  # fmt: skip
+        path,
+        scan.damage,
+        lost or "nothing",
+        aside_path(path),
+    )

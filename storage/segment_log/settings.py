@@ -201,10 +201,7 @@ def batches_bytes(length: int) -> int:
 
 
 def run_bytes(
-    keys: list[bytes],
-    payloads: list[bytes],
-    headers: dict[int, HeaderPairs] | None,
-    payload_bytes: int | None = None,
+    keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs] | None, payload_bytes: int | None = None
 ) -> int:
     """Return the maximum uncompressed bytes that a run adds to a batch.
 

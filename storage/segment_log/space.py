@@ -838,8 +838,10 @@ class LogSpace:
             ValueError: a text or hash is too long, or there are more than ``ORIGINS_MAX`` in use.
         """
         if max(len(name), len(version)) > ORIGIN_TEXT_MAX or len(hash_) > HASH_BYTES_MAX:
-            raise ValueError(f"the origin {name[:40]!r} has a name or version over {ORIGIN_TEXT_MAX} characters or a "
-                             f"hash over {HASH_BYTES_MAX} bytes: shorten it")  # fmt: skip
+            raise ValueError(
+                f"the origin {name[:40]!r} has a name or version over {ORIGIN_TEXT_MAX} characters or a "
+                f"hash over {HASH_BYTES_MAX} bytes: shorten it"
+            )
         state = self._state
         with state.changed:
             if state.failed:

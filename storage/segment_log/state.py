@@ -383,7 +383,10 @@ class ExpiryLog:
                 logger.warning(
                     "stream %s: %d records (seq %d to %d) were older than retain.time and are dropped; no hub had "
                     "them. Restore the link to the hub, or raise the stream's retain.time",
-                    name, entry.count, entry.first, entry.end - 1,
-                )  # fmt: skip
+                    name,
+                    entry.count,
+                    entry.first,
+                    entry.end - 1,
+                )
                 entry.count = entry.end = 0
                 entry.silent_until = now + LINES_INTERVAL_S

@@ -152,9 +152,13 @@ def add_action(file: DataFile, data_change: bool) -> dict[str, Any]:
         data_change: False if the rows were in the table before: streaming readers then skip the file.
     """
     added: dict[str, Any] = {
-        "path": file.path, "partitionValues": {}, "size": file.size, "modificationTime": file.modified_ms,
-        "dataChange": data_change, "stats": file.stats,
-    }  # fmt: skip
+        "path": file.path,
+        "partitionValues": {},
+        "size": file.size,
+        "modificationTime": file.modified_ms,
+        "dataChange": data_change,
+        "stats": file.stats,
+    }
     if file.order:
         added["tags"] = {ORDER_TAG: msgspec.json.encode(file.order).decode()}
     return {"add": added}
@@ -167,9 +171,13 @@ def remove_action(file: DataFile, now_ms: int, data_change: bool = False) -> dic
         data_change: True if rows leave the table; False if another file of the same version has all of them.
     """
     removed = {
-        "path": file.path, "deletionTimestamp": now_ms, "dataChange": data_change, "extendedFileMetadata": True,
-        "partitionValues": {}, "size": file.size,
-    }  # fmt: skip
+        "path": file.path,
+        "deletionTimestamp": now_ms,
+        "dataChange": data_change,
+        "extendedFileMetadata": True,
+        "partitionValues": {},
+        "size": file.size,
+    }
     return {"remove": removed}
 
 
@@ -191,9 +199,13 @@ def encode_entry(
         blind: True if the commit depends on no row of the table. Spark's writers do not conflict with such appends.
     """
     info = {
-        "timestamp": now_ms, "operation": operation, "operationParameters": parameters, "isBlindAppend": blind,
-        "engineInfo": ENGINE, ACTIONS_KEY: len(actions),
-    }  # fmt: skip
+        "timestamp": now_ms,
+        "operation": operation,
+        "operationParameters": parameters,
+        "isBlindAppend": blind,
+        "engineInfo": ENGINE,
+        ACTIONS_KEY: len(actions),
+    }
     lines: Iterable[Mapping[str, Any]] = [{"commitInfo": info}, *actions]
     return b"\n".join(map(msgspec.json.encode, lines))
 
@@ -325,9 +337,14 @@ class StateBuilder:
     def of(cls, state: DeltaState, applications: str, watched: Collection[str] = ()) -> StateBuilder:
         """Return a builder that continues from a state."""
         return cls(
-            applications, state.version, state.protocol, state.metadata, dict(state.transactions), state.entry_hash,
+            applications,
+            state.version,
+            state.protocol,
+            state.metadata,
+            dict(state.transactions),
+            state.entry_hash,
             frozenset(watched),
-        )  # fmt: skip
+        )
 
     @property
     def reads_files(self) -> bool:

@@ -86,9 +86,7 @@ def write(
         schema,
         partition_by=list(partition_by) or None,
         commit_properties=CommitProperties(
-            max_commit_retries=0,
-            app_transactions=made,
-            custom_metadata={ACTIONS_KEY: len(actions) + len(made)},
+            max_commit_retries=0, app_transactions=made, custom_metadata={ACTIONS_KEY: len(actions) + len(made)}
         ),
         post_commithook_properties=NO_HOOKS,
     )

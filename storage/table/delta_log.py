@@ -199,9 +199,14 @@ _COLUMN_DEMANDS = ("delta.generationExpression", "delta.identity", "delta.invari
 
 
 _FEATURES_OF_VERSIONS = (
-    (2, "appendOnly"), (2, "invariants"), (3, "checkConstraints"), (4, "changeDataFeed"), (4, "generatedColumns"),
-    (5, "columnMapping"), (6, "identityColumns"),
-)  # fmt: skip
+    (2, "appendOnly"),
+    (2, "invariants"),
+    (3, "checkConstraints"),
+    (4, "changeDataFeed"),
+    (4, "generatedColumns"),
+    (5, "columnMapping"),
+    (6, "identityColumns"),
+)
 """Writer versions before 7 that have a feature without listing it."""
 _LOCAL_TIME, _LOCAL_TIME_FEATURE = "timestamp_ntz", "timestampNtz"
 

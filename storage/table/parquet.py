@@ -361,10 +361,24 @@ def _upper_text(text: str) -> str:
 # Numbers in the files alone: Delta's column mapping would raise the reader's version of every table, and a number by
 # position could mean two columns in two files.
 FIELD_IDS = {
-    "_offset": 1, "_shard": 2, "_edge": 3, "_log": 4, "_seq": 5, "_time": 6, "_clock": 7, "_received": 8, "_key": 9,
-    "_resent": 10, "_headers": 11, "_edge_time": 14, "_origin": 15, "payload": 16, "_payload_bytes": 17,
-    "_schema": 18, "_misfit": 19,
-}  # fmt: skip
+    "_offset": 1,
+    "_shard": 2,
+    "_edge": 3,
+    "_log": 4,
+    "_seq": 5,
+    "_time": 6,
+    "_clock": 7,
+    "_received": 8,
+    "_key": 9,
+    "_resent": 10,
+    "_headers": 11,
+    "_edge_time": 14,
+    "_origin": 15,
+    "payload": 16,
+    "_payload_bytes": 17,
+    "_schema": 18,
+    "_misfit": 19,
+}
 """Numbers of the fixed columns. The next new column takes the lowest that was never used."""
 MAP_IDS = {"_headers": (12, 13), "_misfit": (20, 21)}
 """Numbers of name and value inside the columns that are maps."""
@@ -383,10 +397,12 @@ def with_field_ids(schema: pa.Schema) -> pa.Schema:
         numbers.append(FIELD_IDS.get(field.name) or _level_id(field.name, taken))
         taken.add(numbers[-1])
     # Behind all columns, whose numbers do not depend on the elements of arrays.
-    return pa.schema([
-        _numbered(field.with_type(_with_ids(field.name, field.type, taken)), number)
-        for field, number in zip(schema, numbers, strict=True)
-    ])  # fmt: skip
+    return pa.schema(
+        [
+            _numbered(field.with_type(_with_ids(field.name, field.type, taken)), number)
+            for field, number in zip(schema, numbers, strict=True)
+        ]
+    )
 
 
 def _level_id(name: str, taken: set[int]) -> int:

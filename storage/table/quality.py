@@ -207,8 +207,10 @@ def last_keys(
     tails = {shard: empty(shard, end) for shard, end in ends}
     if not wanted:
         return tails
-    found = [(batch.column("_shard").to_numpy(), batch.column("_offset").to_numpy(), key_hashes(batch, columns))
-             for batch in _batches(place, version, wanted, columns)]  # fmt: skip
+    found = [
+        (batch.column("_shard").to_numpy(), batch.column("_offset").to_numpy(), key_hashes(batch, columns))
+        for batch in _batches(place, version, wanted, columns)
+    ]
     if not found:
         return tails
     shards, offsets, keys = (np.concatenate(parts) for parts in zip(*found, strict=True))
@@ -239,9 +241,13 @@ def _batches(
         for shard, (first, end) in wanted.items()
     ]
     scanner = dataset.scanner(
-        columns=["_shard", "_offset", *columns], filter=reduce(or_, parts), batch_size=BATCH_ROWS, batch_readahead=1,
-        fragment_readahead=1, use_threads=False,
-    )  # fmt: skip
+        columns=["_shard", "_offset", *columns],
+        filter=reduce(or_, parts),
+        batch_size=BATCH_ROWS,
+        batch_readahead=1,
+        fragment_readahead=1,
+        use_threads=False,
+    )
     yield from scanner.to_batches()
 
 
@@ -643,8 +649,9 @@ def marked(batch: pa.RecordBatch, failing: Sequence[Check], names: Mapping[int, 
         codes |= mask.astype(np.uint64) << np.uint64(number)
     found, index = np.unique(codes, return_inverse=True)
     rules = [names[check.number] for check in failing]
-    texts = [BETWEEN.join(rule for number, rule in enumerate(rules) if code >> number & 1) or None
-             for code in found.tolist()]  # fmt: skip
+    texts = [
+        BETWEEN.join(rule for number, rule in enumerate(rules) if code >> number & 1) or None for code in found.tolist()
+    ]
     values = pa.array(texts, pa.string()).take(pa.array(index.astype(np.int64)))
     return batch.set_column(at, batch.schema.field(at), values)
 
@@ -765,9 +772,13 @@ class TableQuality:
             self.first = self.counts
 
     async def counting(
-        self, transactions: Mapping[str, int], version: int, place: Place, positions: Mapping[int, int],
+        self,
+        transactions: Mapping[str, int],
+        version: int,
+        place: Place,
+        positions: Mapping[int, int],
         rows: Sequence[NewRows],
-    ) -> dict[str, int]:  # fmt: skip
+    ) -> dict[str, int]:
         """Return the transactions that count further rows.
 
         Args:

@@ -296,8 +296,7 @@ def _check(kind: PayloadKind) -> Callable[[bytes], bool]:
 # Columns of table rows from pieces of batches; ``storage.table.rows`` is the entry point.
 
 VECTOR_CHECKS = Checks(
-    lambda data: bool((_u32s(data)[1:] >= _u32s(data)[:-1]).all()),
-    lambda data: int(_u32s(data).max()),
+    lambda data: bool((_u32s(data)[1:] >= _u32s(data)[:-1]).all()), lambda data: int(_u32s(data).max())
 )
 """Checks of a batch's columns by numpy: much faster than over a list."""
 ROWS_MAX = 1 << 16
@@ -638,9 +637,7 @@ def row_schema(fields: Sequence[str], payload: PayloadKind = PayloadKind.BYTES) 
         fields: the stream's named topic levels, from ``usable_fields``.
         payload: the stream's payload kind.
     """
-    return pa.schema(
-        [*_BEFORE, *(pa.field(name, pa.string()) for name in fields), *_AFTER, *payload_fields(payload)],
-    )
+    return pa.schema([*_BEFORE, *(pa.field(name, pa.string()) for name in fields), *_AFTER, *payload_fields(payload)])
 
 
 def usable_fields(declared: Iterable[str], columns: Collection[str] = ()) -> list[str]:
@@ -765,9 +762,17 @@ def _cut(entry: SectionEntry, first: int, end: int, offset: int, footer: _Footer
     costs = footer.costs.cut(columns, entry.skip + first, entry.skip + end, footer.rows_max, BYTES_MAX, origin)
     for at, rows, cost in costs:
         yield Piece(
-            lane_of(update), offset + at - entry.skip, at, rows, header.base_seq + at, times, entry.received, columns,
-            cost, origin,
-        )  # fmt: skip
+            lane_of(update),
+            offset + at - entry.skip,
+            at,
+            rows,
+            header.base_seq + at,
+            times,
+            entry.received,
+            columns,
+            cost,
+            origin,
+        )
 
 
 # Rows without those that were erased: the log has them until the collector deletes its chunks.

@@ -341,8 +341,11 @@ class Typing:
             self._warned = declared.version
             _logger.warning(
                 "%s has %d typed columns, its limit; fields without a column: %s. For other columns, move the table "
-                "away: the hub makes it again from the log", self._key, COLUMNS_MAX, ", ".join(assigned.left_out[:20]),
-            )  # fmt: skip
+                "away: the hub makes it again from the log",
+                self._key,
+                COLUMNS_MAX,
+                ", ".join(assigned.left_out[:20]),
+            )
         if self.rows is None or not self.rows.is_of(declared.version, assigned.columns):
             self.rows = TypedRows(declared.version, declared.schema, assigned.columns)
         return assigned.fields

@@ -725,15 +725,28 @@ class TableService:
         known = self._streams.get(key)
         if known is None or known.is_over:
             tierer = Tierer(
-                self._store, self._cluster, *key, self._views, settings=self._settings, clock=self._clock,
-                monotonic=self._monotonic, writer=self._writer, schema=partial(self._terms.schema, key),
-                quality=partial(self._terms.quality, key), sort=partial(self._terms.sort, key),
+                self._store,
+                self._cluster,
+                *key,
+                self._views,
+                settings=self._settings,
+                clock=self._clock,
+                monotonic=self._monotonic,
+                writer=self._writer,
+                schema=partial(self._terms.schema, key),
+                quality=partial(self._terms.quality, key),
+                sort=partial(self._terms.sort, key),
                 creates=lambda: not self._terms.instead(key),
-            )  # fmt: skip
+            )
             maintenance = Maintenance(
-                self._store, tierer, settings=self._settings, clock=self._clock, is_sound=self._is_sound,
-                writer=self._writer, sort=partial(self._terms.sort, key),
-            )  # fmt: skip
+                self._store,
+                tierer,
+                settings=self._settings,
+                clock=self._clock,
+                is_sound=self._is_sound,
+                writer=self._writer,
+                sort=partial(self._terms.sort, key),
+            )
             self._streams[key] = StreamWork(tierer, maintenance)
         return self._streams[key]
 

@@ -288,5 +288,9 @@ class Declared:
                 _logger.warning(
                     "the table of %s/%s has payloads as %s and keeps them; edge %s has payload: %s. To change "
                     "the table, move it away: the hub makes it again from the log",
-                    self._tenant, self._stream, made_for.label, lane.edge, named.label,
-                )  # fmt: skip
+                    self._tenant,
+                    self._stream,
+                    made_for.label,
+                    lane.edge,
+                    named.label,
+                )

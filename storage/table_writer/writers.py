@@ -89,9 +89,16 @@ class Gatherer:
         self._monotonic = monotonic
 
     async def gather(  # noqa: PLR0917
-        self, view: ShardView, out: RowSink, n: int, first: int, end: int, payload: PayloadKind, shares: int = 1,
+        self,
+        view: ShardView,
+        out: RowSink,
+        n: int,
+        first: int,
+        end: int,
+        payload: PayloadKind,
+        shares: int = 1,
         typed: TypedRows | None = None,
-    ) -> Gathered:  # fmt: skip
+    ) -> Gathered:
         """Add the rows of ``[first, end)`` to a file, until the budget of the step is spent or the file is full.
 
         Args:
@@ -161,9 +168,16 @@ class _Run:
     """Rows of consecutive sections, small ones together."""
 
     def __init__(  # noqa: PLR0917
-        self, view: ShardView, out: RowSink, declared: Declared, payload: PayloadKind, first: int,
-        typed: TypedRows | None, *, traces: bool,
-    ) -> None:  # fmt: skip
+        self,
+        view: ShardView,
+        out: RowSink,
+        declared: Declared,
+        payload: PayloadKind,
+        first: int,
+        typed: TypedRows | None,
+        *,
+        traces: bool,
+    ) -> None:
         self._view, self._out, self._declared, self._payload = view, out, declared, payload
         self._traces = traces
         self.traced: list[TracedRow] = []
@@ -223,10 +237,17 @@ class _Run:
         for joined in (True, False):
             # After an error, each batch is tried on its own, to find the failing one.
             rows = rows_of(
-                [part.rows for part in parts if part.stop > self.at], self._view.shard, levels_of(self._out.schema),
-                self._declared.topics(self._view), self.at, parts[-1].stop, payload=self._payload,
-                columns={*self._out.schema.names}, joined=joined, typed=self._typed,
-            )  # fmt: skip
+                [part.rows for part in parts if part.stop > self.at],
+                self._view.shard,
+                levels_of(self._out.schema),
+                self._declared.topics(self._view),
+                self.at,
+                parts[-1].stop,
+                payload=self._payload,
+                columns={*self._out.schema.names},
+                joined=joined,
+                typed=self._typed,
+            )
             while True:
                 try:
                     batch = next(rows, None)

@@ -37,8 +37,22 @@ ROOMS_OF_A_WORD = 3
 """A module that modules of at least so many folders import is a section of none of them."""
 CONSTRUCTOR_ARGUMENTS_MAX = 8
 CALLBACKS_MAX = 2
-CLOCKS = frozenset({"call_later", "chance", "clock", "monotonic", "nonce", "now", "random_bits", "rng", "sleep",
-                    "turn", "wall", "wall_clock"})  # fmt: skip
+CLOCKS = frozenset(
+    {
+        "call_later",
+        "chance",
+        "clock",
+        "monotonic",
+        "nonce",
+        "now",
+        "random_bits",
+        "rng",
+        "sleep",
+        "turn",
+        "wall",
+        "wall_clock",
+    }
+)
 """Arguments by which time and randomness come in. The style asks for them, so they do not count."""
 RULES = {
     "small": f"a module has at least {MODULE_LINES[0]} lines of code, or importers in {ROOMS_OF_A_WORD} folders, if one"
@@ -50,7 +64,7 @@ RULES = {
     "late": "an object is whole when it is made: give its constructor what is assigned later from outside",
     "contracts": "a contract with one implementation in its own package: import the class, for types alone if need be",
     "forwarders": "a method that no base asks for and that only calls a part with its own arguments: hand out the part",
-}  # fmt: skip
+}
 """Kind of exception -> the rule, as a failing test says it."""
 _RECORDS = {"typing.NamedTuple", "msgspec.Struct", "enum.Enum"}
 
@@ -228,8 +242,15 @@ def _type_of(value: ast.expr, given: Mapping[str, str]) -> str:
         return ast.unparse(value.func)
     if isinstance(value, ast.Name):
         return given.get(value.id, "?")
-    kinds = {ast.Dict: "dict", ast.DictComp: "dict", ast.List: "list", ast.ListComp: "list", ast.Set: "set",
-             ast.SetComp: "set", ast.Constant: type(getattr(value, "value", None)).__name__}  # fmt: skip
+    kinds = {
+        ast.Dict: "dict",
+        ast.DictComp: "dict",
+        ast.List: "list",
+        ast.ListComp: "list",
+        ast.Set: "set",
+        ast.SetComp: "set",
+        ast.Constant: type(getattr(value, "value", None)).__name__,
+    }
     return kinds.get(type(value), "?").replace("NoneType", "None")
 
 
@@ -387,8 +408,12 @@ def _parameters(method: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     given = method.args
     several = [f"*{given.vararg.arg}"] if given.vararg else []
     named = [given.kwarg.arg] if given.kwarg else []
-    return [*(each.arg for each in (*given.posonlyargs, *given.args)[1:]), *several,
-            *(each.arg for each in given.kwonlyargs), *named]  # fmt: skip
+    return [
+        *(each.arg for each in (*given.posonlyargs, *given.args)[1:]),
+        *several,
+        *(each.arg for each in given.kwonlyargs),
+        *named,
+    ]
 
 
 def _arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
@@ -524,9 +549,7 @@ def _at_once(source: Source) -> list[ast.AST]:
     return [each for each in source.nodes if id(each) not in later]
 
 
-def _methods(
-    sources: Mapping[str, Source],
-) -> Iterator[tuple[str, str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def _methods(sources: Mapping[str, Source]) -> Iterator[tuple[str, str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Module, class and tree of each method."""
     for name, source in sources.items():
         for made in source.nodes:

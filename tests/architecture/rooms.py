@@ -19,11 +19,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("node", "preflight"),
         ("doctor",),
     ),
-    "edge_node.servers": (
-        ("listeners",),
-        ("clients",),
-        ("mqtt", "amqp", "amqp1", "http"),
-    ),
+    "edge_node.servers": (("listeners",), ("clients",), ("mqtt", "amqp", "amqp1", "http")),
     "config": (
         ("release",),
         ("errors", "metrics", "signing", "units"),
@@ -50,13 +46,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("sql",),
         ("registry",),
     ),
-    "edge_node.derived": (
-        ("counters", "definitions"),
-        ("offline", "steps"),
-        ("stream",),
-        ("runtime",),
-        ("part",),
-    ),
+    "edge_node.derived": (("counters", "definitions"), ("offline", "steps"), ("stream",), ("runtime",), ("part",)),
     "edge_node.queues": (
         ("definitions", "ready"),
         ("queue",),
@@ -101,17 +91,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("recovery",),
         ("log",),
     ),
-    "replication": (
-        (OTHERS,),
-        ("runner",),
-    ),
-    "hub_api": (
-        ("rights",),
-        ("answers", "bodies"),
-        ("status",),
-        ("operations",),
-        ("document",),
-    ),
+    "replication": ((OTHERS,), ("runner",)),
+    "hub_api": (("rights",), ("answers", "bodies"), ("status",), ("operations",), ("document",)),
     "cloud_hub": (
         ("part",),
         ("clock", "settings"),
@@ -145,13 +126,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("amqp", "chunk", "link", "shard"),
         ("amqp1",),
     ),
-    "weft": (
-        (OTHERS,),
-        ("service", "text"),
-        ("commands",),
-        ("cli",),
-        ("__main__",),
-    ),
+    "weft": ((OTHERS,), ("service", "text"), ("commands",), ("cli",), ("__main__",)),
 }
 """Folder -> its floors from the ground up. A room knows rooms of lower floors, and none of its own floor.
 

@@ -8,9 +8,7 @@ from tests.support.coverage_table import table
 
 
 def summary(lines: int, covered: int, branches: int = 0, taken: int = 0) -> dict[str, dict[str, int]]:
-    figures = {
-        "num_statements": lines, "covered_lines": covered, "num_branches": branches, "covered_branches": taken
-    }  # fmt: skip
+    figures = {"num_statements": lines, "covered_lines": covered, "num_branches": branches, "covered_branches": taken}
     return {"summary": figures, "totals": figures}
 
 

@@ -109,10 +109,7 @@ def test_a_planted_exception_is_found(kind: str) -> None:
     "modules",
     [
         {"edge_node.one": of("", 150), "edge_node.two": of("", 700)},
-        {
-            "config.one": of(LONELY),
-            "edge_node.two": of(APPENDS.format("OwnLog")),
-        },
+        {"config.one": of(LONELY), "edge_node.two": of(APPENDS.format("OwnLog"))},
         {"edge_node.one": of(LONELY + APPENDS.format("One") + APPENDS.format("Two"))},
         {
             "edge_node.one": of(

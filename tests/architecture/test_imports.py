@@ -43,12 +43,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "click": ("weft/",),
     "rich": ("weft/",),
     "yaml": ("config/", "cloud_hub/auth/tokens.py"),
-    "cryptography": (
-        "storage/segment_log/cipher.py",
-        "config/signing.py",
-        "cloud_hub/",
-        "weft/commands/ca.py",
-    ),
+    "cryptography": ("storage/segment_log/cipher.py", "config/signing.py", "cloud_hub/", "weft/commands/ca.py"),
     "opentelemetry": ("network/tracing.py",),
     "joserfc": ("cloud_hub/auth/jwt.py",),
     "ctypes": ("storage/host.py", "functions/python_worker.py", "weft/service/serving.py"),
@@ -56,24 +51,72 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
 """Library -> where it may be imported."""
 
 LIGHT = (
-    "protocols/", "config/", "replication/", "network/", "functions/", "edge_node/", "storage/segment_log/",
+    "protocols/",
+    "config/",
+    "replication/",
+    "network/",
+    "functions/",
+    "edge_node/",
+    "storage/segment_log/",
     "storage/filesystem.py",
-    "storage/histogram.py", *(f"storage/payloads/{name}.py" for name in (
-        "avro", "check", "exact", "fits", "formats", "misfits", "protobuf", "tree", "typed",
-    )),
-)  # fmt: skip
+    "storage/histogram.py",
+    *(
+        f"storage/payloads/{name}.py"
+        for name in ("avro", "check", "exact", "fits", "formats", "misfits", "protobuf", "tree", "typed")
+    ),
+)
 HEAVY = {"pyarrow", "numpy", "pandas", "deltalake", "obstore", "pyspark", "py4j"}
 
 INPUT_AND_OUTPUT = {
-    "asyncio", "fcntl", "http", "io", "os", "pathlib", "random", "secrets", "selectors", "shutil", "signal", "socket",
-    "socketserver", "ssl", "subprocess", "tempfile", "threading", "time", "urllib", "uvloop", "datetime", "logging",
-}  # fmt: skip
+    "asyncio",
+    "fcntl",
+    "http",
+    "io",
+    "os",
+    "pathlib",
+    "random",
+    "secrets",
+    "selectors",
+    "shutil",
+    "signal",
+    "socket",
+    "socketserver",
+    "ssl",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "urllib",
+    "uvloop",
+    "datetime",
+    "logging",
+}
 """What a package of pure functions and state machines has no use for."""
 
 FILE_CALLS = {
-    "fdopen", "fsync", "fdatasync", "link", "mkdir", "makedirs", "open", "pread", "pwrite", "read", "remove",
-    "rename", "renames", "replace", "rmdir", "scandir", "listdir", "stat", "statvfs", "truncate", "unlink", "write",
-}  # fmt: skip
+    "fdopen",
+    "fsync",
+    "fdatasync",
+    "link",
+    "mkdir",
+    "makedirs",
+    "open",
+    "pread",
+    "pwrite",
+    "read",
+    "remove",
+    "rename",
+    "renames",
+    "replace",
+    "rmdir",
+    "scandir",
+    "listdir",
+    "stat",
+    "statvfs",
+    "truncate",
+    "unlink",
+    "write",
+}
 
 
 class Import(NamedTuple):
@@ -165,9 +208,12 @@ def test_protocols_have_no_input_output_clock_or_randomness() -> None:
 
 
 DOORS = (
-    "storage/filesystem.py", "storage/filesystem.py", "storage/native_threads.py", "storage/host.py",
+    "storage/filesystem.py",
+    "storage/filesystem.py",
+    "storage/native_threads.py",
     "storage/host.py",
-)  # fmt: skip
+    "storage/host.py",
+)
 """The second is for administrators' files, whose owners and modes the tests' fake disk does not have; the third reads
 only what the kernel says of its own process; the last two measure a real disk, in a file without a name, and read what
 the kernel says of it."""

@@ -27,8 +27,12 @@ def test_consecutive_slices_search_consecutive_seeds_and_nights_others() -> None
 
 def test_consecutive_slices_take_turns_of_what_can_be_counted() -> None:
     assert [Slice(number).some("abcde", ci=2) for number in range(5)] == [
-        ["a", "b"], ["c", "d"], ["e", "a"], ["b", "c"], ["d", "e"],
-    ]  # fmt: skip
+        ["a", "b"],
+        ["c", "d"],
+        ["e", "a"],
+        ["b", "c"],
+        ["d", "e"],
+    ]
     assert Slice(3, is_night=True).some("abcde", ci=2) == list("abcde")
     assert Slice(3).some("ab", ci=4) == ["a", "b"]
 

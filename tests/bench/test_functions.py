@@ -41,10 +41,15 @@ def test_a_flame_graph_has_the_share_of_each_call_and_no_waits() -> None:
     ]
     names = re.findall("<title>(.*?)</title>", flame_graph(stacks, "a node"))
     assert names == [
-        "a node: 100.0%", "MainThread: 80.0%", "run_until_stopped (service/serving.py): 80.0%",
-        "decode &lt;all&gt; (protocols/x.py): 50.0%", "read: 30.0%", "weft-log-writer: 20.0%",
-        "WriterThread._run (storage/segment_log/commit.py): 20.0%", "write: 20.0%",
-    ]  # fmt: skip
+        "a node: 100.0%",
+        "MainThread: 80.0%",
+        "run_until_stopped (service/serving.py): 80.0%",
+        "decode &lt;all&gt; (protocols/x.py): 50.0%",
+        "read: 30.0%",
+        "weft-log-writer: 20.0%",
+        "WriterThread._run (storage/segment_log/commit.py): 20.0%",
+        "write: 20.0%",
+    ]
 
 
 @pytest.mark.parametrize("name", [*cases("10s")])

@@ -43,9 +43,13 @@ def test_the_page_has_a_column_for_each_server() -> None:
     servers = {"weft": figures(3_000, 5), "rival": figures(1_000, 20)}
     case = Case("case", "case", "amqpload", {}, (Target("weft", "rival", 3.0),))
     results = {
-        "rabbitmq": "RabbitMQ 3", "rounds": 1, "seconds": 1.0, "load_before": 0.1, "fsync_ms": {"p50": 1.0, "p99": 2.0},
+        "rabbitmq": "RabbitMQ 3",
+        "rounds": 1,
+        "seconds": 1.0,
+        "load_before": 0.1,
+        "fsync_ms": {"p50": 1.0, "p99": 2.0},
         "cases": [{"title": "case", "servers": servers, "targets": judged(case, servers)}],
-    }  # fmt: skip
+    }
     lines = doors(results, "rabbitmq")
     assert "| case | 3,000 (5.0 us) | 1,000 (20.0 us) | 1.0 / 2.0 |" in lines
     assert "| case: weft / rival | 3.00 | 4.00 | at least 3: met |" in lines
@@ -58,11 +62,14 @@ def test_generators_are_answered_by_a_node(tmp_path: Path) -> None:
     pytest.importorskip("proton", reason="AMQP 1.0 needs the extra amqp1")
     tools = generators(tmp_path, PROGRAMS)
     shapes: list[tuple[str, str, dict[str, object]]] = [
-        ("amqpload", "amqp", {"c": 5, "w": 10}), ("amqpload", "amqp", {"c": 5, "w": 3, "U": True}),
-        ("amqpload", "amqp", {"c": 20, "r": 500}), ("amqp1load", "amqp", {"c": 5, "w": 10}),
-        ("httpload", "http", {"c": 5}), ("httpload", "http", {"c": 2, "b": 10}),
+        ("amqpload", "amqp", {"c": 5, "w": 10}),
+        ("amqpload", "amqp", {"c": 5, "w": 3, "U": True}),
+        ("amqpload", "amqp", {"c": 20, "r": 500}),
+        ("amqp1load", "amqp", {"c": 5, "w": 10}),
+        ("httpload", "http", {"c": 5}),
+        ("httpload", "http", {"c": 2, "b": 10}),
         ("httpload", "http", {"c": 2, "b": 10, "n": True}),
-    ]  # fmt: skip
+    ]
     found = []
 
     def run(door: Door) -> None:

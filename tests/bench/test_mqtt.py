@@ -18,10 +18,18 @@ from weft.config.models import EdgeConfig
 
 def figures(**changes: float) -> dict[str, Any]:
     return {
-        "messages_per_s": 100.0, "ack_ms_p50": 1.0, "ack_ms_p99": 2.0, "server_cpu": 0.5, "server_us_per_message": 10.0,
-        "write_amplification": 0.5, "messages_per_commit": 20.0, "generator_cpu": 0.2, "unacked": 0, "other_cores": 0.0,
+        "messages_per_s": 100.0,
+        "ack_ms_p50": 1.0,
+        "ack_ms_p99": 2.0,
+        "server_cpu": 0.5,
+        "server_us_per_message": 10.0,
+        "write_amplification": 0.5,
+        "messages_per_commit": 20.0,
+        "generator_cpu": 0.2,
+        "unacked": 0,
+        "other_cores": 0.0,
         **changes,
-    }  # fmt: skip
+    }
 
 
 def result(ours: dict[str, Any], theirs: dict[str, Any] | None) -> dict[str, Any]:

@@ -70,8 +70,9 @@ def test_a_refusal_says_whose_bound_it_met_and_what_to_raise(caplog: pytest.LogC
     clock.now += LINE_INTERVAL_S
     bound.refuse(user("third"))
     assert [(each.bound, str(each.owner)) for each in refusals] == [
-        ("limits.user_share of limits.wills", "user greedy"), ("limits.wills", "user third"),
-    ]  # fmt: skip
+        ("limits.user_share of limits.wills", "user greedy"),
+        ("limits.wills", "user third"),
+    ]
     assert "raise limits.wills or limits.user_share if it is to have more" in caplog.messages[0]
     assert "raise limits.wills if it is to have more" in caplog.messages[1]
 

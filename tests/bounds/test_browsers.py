@@ -12,10 +12,19 @@ from weft.bounds.browsers import Origin, is_misdirected, is_own_name, parse_orig
 @pytest.mark.parametrize(
     "host",
     [
-        "127.0.0.1", "127.0.0.1:8080", "127.1.2.3", "[::1]:8080", "[fe80::1]", "192.0.2.7:80", "localhost",
-        "LOCALHOST:8080", "localhost.:8080", "edge.example.com", "Edge.Example.com:8080",
+        "127.0.0.1",
+        "127.0.0.1:8080",
+        "127.1.2.3",
+        "[::1]:8080",
+        "[fe80::1]",
+        "192.0.2.7:80",
+        "localhost",
+        "LOCALHOST:8080",
+        "localhost.:8080",
+        "edge.example.com",
+        "Edge.Example.com:8080",
     ],
-)  # fmt: skip
+)
 def test_names_of_the_server(host: str) -> None:
     assert not is_misdirected([host], ["edge.example.com"])
 
@@ -23,11 +32,23 @@ def test_names_of_the_server(host: str) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        "evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example",
-        "edge.example.com.evil", "evil@127.0.0.1", "127.0.0.1/evil.example", "", ":8080", "[::1", "127.0.0.1:port",
-        "127.0.0.1:99999", "127.1", "2130706433", "0x7f.1",
+        "evil.example",
+        "evil.example:8080",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "edge.example.com.evil",
+        "evil@127.0.0.1",
+        "127.0.0.1/evil.example",
+        "",
+        ":8080",
+        "[::1",
+        "127.0.0.1:port",
+        "127.0.0.1:99999",
+        "127.1",
+        "2130706433",
+        "0x7f.1",
     ],
-)  # fmt: skip
+)
 def test_names_that_strangers_may_have(host: str) -> None:
     assert is_misdirected([host], ["edge.example.com"])
 

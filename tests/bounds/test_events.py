@@ -36,10 +36,17 @@ def test_a_repetition_is_counted_and_told_after_a_minute(caplog: pytest.LogCaptu
 
     for _ in range(1000):
         fail()
-    assert reported(caplog) == [{
-        "event": "login_failed", "severity": "warning", "owner": "address 203.0.113.7", "on": "GET /v1/status",
-        "reason": "no valid token", "times": 1, "left_out": 0,
-    }]  # fmt: skip
+    assert reported(caplog) == [
+        {
+            "event": "login_failed",
+            "severity": "warning",
+            "owner": "address 203.0.113.7",
+            "on": "GET /v1/status",
+            "reason": "no valid token",
+            "times": 1,
+            "left_out": 0,
+        }
+    ]
     clock.now = INTERVAL_S
     fail()
     (again,) = reported(caplog)

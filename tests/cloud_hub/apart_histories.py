@@ -52,9 +52,11 @@ async def _begin_shards(inner: ObjectStore, rng: random.Random) -> None:
     """Do what the owners of new shards do: put the declared splits into force."""
     cluster = await read_cluster(inner)
     splitter = Splitter(
-        lambda shard: ShardLog(inner, cluster, shard, now_ns), lambda: cluster.tree,
-        wall_clock=lambda: TRUE_START + now_ns(), random_bits=rng.getrandbits,
-    )  # fmt: skip
+        lambda shard: ShardLog(inner, cluster, shard, now_ns),
+        lambda: cluster.tree,
+        wall_clock=lambda: TRUE_START + now_ns(),
+        random_bits=rng.getrandbits,
+    )
     for shard in range(cluster.tree.count):
         await splitter.begin(shard)
 

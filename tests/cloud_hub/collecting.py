@@ -121,11 +121,14 @@ async def _simulate(seed: int) -> int:
     sleepers = [Sleeper(store, random.Random(rng.random())) for _ in range(2)]
     collectors = [
         ShardCollector(
-            ShardLog(store, CLUSTER, 0, now_ns), table.tabled, rng.choice([1.0, 60.0]),
-            clock=HubClock(lambda: TRUE_START + now_ns(), now_ns), grace_s=GRACE_S,
+            ShardLog(store, CLUSTER, 0, now_ns),
+            table.tabled,
+            rng.choice([1.0, 60.0]),
+            clock=HubClock(lambda: TRUE_START + now_ns(), now_ns),
+            grace_s=GRACE_S,
         )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     work = [table.run(), *(sleeper.run() for sleeper in sleepers), _collect(collectors, rng), _pause(nodes, rng)]
     tasks = [asyncio.create_task(each) for each in work]
     edges: list[Edge] = []

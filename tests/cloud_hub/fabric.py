@@ -33,9 +33,17 @@ from weft.storage.object_store import NotFound, ObjectStore
 
 CLUSTER = Cluster(b"0123456789abcdef", 1)
 SETTINGS = SequencerSettings(
-    commit_interval_s=0.1, mark_interval_s=2.0, chunk_bytes_max=2000, pending_bytes_max=4000, follow_interval_s=1.0,
-    retry_min_s=0.02, retry_max_s=0.5, snapshot_chunks=7, snapshot_interval_s=5.0, unavailable_after_s=1e9,
-)  # fmt: skip
+    commit_interval_s=0.1,
+    mark_interval_s=2.0,
+    chunk_bytes_max=2000,
+    pending_bytes_max=4000,
+    follow_interval_s=1.0,
+    retry_min_s=0.02,
+    retry_max_s=0.5,
+    snapshot_chunks=7,
+    snapshot_interval_s=5.0,
+    unavailable_after_s=1e9,
+)
 CLOCK = ClockReading(1, 1, ClockState.SYNCED)
 TRUE_START = 1_800_000_000 * NS
 """Time by right clocks when a history begins."""
@@ -82,9 +90,8 @@ class SequencerNode:
     """A hub node that can be killed and started again."""
 
     def __init__(
-        self, inner: ObjectStore, rng: random.Random, settings: SequencerSettings = SETTINGS,
-        cluster: Cluster = CLUSTER,
-    ) -> None:  # fmt: skip
+        self, inner: ObjectStore, rng: random.Random, settings: SequencerSettings = SETTINGS, cluster: Cluster = CLUSTER
+    ) -> None:
         self.store, self.cluster = FaultyStore(inner, rng), cluster
         self.rng = rng
         self.settings = settings
@@ -112,9 +119,14 @@ class SequencerNode:
             await clock.measure(self.store)
         self.clock = clock
         sequencer = make_sequencer(
-            self.store, self.rng, self.settings, self.cluster, rules=self.rules,
-            level=lambda: min(self.level, self.rules.level), clock=clock,
-        )  # fmt: skip
+            self.store,
+            self.rng,
+            self.settings,
+            self.cluster,
+            rules=self.rules,
+            level=lambda: min(self.level, self.rules.level),
+            clock=clock,
+        )
         await sequencer.start()
         self.store.faults = faults
         self.sequencer = sequencer

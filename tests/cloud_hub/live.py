@@ -123,9 +123,13 @@ async def running_link(
     status = LinkStatus("hub")
     read = (lambda: token) if token_file is None else partial(read_token, token_file)
     settings = LinkSettings(
-        (url or hub.url,), token=read, retry_min_s=0.05, tls=tls or ClientTlsFiles(), redirects=redirects,
+        (url or hub.url,),
+        token=read,
+        retry_min_s=0.05,
+        tls=tls or ClientTlsFiles(),
+        redirects=redirects,
         sender=sender or SenderSettings(),
-    )  # fmt: skip
+    )
     task = asyncio.create_task(
         run_link(log, identity, settings, epochs or MemoryEpochs(), status, config=config, control=control)
     )

@@ -78,9 +78,15 @@ class Edge:
         if not member.is_up or member.number in self.walled:
             return BROKEN, False
         hello = Hello(
-            PROTOCOL_VERSION, TENANT, self.lane.edge, self.lane.log_id, 1, now_ns(), "weft",
+            PROTOCOL_VERSION,
+            TENANT,
+            self.lane.edge,
+            self.lane.log_id,
+            1,
+            now_ns(),
+            "weft",
             stay=target.stay_s is not None,
-        )  # fmt: skip
+        )
         try:
             async with asyncio.timeout(2 * ACK_TIMEOUT_S):
                 sequencer = await member.open(hello)

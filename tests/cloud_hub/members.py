@@ -74,17 +74,34 @@ class Member:
         clock, loop = HubClock(lambda: TRUE_START + now_ns(), now_ns), asyncio.get_running_loop()
         node_id = f"{self.rng.getrandbits(64):016x}"
         self.owners = owners = Owners(
-            lambda: self.cluster.tree.count, Site(f"host-{self.number}", 8090, advertise=(self.url,)), node_id,
-            is_drained=lambda _host, _name: self.is_drained, monotonic=loop.time, wall_clock=clock.now, beat_s=BEAT_S,
-        )  # fmt: skip
+            lambda: self.cluster.tree.count,
+            Site(f"host-{self.number}", 8090, advertise=(self.url,)),
+            node_id,
+            is_drained=lambda _host, _name: self.is_drained,
+            monotonic=loop.time,
+            wall_clock=clock.now,
+            beat_s=BEAT_S,
+        )
         self.membership = membership = Membership(
-            self.store, node_id, software="weft", level=self.cluster.level, release_level=RELEASE.level, clock=clock,
+            self.store,
+            node_id,
+            software="weft",
+            level=self.cluster.level,
+            release_level=RELEASE.level,
+            clock=clock,
             owners=owners,
-        )  # fmt: skip
+        )
         maker = ShardMaker(
-            self.store, lambda: self.cluster, SETTINGS, clock=clock, random_bits=self.rng.getrandbits,
-            level=lambda: membership.writes, rules=RELEASE, moved=membership.read_soon, pace=CommitPace(SETTINGS),
-        )  # fmt: skip
+            self.store,
+            lambda: self.cluster,
+            SETTINGS,
+            clock=clock,
+            random_bits=self.rng.getrandbits,
+            level=lambda: membership.writes,
+            rules=RELEASE,
+            moved=membership.read_soon,
+            pace=CommitPace(SETTINGS),
+        )
         self.shards = Shards(lambda: self.cluster.tree, owners, maker.sequencer, idle_s=20.0)
         owners.watch(self._changed)
         await membership.look()

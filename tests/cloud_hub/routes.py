@@ -72,7 +72,7 @@ class Route:
         stay = target.stay_s is not None
         hello = Hello(
             PROTOCOL_VERSION, self._lane.tenant, self._lane.edge, self._lane.log_id, 1, now_ns(), "weft", stay=stay
-        )  # fmt: skip
+        )
         opening = link.open(hello, cast(Any, SimpleNamespace(send_frame=lambda _: None)))
         try:
             opening.send(None)

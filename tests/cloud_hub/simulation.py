@@ -309,8 +309,10 @@ def check_followed(found: ShardState, state: ShardState) -> None:
         return
     assert found.lanes == {lane: held for lane, held in state.lanes.items() if (lane.tenant, lane.stream) in found.only}
     for known, all_of in (
-        (found.next_offset, state.next_offset), (found.fields, state.fields), (found.open_gaps, state.open_gaps),
-    ):  # fmt: skip
+        (found.next_offset, state.next_offset),
+        (found.fields, state.fields),
+        (found.open_gaps, state.open_gaps),
+    ):
         assert known == {key: each for key, each in all_of.items() if key in found.only}
 
 

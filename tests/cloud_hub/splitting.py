@@ -68,10 +68,14 @@ class SplittingNode:
                 self.log_of, lambda: self.cluster.tree, wall_clock=clock.sound, random_bits=self.rng.getrandbits
             )
             self.sequencers[shard] = made = Sequencer(
-                self.log_of(shard), SETTINGS, clock=clock, random_bits=self.rng.getrandbits,
-                level=lambda: self.cluster.level, load=partial(self._load, splitter, shard),
+                self.log_of(shard),
+                SETTINGS,
+                clock=clock,
+                random_bits=self.rng.getrandbits,
+                level=lambda: self.cluster.level,
+                load=partial(self._load, splitter, shard),
                 moved=partial(self._learn_soon, shard),
-            )  # fmt: skip
+            )
             await made.start()
         found = self.sequencers.get(shard)
         return found if found is not None and found.loaded and found.is_running else None

@@ -53,9 +53,10 @@ def set_apart_what_has_data(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "plant", [say_nothing_in_the_logs, take_its_lanes_nevertheless, set_apart_what_has_data],
+    "plant",
+    [say_nothing_in_the_logs, take_its_lanes_nevertheless, set_apart_what_has_data],
     ids=lambda plant: plant.__name__,
-)  # fmt: skip
+)
 def test_a_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(BaseException) as found:

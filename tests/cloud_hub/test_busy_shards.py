@@ -51,9 +51,10 @@ def test_a_shard_that_keeps_a_process_busy_for_long_is_named_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "pause", [(BUSY - 0.1, {1: 100}), (0.9, {0: 90, 1: 10}), (0.9, {}), (0.9, {0: 0, 1: 0})],
+    "pause",
+    [(BUSY - 0.1, {1: 100}), (0.9, {0: 90, 1: 10}), (0.9, {}), (0.9, {0: 0, 1: 0})],
     ids=["idle", "another shard", "nothing", "no bytes"],
-)  # fmt: skip
+)
 def test_a_pause_begins_anew(pause: tuple[float, dict[int, int]]) -> None:
     assert run([HOT] * (COUNT - 1) + [pause] + [HOT] * (COUNT - 1)) == []
 
@@ -114,8 +115,9 @@ async def test_a_busy_shard_is_split_up_to_the_maximum() -> None:
         assert await splits_of(store) == 1
     reported = await lines(ClusterLog(store, hub.cluster.cluster_id), 1, 3)
     assert [(each.act, each.by, each.command) for each in reported] == [
-        ("began", "the hub", "automatic split"), ("ended", "the hub", "automatic split")
-    ]  # fmt: skip
+        ("began", "the hub", "automatic split"),
+        ("ended", "the hub", "automatic split"),
+    ]
     assert "kept a process busy" in reported[0].reason
     assert reported[1].reason == "done"
     states = await states_of(store)

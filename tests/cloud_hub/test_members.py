@@ -144,10 +144,17 @@ def leave_without_a_word(patch: Patch) -> None:
 
 
 PLANTS: tuple[Plant, ...] = (
-    own_at_once, own_again_after_a_pause, believe_the_first_write_after_a_pause, believe_who_is_gone,
-    keep_what_was_drained, divide_as_each_likes, write_because_it_owns,
-    split_without_the_lanes, write_before_the_new_shard_has_begun, leave_without_a_word,
-)  # fmt: skip
+    own_at_once,
+    own_again_after_a_pause,
+    believe_the_first_write_after_a_pause,
+    believe_who_is_gone,
+    keep_what_was_drained,
+    divide_as_each_likes,
+    write_because_it_owns,
+    split_without_the_lanes,
+    write_before_the_new_shard_has_begun,
+    leave_without_a_word,
+)
 
 
 @pytest.mark.search(turns=4)

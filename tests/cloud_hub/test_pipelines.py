@@ -44,10 +44,7 @@ async def test_a_report_is_seen_by_readers_of_its_stream_at_every_process_and_af
     tokens: dict[str, str],
 ) -> None:
     store = MemoryStore()
-    async with (
-        running_hub(store, tokens=tokens["file"]) as hub,
-        running_hub(store, tokens=tokens["file"]) as other,
-    ):
+    async with running_hub(store, tokens=tokens["file"]) as hub, running_hub(store, tokens=tokens["file"]) as other:
         assert (await call(hub, "PUT", "/v1/pipelines/machine-hours", tokens["job"], RUNNING))[0] == 200
         for each in (hub, other):
             assert await seen(each, tokens["reader"]) == [("machine-hours", "running", 7)]
@@ -124,11 +121,16 @@ async def test_what_is_no_report_is_refused_and_a_tenant_has_room_for_some(
     monkeypatch.setattr(pipelines, "PIPELINES_MAX", 2)
     async with running_hub(MemoryStore(), tokens=tokens["file"]) as hub:
         for name, body, status in (
-            ("other", RUNNING, 403), ("machine-a", {"state": "running"}, 400), ("Machine", RUNNING, 400),
-            ("machine-a", RUNNING | {"error": "x" * 501}, 400), ("machine-a", RUNNING | {"stream": "../x"}, 400),
-            ("machine-a", RUNNING, 200), ("machine-b", RUNNING, 200), ("machine-c", RUNNING, 409),
+            ("other", RUNNING, 403),
+            ("machine-a", {"state": "running"}, 400),
+            ("Machine", RUNNING, 400),
+            ("machine-a", RUNNING | {"error": "x" * 501}, 400),
+            ("machine-a", RUNNING | {"stream": "../x"}, 400),
+            ("machine-a", RUNNING, 200),
+            ("machine-b", RUNNING, 200),
+            ("machine-c", RUNNING, 409),
             ("machine-a", RUNNING | {"state": "ended"}, 200),
-        ):  # fmt: skip
+        ):
             got, reported = await call(hub, "PUT", f"/v1/pipelines/{name}", tokens["job"], body)
             assert got == status, (name, reported)
         assert await seen(hub, tokens["reader"]) == [("machine-a", "ended", 7), ("machine-b", "running", 7)]

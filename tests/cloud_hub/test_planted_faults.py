@@ -117,13 +117,18 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize(
     "plant",
     [
-        acknowledge_what_others_gave_up, take_a_gap_for_the_last_word,
-        count_absent_records_as_there, believe_a_fact_less_than_an_absence, take_a_failed_write_for_done,
-        read_on_without_a_look_at_the_watermark, send_everyone_on, go_and_never_come_back,
+        acknowledge_what_others_gave_up,
+        take_a_gap_for_the_last_word,
+        count_absent_records_as_there,
+        believe_a_fact_less_than_an_absence,
+        take_a_failed_write_for_done,
+        read_on_without_a_look_at_the_watermark,
+        send_everyone_on,
+        go_and_never_come_back,
         believe_who_claims_to_be_the_new_name,
     ],
     ids=lambda plant: plant.__name__,
-)  # fmt: skip
+)
 def test_a_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     check_that_it_is_found(plant, simulate, monkeypatch)
 

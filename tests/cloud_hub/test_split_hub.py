@@ -239,10 +239,13 @@ async def test_a_lane_ends_only_when_the_table_has_what_it_left_in_the_halved_sh
         await split(store, force=True)
     states, cluster, positions = await states_of(store), await read_cluster(store), {0: 9}
     keeper = LaneKeeper(
-        [ShardLog(store, cluster, shard) for shard in range(2)], states.get,
+        [ShardLog(store, cluster, shard) for shard in range(2)],
+        states.get,
         lambda tenant, stream, shard: positions.get(shard),
-        HubSettings("given"), clock=HubClock(lambda: YEAR, lambda: 0), random_bits=lambda _: 1,
-    )  # fmt: skip
+        HubSettings("given"),
+        clock=HubClock(lambda: YEAR, lambda: 0),
+        random_bits=lambda _: 1,
+    )
     states[0].created += 1
     keeper._lineages = {0: (0,), 1: (1, 0)}
     assert not keeper._is_tiered(states[1], MOVES)

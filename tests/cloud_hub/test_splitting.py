@@ -117,11 +117,15 @@ def split_in_any_order(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "plant",
     [
-        take_moved_lanes_again, write_before_the_shard_has_begun, begin_without_a_look_at_the_log, begin_with_nothing,
-        store_the_state_after_the_seal, split_in_any_order,
+        take_moved_lanes_again,
+        write_before_the_shard_has_begun,
+        begin_without_a_look_at_the_log,
+        begin_with_nothing,
+        store_the_state_after_the_seal,
+        split_in_any_order,
     ],
     ids=lambda plant: plant.__name__,
-)  # fmt: skip
+)
 def test_a_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(BaseException) as found:

@@ -81,8 +81,11 @@ async def test_rows_are_exactly_once_on_both_sides_of_a_deletion(store: ObjectSt
     await log.append(0, again)
     fresh = TableService(store, log.cluster)
     assert sum(await asyncio.gather(tables.run_once(), fresh.run_once())) == 4, "whoever of several makes the rows"
-    later = [row for row in rows(store, columns=["_shard", "_offset", "_log"]).to_pylist()
-             if row["_offset"] >= ends[row["_shard"]]]  # fmt: skip
+    later = [
+        row
+        for row in rows(store, columns=["_shard", "_offset", "_log"]).to_pylist()
+        if row["_offset"] >= ends[row["_shard"]]
+    ]
     assert len(later) == 4
     assert {row["_log"] for row in later} == {f"{again.lane.log_id:016x}"}, "no row of the deleted stream is among them"
     assert contents(store) == expected({0: [before, again], 1: [others]})
@@ -95,10 +98,16 @@ async def test_a_forced_deletion_waits_for_the_next_round_of_the_tables(store: O
     await log.append(1, Run(OTHER, 0, 2, topics=TOPICS))
     said: asyncio.Queue[str] = asyncio.Queue()
     bits = random.Random(1).getrandbits
-    deletion = asyncio.create_task(stream_deletion.delete(
-        store, log.cluster, WANTED._replace(is_forced=True), wall_clock=lambda: START, random_bits=bits,
-        patience=Patience(PATIENCE_S, said.put_nowait),
-    ))  # fmt: skip
+    deletion = asyncio.create_task(
+        stream_deletion.delete(
+            store,
+            log.cluster,
+            WANTED._replace(is_forced=True),
+            wall_clock=lambda: START,
+            random_bits=bits,
+            patience=Patience(PATIENCE_S, said.put_nowait),
+        )
+    )
     reported = await asyncio.wait_for(said.get(), PATIENCE_S)
     assert "waiting for the next round of the tables" in reported
     assert "no rows of offsets 0 to 2 of shard 0 yet" in reported
@@ -118,9 +127,13 @@ async def test_a_table_that_does_not_come_ends_the_wait_and_every_sender_is_coun
     bits = random.Random(1).getrandbits
     with pytest.raises(CannotDelete, match=rf"yet, after 0 s\. Edges still send: {named}\. Take the stream out"):
         await stream_deletion.delete(
-            store, log.cluster, WANTED._replace(is_forced=True), wall_clock=lambda: now, random_bits=bits,
+            store,
+            log.cluster,
+            WANTED._replace(is_forced=True),
+            wall_clock=lambda: now,
+            random_bits=bits,
             patience=Patience(0.0, lambda reported: None),
-        )  # fmt: skip
+        )
     assert (await ShardLog(store, log.cluster, 0).load()).n == 0, "nothing was written"
 
 

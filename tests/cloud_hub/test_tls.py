@@ -60,9 +60,12 @@ async def secure_hub(
 ) -> AsyncIterator[Hub]:
     own = authority.sign("hub")
     files = TlsFiles(
-        certificate=own.certificate, key=own.key, client_ca=client_ca, crl_file=crl_file,
+        certificate=own.certificate,
+        key=own.key,
+        client_ca=client_ca,
+        crl_file=crl_file,
         client_certificate_required=False,
-    )  # fmt: skip
+    )
     settings = {"edges_need_certificate": client_ca is not None, **settings}
     async with running_hub(store or MemoryStore(), tls=files, **settings) as hub:
         yield hub
@@ -131,8 +134,9 @@ async def test_commands_on_the_hubs_machine_know_its_certificate(authority: Auth
         config = HubConfig(store="x", listen=bind, tls=renewed)
         taken, untried = await asyncio.to_thread(preflight.ports, config, [parse_bind(bind)])
         assert (taken, [each.message for each in untried]) == (
-            [], [f"a hub answers at {bind} already, so the port was not tried"]
-        )  # fmt: skip
+            [],
+            [f"a hub answers at {bind} already, so the port was not tried"],
+        )
 
 
 async def test_a_new_certificate_is_shown_to_new_connections_and_open_links_stay(

@@ -69,10 +69,14 @@ class World:
             held = node.sequencer
             self.keepers.append(
                 LaneKeeper(
-                    [log], lambda _, held=held: held.state, lambda *_: 1 << 60, HubSettings("memory"),  # type: ignore[misc]
-                    clock=node.clock, random_bits=bits,
+                    [log],
+                    lambda _, held=held: held.state,  # type: ignore[misc]
+                    lambda *_: 1 << 60,
+                    HubSettings("memory"),
+                    clock=node.clock,
+                    random_bits=bits,
                 )
-            )  # fmt: skip
+            )
             self.collectors.append(ShardCollector(log, tabled, DAY_S, clock=node.clock))
 
     async def send(self, lane: Lane, node: SequencerNode) -> None:

@@ -33,9 +33,16 @@ def test_a_function_says_what_a_missing_field_is(written: str, nulls: bool) -> N
 
 @pytest.mark.parametrize(
     ("written", "expression"),
-    [("true", "True"), ("3", "3"), ("-1e-3", "-1e-3"), ("null", "None"), ('"true"', "true"), ("on", "on"),
-     ("'\"press 7\"'", '"press 7"')],
-)  # fmt: skip
+    [
+        ("true", "True"),
+        ("3", "3"),
+        ("-1e-3", "-1e-3"),
+        ("null", "None"),
+        ('"true"', "true"),
+        ("on", "on"),
+        ("'\"press 7\"'", '"press 7"'),
+    ],
+)
 def test_an_expression_may_look_like_another_value_of_yaml(written: str, expression: str) -> None:
     (step,) = functions(f"      - set: {{x: {written}}}\n")
     assert step.set_ == {"x": expression}
@@ -53,20 +60,25 @@ def test_fields_are_selected_by_name_or_as_new_ones() -> None:
             "      - where: a\n        select: b",
             "edge.yaml:7: streams.hot.functions[0]: expected one function, got where and select",
         ),
-        ("      - where: a\n      - whre: x", "edge.yaml:8: streams.hot.functions[1].whre: is not a function. "
-         "Did you mean where?"),
+        (
+            "      - where: a\n      - whre: x",
+            "edge.yaml:8: streams.hot.functions[1].whre: is not a function. Did you mean where?",
+        ),
         ("      - missing: null", "functions[0]: expected one function, got nothing. Known here: where"),
         ("      - where: a\n        missing: 0", "functions[0].missing: expected"),
         ("      - {}", "edge.yaml:7: streams.hot.functions[0]: expected one function, got nothing. Known here: where"),
-        ("      - where: # rms", "edge.yaml:7: streams.hot.functions[0].where: expected an expression such as "
-         "rms > 2.5, got nothing. A # begins a comment"),
+        (
+            "      - where: # rms",
+            "edge.yaml:7: streams.hot.functions[0].where: expected an expression such as "
+            "rms > 2.5, got nothing. A # begins a comment",
+        ),
         ("      - set: {}", "functions[0].set: expected names with their values: `NAME: VALUE`, got nothing"),
         ("      - set:", "functions[0].set: expected names with their values: `NAME: VALUE`, got nothing"),
         ("      - set: [a]", "functions[0].set: expected names with their values: `NAME: VALUE`, got a list"),
         ("      where: a", "edge.yaml:6: streams.hot.functions: expected a list of entries that begin with a dash"),
         ("      - select: [[a]]", "edge.yaml:7: streams.hot.functions[0].select[0]: expected text"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_names_its_line_and_what_was_expected(lines: str, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         functions(lines)

@@ -27,24 +27,26 @@ def columns(schema: PayloadSchema) -> dict[str, tuple[str, str | None, bool]]:
 
 
 def test_a_json_schema_is_the_model() -> None:
-    schema, left_out = model({
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$defs": {"motor": {"type": "object", "required": ["rpm"], "properties": {"rpm": {"type": "integer"}}}},
-        "type": "object",
-        "required": ["t", "motor"],
-        "properties": {
-            "t": {"type": ["number", "null"], "unit": "°C", "description": "Oil"},
-            "motor": {"$ref": "#/$defs/motor"},
-            "at": {"type": "string", "format": "date-time"},
-            "local": {"type": "string", "format": "date-time-local"},
-            "days": {"type": "array", "items": {"type": "string", "format": "date"}},
-            "state": {"enum": ["on", "off"]},
-            "raw": {"type": "string", "contentEncoding": "base64"},
-            "list": {"type": "array", "items": {"type": "number"}},
-            "either": {"type": ["number", "string"]},
-            "rows": {"type": "array", "items": {"type": "object"}},
-        },
-    })  # fmt: skip
+    schema, left_out = model(
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "$defs": {"motor": {"type": "object", "required": ["rpm"], "properties": {"rpm": {"type": "integer"}}}},
+            "type": "object",
+            "required": ["t", "motor"],
+            "properties": {
+                "t": {"type": ["number", "null"], "unit": "°C", "description": "Oil"},
+                "motor": {"$ref": "#/$defs/motor"},
+                "at": {"type": "string", "format": "date-time"},
+                "local": {"type": "string", "format": "date-time-local"},
+                "days": {"type": "array", "items": {"type": "string", "format": "date"}},
+                "state": {"enum": ["on", "off"]},
+                "raw": {"type": "string", "contentEncoding": "base64"},
+                "list": {"type": "array", "items": {"type": "number"}},
+                "either": {"type": ["number", "string"]},
+                "rows": {"type": "array", "items": {"type": "object"}},
+            },
+        }
+    )
     assert columns(schema) == {
         "t": ("float", None, False),
         "motor_rpm": ("int", "motor.rpm", True),
@@ -67,8 +69,10 @@ READING = {
                 "rpm": {"title": "Rpm", "type": "integer"},
                 "since": {"anyOf": [{"format": "date", "type": "string"}, {"type": "null"}], "title": "Since"},
             },
-            "required": ["rpm", "since"], "title": "Motor", "type": "object",
-        },
+            "required": ["rpm", "since"],
+            "title": "Motor",
+            "type": "object",
+        }
     },
     "properties": {
         "t": {**NUMBER_OR_NULL, "default": None, "description": "Oil", "title": "T"},
@@ -80,8 +84,10 @@ READING = {
         "modes": {"anyOf": [{"items": {"type": "string"}, "type": "array"}, {"type": "null"}], "default": None},
         "either": {"anyOf": [{"type": "number"}, {"type": "string"}], "default": 0.0},
     },
-    "required": ["needed", "level", "at", "spare"], "title": "Reading", "type": "object",
-}  # fmt: skip
+    "required": ["needed", "level", "at", "spare"],
+    "title": "Reading",
+    "type": "object",
+}
 """What `model_json_schema` of Pydantic 2 writes for optional and nested fields."""
 
 
@@ -145,15 +151,20 @@ def test_variants_of_an_object_are_columns_that_may_be_missing() -> None:
     pet = {"$defs": {"cat": cat, "dog": dog}, "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}]}
     schema, _ = model(pet | {"required": ["kind"], "properties": {"age": {"type": ["integer", "null"]}}})
     assert columns(schema) == {
-        "age": ("int", None, False), "kind": ("string", None, True), "lives": ("int", None, False),
-        "size": ("float", None, False), "breed": ("string", None, False),
-    }  # fmt: skip
+        "age": ("int", None, False),
+        "kind": ("string", None, True),
+        "lives": ("int", None, False),
+        "size": ("float", None, False),
+        "breed": ("string", None, False),
+    }
 
 
 ENUM = {"type": "enum", "name": "E"}
 MOTOR = {"type": "record", "name": "Motor", "fields": [{"name": "rpm", "type": "int"}]}
 RECORD = {
-    "type": "record", "name": "Reading", "namespace": "plant",
+    "type": "record",
+    "name": "Reading",
+    "namespace": "plant",
     "fields": [
         {"name": "t", "type": "double", "doc": "Oil"},
         {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
@@ -167,16 +178,22 @@ RECORD = {
         {"name": "tags", "type": {"type": "map", "values": "string"}},
         {"name": "list", "type": {"type": "array", "items": "float"}},
     ],
-}  # fmt: skip
+}
 
 
 def test_a_schema_of_avro_is_the_model() -> None:
     schema, left_out = model(RECORD)
     assert {name: type_ for name, (type_, *_) in columns(schema).items()} == {
-        "t": "float", "at": "timestamp(ms)", "day": "date(d)", "local": "local_timestamp(us)",
-        "price": "decimal(6,2)", "state": "string", "last": "string",
-        "motor_rpm": "int", "list": "array<float>",
-    }  # fmt: skip
+        "t": "float",
+        "at": "timestamp(ms)",
+        "day": "date(d)",
+        "local": "local_timestamp(us)",
+        "price": "decimal(6,2)",
+        "state": "string",
+        "last": "string",
+        "motor_rpm": "int",
+        "list": "array<float>",
+    }
     assert (schema.format, schema.fields["t"].description) == ("avro", "Oil")
     assert left_out == ["next", "tags"]
 
@@ -193,7 +210,7 @@ def test_a_schema_of_avro_is_the_model() -> None:
         ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "properties": {"x": {"$ref": "#/$defs/a"}}}, "in a circle"),
         ({"properties": {f"f{at}": {"type": "number"} for at in range(300)}}, "more than 256 fields"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named(written: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         imported(json.dumps(written))

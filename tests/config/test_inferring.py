@@ -24,8 +24,12 @@ def fields(*payloads: Any) -> dict[str, str]:
 
 def test_types_are_those_of_all_records() -> None:
     assert fields({"a": 1, "b": 1, "c": True, "d": "x"}, {"a": 2, "b": 2.5, "c": None, "e": [1, 2.5]}) == {
-        "a": "int", "b": "float", "c": "bool", "d": "string", "e": "array<float>",
-    }  # fmt: skip
+        "a": "int",
+        "b": "float",
+        "c": "bool",
+        "d": "string",
+        "e": "array<float>",
+    }
 
 
 def test_times_are_known_by_their_form_or_their_name_and_size() -> None:
@@ -50,8 +54,12 @@ def test_days_and_times_of_most_texts_are_drafted_with_what_is_known_of_them() -
         {"ts": "unknown", "basic": records[0]["basic"], "day": days[0], "local": "2026-11-01 07:00", "no": "2026"}
     ]
     assert fields(*records) == {
-        "ts": "timestamp", "basic": "timestamp", "day": "date", "local": "timestamp", "no": "string",
-    }  # fmt: skip
+        "ts": "timestamp",
+        "basic": "timestamp",
+        "day": "date",
+        "local": "timestamp",
+        "no": "string",
+    }
     lines = draft(*records).splitlines()
     assert "  ts: timestamp  # 1 of 29 texts are none" in lines
     assert next(line for line in lines if "local:" in line).startswith(

@@ -57,8 +57,12 @@ def test_what_is_not_a_share_is_refused(text: str, message: str) -> None:
 
 def test_a_hub_with_default_settings_takes_what_an_edge_with_default_settings_stores() -> None:
     taken = parse("store: s\n", "hub.yaml", HubConfig).config.limits.record_bytes
-    sizes = [each.default for source in (AmqpSource, MqttSource) for each in msgspec.structs.fields(source)
-             if each.name in {"message_bytes_max", "packet_bytes_max"}]  # fmt: skip
+    sizes = [
+        each.default
+        for source in (AmqpSource, MqttSource)
+        for each in msgspec.structs.fields(source)
+        if each.name in {"message_bytes_max", "packet_bytes_max"}
+    ]
     assert len(sizes) == 2
     assert taken >= 2 * max(edge().limits.message_bytes, *sizes), "with key and headers of the node's own"
     assert taken > ROW_BYTES_MAX, "of functions"

@@ -129,7 +129,7 @@ def test_an_optional_section_can_be_switched_off() -> None:
         ("streams: {[a]: {from: b}}", "edge.yaml:3: streams: expected a name as key, got a list"),
         ("links: {c: {}}", "edge.yaml:3: links.c.to: is missing. URL, or list of URLs"),
         ("links: {c: {to: 'ftp://x'}}", 'links.c.to: expected a URL such as https://hub.example.com, got "ftp://x"'),
-        ("listeners: {mqtt: {bind: '1883'}}", 'listeners.mqtt.bind: expected host:port such as 127.0.0.1:1883'),
+        ("listeners: {mqtt: {bind: '1883'}}", "listeners.mqtt.bind: expected host:port such as 127.0.0.1:1883"),
         ("listeners: {mqtt: {bind: 'a:1', anonymous: all}}", "expected allowed_beyond_loopback or loopback or never"),
         ("unrouted: lives", 'edge.yaml:3: unrouted: expected keep or live or refuse, got "lives"'),
         ("unrouted: [live]", "edge.yaml:3: unrouted: expected keys and values (policy, time, size), got a list"),
@@ -139,7 +139,7 @@ def test_an_optional_section_can_be_switched_off() -> None:
         ("limits: {message: 1MiB, message: 1MiB}", "edge.yaml:3: limits.message: is given twice, first in line 3"),
         ("http: {hosts: 'edge.example.com:8080'}", "http.hosts: expected a host name without port such as edge."),
     ],
-)  # fmt: skip
+)
 def test_an_error_says_where_and_what(lines: str, error: str) -> None:
     assert error in refusal(MINIMAL + lines + "\n")
 

@@ -97,9 +97,10 @@ def test_every_sample_is_in_the_catalogue() -> None:
 
 def test_a_sample_without_an_entry_costs_no_other_and_does_not_vanish() -> None:
     samples: list[AnySample] = [
-        Sample("weft_edge_new", 1, ("a", "b")), Sample("weft_edge_known", 2),
+        Sample("weft_edge_new", 1, ("a", "b")),
+        Sample("weft_edge_known", 2),
         HistogramSample("weft_odd", [1], [0, 3], 5),
-    ]  # fmt: skip
+    ]
     text = render([Metric("weft_edge_known", "gauge", "Known.")], samples).decode()
     assert "weft_edge_known 2.0\n" in text
     assert f"# HELP weft_edge_new {WITHOUT_ENTRY}\n" in text

@@ -52,11 +52,16 @@ def test_yaml_json_and_a_line_declare_the_same() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("fields: {a: double}", 'schema:1: fields.a: expected a type such as float, int, string, timestamp(ms) or '
-         'array<float>, got "double". Did you mean float?'),
+        (
+            "fields: {a: double}",
+            "schema:1: fields.a: expected a type such as float, int, string, timestamp(ms) or "
+            'array<float>, got "double". Did you mean float?',
+        ),
         ("fields:\n  a: {typ: float}", "schema:2: fields.a.typ: is not a setting. Did you mean type?"),
-        ("format: xml\nfields: {a: int}",
-         'schema:1: format: expected avro or cbor or json or msgpack or protobuf, got "xml"'),
+        (
+            "format: xml\nfields: {a: int}",
+            'schema:1: format: expected avro or cbor or json or msgpack or protobuf, got "xml"',
+        ),
         ("fields: {a: {type: int, from: a..b}}", 'expected a path such as motor.rpm or readings[0].value, got "a..b"'),
         ("fields: {_a: int}", "names that begin with _ are the stream's own columns. Name the field otherwise"),
         ("fields: {payload: int}", "`payload` is the column of the bytes as sent"),
@@ -72,7 +77,7 @@ def test_yaml_json_and_a_line_declare_the_same() -> None:
         ("a date(ms)", 'got "date(ms)". Did you mean date?'),
         ("a " + "array<" * 5000 + "int" + ">" * 5000, "expected an array of single values"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_says_where_and_what_to_write(text: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_schema(text)

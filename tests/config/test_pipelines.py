@@ -59,8 +59,12 @@ sink: {tables: {}}
         parse(text, "tables.yaml", Pipeline, check_pipeline)
     found = str(refused.value)
     assert [name in found for name in ("source.keys", "source.since", "steps", "checkpoint", "source.stream")] == [
-        True, True, True, True, False,
-    ]  # fmt: skip
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_only_tables_have_a_pattern_as_stream() -> None:

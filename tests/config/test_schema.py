@@ -38,8 +38,9 @@ def test_the_schema_gives_defaults_in_units() -> None:
     assert re.search(definitions["Disk"]["properties"]["budget"]["pattern"], "10MB")
     assert definitions["Stream"]["properties"]["from"]["anyOf"][0] == {"type": "string"}
     assert definitions["EdgeConfig"]["properties"]["unrouted"]["anyOf"] == [
-        {"$ref": "#/$defs/Unrouted"}, {"$ref": "#/$defs/Unrouted/properties/policy"},
-    ]  # fmt: skip
+        {"$ref": "#/$defs/Unrouted"},
+        {"$ref": "#/$defs/Unrouted/properties/policy"},
+    ]
     assert definitions["Unrouted"]["properties"]["policy"]["enum"] == ["keep", "live", "refuse"]
     assert definitions["EdgeConfig"]["required"] == ["node", "data_dir"]
     assert definitions["EdgeConfig"]["additionalProperties"] is False

@@ -79,8 +79,7 @@ def test_any_text_is_a_value_or_a_plain_refusal(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bind", "reached"),
-    [("0.0.0.0:80", "127.0.0.1:80"), ("[::]:80", "[::1]:80"), ("10.0.0.7:80", "10.0.0.7:80")],
+    ("bind", "reached"), [("0.0.0.0:80", "127.0.0.1:80"), ("[::]:80", "[::1]:80"), ("10.0.0.7:80", "10.0.0.7:80")]
 )
 def test_this_machine_reaches_a_listener_on_all_addresses_at_the_loopback(bind: str, reached: str) -> None:
     assert str(units.parse_bind(bind).from_here) == reached

@@ -64,9 +64,19 @@ GRIDS = st.builds(
     lambda every, share, zone: Grid(every * HOUR_US, every * share * 15 * MINUTE_US // 96 * 24, zone),
     st.sampled_from([2, 3, 4, 6, 8, 12, 24, 48, 168]),
     st.integers(0, 15),
-    st.sampled_from([BERLIN, "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Kolkata",
-                     "Pacific/Apia", "America/St_Johns", None]),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            BERLIN,
+            "America/New_York",
+            "Australia/Lord_Howe",
+            "Africa/Casablanca",
+            "Asia/Kolkata",
+            "Pacific/Apia",
+            "America/St_Johns",
+            None,
+        ]
+    ),
+)
 
 
 @given(GRIDS, st.integers(2005, 2040), st.integers(0, 365))

@@ -41,11 +41,37 @@ from tests.conformance.packet_reading import Packet, read_number, take_apart
 from tests.support.waiting import PATIENCE_S, Patience, by_the_clock
 
 __all__ = [
-    "CONNACK", "CONNECT", "DISCONNECT", "PINGREQ", "PINGRESP", "PUBACK", "PUBCOMP", "PUBLISH", "PUBREC", "PUBREL",
-    "SILENCE_S", "SUBACK", "SUBSCRIBE", "UNSUBACK", "UNSUBSCRIBE", "Client", "Closed", "Packet", "Transport", "Will",
-    "acknowledge", "connect", "connect_tcp", "disconnect", "packet", "properties", "publish", "string", "subscribe",
+    "CONNACK",
+    "CONNECT",
+    "DISCONNECT",
+    "PINGREQ",
+    "PINGRESP",
+    "PUBACK",
+    "PUBCOMP",
+    "PUBLISH",
+    "PUBREC",
+    "PUBREL",
+    "SILENCE_S",
+    "SUBACK",
+    "SUBSCRIBE",
+    "UNSUBACK",
+    "UNSUBSCRIBE",
+    "Client",
+    "Closed",
+    "Packet",
+    "Transport",
+    "Will",
+    "acknowledge",
+    "connect",
+    "connect_tcp",
+    "disconnect",
+    "packet",
+    "properties",
+    "publish",
+    "string",
+    "subscribe",
     "unsubscribe",
-]  # fmt: skip
+]
 """Tests have everything they need of a client from here."""
 
 SILENCE_S = 0.25

@@ -7,14 +7,7 @@ import random
 import pytest
 
 from tests.conformance.conftest import Connect
-from tests.conformance.raw_client import (
-    PUBACK,
-    SUBACK,
-    Client,
-    connect,
-    publish,
-    subscribe,
-)
+from tests.conformance.raw_client import PUBACK, SUBACK, Client, connect, publish, subscribe
 
 QUOTA_EXCEEDED, SUBSCRIPTIONS_MAX = 0x97, 1000
 

@@ -333,9 +333,7 @@ def test_packets_sent_right_behind_connect(client: Connect, version: int, live: 
     """v3 section 3.1.4, v5 section 3.1.4: a client need not wait for CONNACK"""
     opened = client(version)
     opened.send(
-        connect("", version=version),
-        subscribe(1, (live, 0), version=version),
-        publish(live, b"early", version=version),
+        connect("", version=version), subscribe(1, (live, 0), version=version), publish(live, b"early", version=version)
     )
     assert opened.next().kind == CONNACK
     assert opened.message().payload == b"early"

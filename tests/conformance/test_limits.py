@@ -7,15 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conformance.conftest import Broker, Connect
-from tests.conformance.raw_client import (
-    PUBACK,
-    PUBCOMP,
-    PUBREC,
-    PUBREL,
-    acknowledge,
-    connect,
-    publish,
-)
+from tests.conformance.raw_client import PUBACK, PUBCOMP, PUBREC, PUBREL, acknowledge, connect, publish
 from tests.support.stopwatch import Stopwatch
 
 RECEIVE_MAXIMUM, KEEP_ALIVE_S, SESSION_EXPIRY_S, FILTER_BYTES = 5, 2, 100, 63 << 10

@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance.conftest import Connect
-from tests.conformance.raw_client import (
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREC,
-    PUBREL,
-    Client,
-    acknowledge,
-    publish,
-)
+from tests.conformance.raw_client import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, Client, acknowledge, publish
 
 EVERYTHING = {
     "payload_format_indicator": 1,

@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance.conftest import Connect
-from tests.conformance.raw_client import (
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREC,
-    PUBREL,
-    Client,
-    acknowledge,
-    publish,
-)
+from tests.conformance.raw_client import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, Client, acknowledge, publish
 
 PERSISTENT = {"session_expiry_interval": 60}
 

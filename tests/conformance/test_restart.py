@@ -7,16 +7,7 @@ import time
 import pytest
 
 from tests.conformance.conftest import Broker
-from tests.conformance.raw_client import (
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREC,
-    PUBREL,
-    Client,
-    acknowledge,
-    publish,
-)
+from tests.conformance.raw_client import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, Client, acknowledge, publish
 
 
 class Setting:

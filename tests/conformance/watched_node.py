@@ -45,9 +45,14 @@ class WatchedNode(EdgeProcess):
         self.mqtt, self.ws, self.tls, self.pages = (free_port() for _ in range(4))
         own = Authority(directory).sign("node")
         text = CONFIG.format(
-            directory=directory, mqtt=self.mqtt, ws=self.ws, tls=self.tls, pages=self.pages,
-            certificate=own.certificate, key=own.key,
-        )  # fmt: skip
+            directory=directory,
+            mqtt=self.mqtt,
+            ws=self.ws,
+            tls=self.tls,
+            pages=self.pages,
+            certificate=own.certificate,
+            key=own.key,
+        )
         self.written = directory / "log"
         super().__init__(directory, text + limits, self.written)
         self.start(popen=subprocess.Popen)  # its memory is measured

@@ -186,11 +186,13 @@ CASES: dict[str, Case | list[Case]] = {
     ),
     "WeftEdgeFilesNearlyOut": Case(
         {
-            edge("process_open_fds"): still(820), edge("process_max_fds"): still(1000),
+            edge("process_open_fds"): still(820),
+            edge("process_max_fds"): still(1000),
             edge("weft_edge_build_info", 'version="1"'): still(1),
         },
         {
-            edge("process_open_fds"): still(780), edge("process_max_fds"): still(1000),
+            edge("process_open_fds"): still(780),
+            edge("process_max_fds"): still(1000),
             edge("weft_edge_build_info", 'version="1"'): still(1),
         },
         {hub("process_open_fds"): still(990), hub("process_max_fds"): still(1000)},
@@ -220,9 +222,7 @@ CASES: dict[str, Case | list[Case]] = {
     "WeftHubRegionBudgetUsedUp": flag(hub("weft_hub_region_budget_used_up", 'region="east"')),
     "WeftHubRegionLost": flag(hub("weft_hub_region_lost_chunks", REGION)),
     "WeftHubDiskFillsUp": Case(falling(7 * 24 + 2), falling(7 * 24 + 16), {FREE: still(100 * GI)}, after_minutes=YOUNG),
-    "WeftHubDiskNearlyFull": [
-        Case(falling(31), falling(33.5), after_minutes=YOUNG), flag(FREE, 0.98 * GI, 1.02 * GI)
-    ],
+    "WeftHubDiskNearlyFull": [Case(falling(31), falling(33.5), after_minutes=YOUNG), flag(FREE, 0.98 * GI, 1.02 * GI)],
     "WeftHubConflict": flag(hub("weft_hub_conflicts")),
     "WeftHubIssuerAway": flag(hub("weft_hub_jwt_keys_failing_seconds"), 3700, 3500),
     "WeftHubDeclarationsOld": flag(hub("weft_hub_cluster_log_age_seconds"), 62, 58),
@@ -239,11 +239,13 @@ CASES: dict[str, Case | list[Case]] = {
     ),
     "WeftHubFilesNearlyOut": Case(
         {
-            hub("process_open_fds"): still(820), hub("process_max_fds"): still(1000),
+            hub("process_open_fds"): still(820),
+            hub("process_max_fds"): still(1000),
             hub("weft_hub_build_info", 'version="1"'): still(1),
         },
         {
-            hub("process_open_fds"): still(780), hub("process_max_fds"): still(1000),
+            hub("process_open_fds"): still(780),
+            hub("process_max_fds"): still(1000),
             hub("weft_hub_build_info", 'version="1"'): still(1),
         },
         {edge("process_open_fds"): still(990), edge("process_max_fds"): still(1000)},
@@ -262,7 +264,7 @@ CASES: dict[str, Case | list[Case]] = {
         {hub("weft_hub_quality_alarms"): still(1), hub("weft_hub_quality_rule_alarm", RULE): still(1)},
     ),
     "WeftHubQualityUnknown": flag(hub("weft_hub_quality_rule_unknown", RULE)),
-}  # fmt: skip
+}
 
 
 def test_every_alert_has_a_case() -> None:
@@ -322,8 +324,11 @@ def _label_text(severity: str, named: set[str], series: dict[str, str]) -> str:
 def test_promtool_finds_no_fault_in_the_rules() -> None:
     done = subprocess.run(
         [promtool(), "check", "rules", "--lint=all", "--lint-fatal", str(RULES)],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert f"{len(ALERTS)} rules found" in done.stdout
 
@@ -336,8 +341,11 @@ def test_promtool_finds_no_fault_in_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "prometheus.token").write_text("token")
     done = subprocess.run(
         [promtool(), "check", "config", str(tmp_path / "prometheus.yml")],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     jobs = {each["job_name"] for each in yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"]}
     assert jobs == {EDGE_JOB, HUB_JOB}
@@ -364,8 +372,12 @@ def judged(folder: Path, rules: Sequence[dict[str, Any]]) -> list[str]:
         files[-1].write_text(yaml.safe_dump(document))
     done = subprocess.run(
         [promtool(), "test", "rules", *map(str, files)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
     said = re.split(r"^Unit Testing: .*\n", done.stdout, flags=re.MULTILINE)[1:]
     assert len(said) == len(rules), done.stdout
     return ["" if each.strip() == "SUCCESS" else each for each in said]

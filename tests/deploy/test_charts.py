@@ -24,19 +24,34 @@ LOOK_S_MAX = 60
 PLAIN = ("plainHttp=allowed_beyond_loopback",)
 TLS = ("tls.secret=hub-tls", "tls.clientCaSecret=edges-ca", "tls.hasCrl=true")
 EVERYTHING = (
-    *TLS, "replicas=3", "storeSecret=s3", "operatorSecret=ops",
+    *TLS,
+    "replicas=3",
+    "storeSecret=s3",
+    "operatorSecret=ops",
     "env.AWS_REGION=eu-central-1",
     "podServices.enabled=true",
-    "advertise=https://$(POD).hubs.example.com:8090", "antiAffinity=preferred", "nodeSelector.disk=ssd",
-    "service.type=LoadBalancer", "serviceAccount.annotations.role=arn", "podAnnotations.a=b", "priorityClassName=high",
-    "networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8", "networkPolicy.egress[0].ports[0].port=443",
-    "tolerations[0].key=hub", "imagePullSecrets[0].name=registry", "hub.commit_interval=500ms",
-)  # fmt: skip
+    "advertise=https://$(POD).hubs.example.com:8090",
+    "antiAffinity=preferred",
+    "nodeSelector.disk=ssd",
+    "service.type=LoadBalancer",
+    "serviceAccount.annotations.role=arn",
+    "podAnnotations.a=b",
+    "priorityClassName=high",
+    "networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8",
+    "networkPolicy.egress[0].ports[0].port=443",
+    "tolerations[0].key=hub",
+    "imagePullSecrets[0].name=registry",
+    "hub.commit_interval=500ms",
+)
 EDGE = (
-    "service.type=NodePort", "ports.mqtts=8883", "edge.listeners.mqtts.tls.certificate=/etc/weft-secrets/tls.crt",
-    "edge.listeners.mqtts.tls.key=/etc/weft-secrets/tls.key", "networkPolicy.statusFrom[0].podSelector.matchLabels.a=b",
-    "networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8", "networkPolicy.egress[0].ports[0].port=8090",
-)  # fmt: skip
+    "service.type=NodePort",
+    "ports.mqtts=8883",
+    "edge.listeners.mqtts.tls.certificate=/etc/weft-secrets/tls.crt",
+    "edge.listeners.mqtts.tls.key=/etc/weft-secrets/tls.key",
+    "networkPolicy.statusFrom[0].podSelector.matchLabels.a=b",
+    "networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8",
+    "networkPolicy.egress[0].ports[0].port=8090",
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 Render = Callable[..., list[dict[str, Any]]]
@@ -91,9 +106,13 @@ def test_kubernetes_takes_what_the_chart_makes(chart: str, values: tuple[str, ..
     assert answer.get("resources", []) == []
     assert answer["summary"] == {"valid": count, "invalid": 0, "errors": 0, "skipped": 0}
     wrong = subprocess.run(
-        command, input=text.replace("serviceName:", "serviceNam:"), capture_output=True, text=True, timeout=LOOK_S_MAX,
+        command,
+        input=text.replace("serviceName:", "serviceNam:"),
+        capture_output=True,
+        text=True,
+        timeout=LOOK_S_MAX,
         check=False,
-    )  # fmt: skip
+    )
     assert json.loads(wrong.stdout)["summary"]["invalid"] == 1
 
 
@@ -131,8 +150,10 @@ def test_a_node_has_the_time_to_leave_and_never_do_two_leave_at_once() -> None:
     assert container["args"][-2:] == ["--advertise", "https://$(POD).hubs.example.com:8090"]
     probes = [container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
     assert [(each["path"], each["scheme"]) for each in probes] == [
-        ("/healthz", "HTTPS"), ("/healthz", "HTTPS"), ("/readyz", "HTTPS"),
-    ]  # fmt: skip
+        ("/healthz", "HTTPS"),
+        ("/healthz", "HTTPS"),
+        ("/readyz", "HTTPS"),
+    ]
     names = [each["metadata"]["name"] for each in objects if each["kind"] == "Service"]
     assert names == ["weft-weft-hub", "weft-weft-hub-pods", *(f"weft-weft-hub-{pod}" for pod in range(3))]
 
@@ -145,8 +166,9 @@ def test_passwords_do_not_leave_the_cluster_in_clear_text_and_the_status_page_is
     _, objects = rendered("weft-edge", "plainText=allowed_beyond_cluster", *EDGE)
     _, status = of_kind(objects, "NetworkPolicy")["spec"]["ingress"]
     assert status == {
-        "ports": [{"port": "status", "protocol": "TCP"}], "from": [{"podSelector": {"matchLabels": {"a": "b"}}}],
-    }  # fmt: skip
+        "ports": [{"port": "status", "protocol": "TCP"}],
+        "from": [{"podSelector": {"matchLabels": {"a": "b"}}}],
+    }
     with_tls = ("service.type=LoadBalancer", "ports.mqtt=null", *EDGE[1:])
     assert of_kind(rendered("weft-edge", *with_tls)[1], "Service")["spec"]["type"] == "LoadBalancer"
 

@@ -422,9 +422,15 @@ def test_an_upgrade_gives_each_node_what_was_of_one_user_and_a_purge_leaves_no_t
     files = {
         "edge.yaml": "listeners: {mqtt: {tls: {key: x}}}\nlinks: {cloud: {token_file: press-7.token, ca_file: ca.pem}}",
         "hub.yaml": "tls: {client_ca: ca.pem, key: tls/hub-key.pem}",
-        "users": "", "press-7.token": "", "user.password": "", "hub.key": "", "ops.token": "", "ca.pem": "",
-        "plant-ca/ca.key": "", "tls/hub-key.pem": "",
-    }  # fmt: skip
+        "users": "",
+        "press-7.token": "",
+        "user.password": "",
+        "hub.key": "",
+        "ops.token": "",
+        "ca.pem": "",
+        "plant-ca/ca.key": "",
+        "tls/hub-key.pem": "",
+    }
     bare.did("adduser", "--system", "--group", "--quiet", "--no-create-home", "weft")
     bare.did("adduser", "--quiet", "--disabled-password", "--gecos", "", "anna")
     bare.did("adduser", "--quiet", "anna", "weft")

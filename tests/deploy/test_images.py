@@ -157,9 +157,13 @@ def test_an_image_says_what_the_recipe_says(tmp_path: Path) -> None:
         'FROM base AS edge\nENV C=2\nCMD ["weft", "edge"]\nFROM base AS hub\nENV D=3\nCMD ["weft", "hub"]\n'
     )
     assert settings("edge", recipe) == {
-        "User": "10001:10001", "Volumes": {"/v": {}}, "StopSignal": "SIGTERM", "Cmd": ["weft", "edge"],
-        "Env": ["PATH=/a:/usr/bin:/bin", "B=1", "C=2"], "WorkingDir": "/",
-    }  # fmt: skip
+        "User": "10001:10001",
+        "Volumes": {"/v": {}},
+        "StopSignal": "SIGTERM",
+        "Cmd": ["weft", "edge"],
+        "Env": ["PATH=/a:/usr/bin:/bin", "B=1", "C=2"],
+        "WorkingDir": "/",
+    }
 
 
 def test_only_a_compiled_file_is_cut(tmp_path: Path) -> None:

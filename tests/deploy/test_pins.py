@@ -35,11 +35,26 @@ def refused(python: str, pins: list[Requirement], target: Path) -> list[str]:
     said: list[str] = []
     while True:
         done = subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries=1",
-             "--dry-run", "--no-deps", "--ignore-installed", "--only-binary=:all:", f"--target={target}",
-             f"--python-version={python}", *(f"{pin.name}{pin.specifier}" for pin in pins)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--retries=1",
+                "--dry-run",
+                "--no-deps",
+                "--ignore-installed",
+                "--only-binary=:all:",
+                f"--target={target}",
+                f"--python-version={python}",
+                *(f"{pin.name}{pin.specifier}" for pin in pins),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if any(words in done.stderr for words in NO_INDEX):
             pytest.skip("no package index can be reached")
         if done.returncode == 0:

@@ -22,11 +22,7 @@ from tests.support.processes import STOP_S_MAX, Node, publish, weft
 from tests.support.prometheus import MISSING, PROMETHEUS, Prometheus
 from tests.support.waiting import PATIENCE_S, wait_until
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.processes,
-    pytest.mark.skipif(PROMETHEUS is None, reason=MISSING),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.skipif(PROMETHEUS is None, reason=MISSING)]
 HUB = """\
 listen: 127.0.0.1:{port}
 store: store
@@ -67,19 +63,24 @@ ONLY_IN_TROUBLE = {
 """Metrics whose series appear with what they tell of. The catalogue has their names and labels."""
 QUIET = {
     "grafana-edges.json": {
-        "Oldest record that waits", "Missing records", "Slowest acknowledgements", "Messages that do not fit",
+        "Oldest record that waits",
+        "Missing records",
+        "Slowest acknowledgements",
+        "Messages that do not fit",
         "Certificates that end first",
     },
     "grafana-hub.json": {
-        "More than a share", "Complete up to: unknown", "Rows behind", "Time behind", "Quality rules in alarm",
+        "More than a share",
+        "Complete up to: unknown",
+        "Rows behind",
+        "Time behind",
+        "Quality rules in alarm",
         "Furthest from complete",
     },
-    "grafana-links.json": {
-        "Furthest behind", "Longest until drained", "Attempts that failed in a row",
-    },
+    "grafana-links.json": {"Furthest behind", "Longest until drained", "Attempts that failed in a row"},
     "grafana-tables.json": {"Quality rules in alarm", "Quality rules whose state is unknown", "Smallest files"},
     "grafana-spark.json": {"Failed or silent", "Furthest behind"},
-}  # fmt: skip
+}
 """Tables that are empty while nothing is wrong."""
 OF_THIS_MACHINE = {"WeftEdgeClockUnsynchronised", "WeftEdgeDiskSlow", "WeftEdgeAcksSlow", "WeftHubEdgesClocksDiffer"}
 """Alerts on the machine of the test and not on the nodes."""
@@ -129,8 +130,18 @@ def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fabric]:
         assert weft("hub", "backup", hub_yaml, "--to", folder / "backup").exception is None
         jobs = {"weft-edge": [edge.url], "weft-hub": [hub.url]}
         prometheus = stack.enter_context(Prometheus(folder, jobs, FOLDER / "weft-alerts.yaml"))
-        report(hub, {"stream": "telemetry", "state": "running", "records": 90, "seconds": 1.5, "rate": 9.5, "lag": 0,
-                     "idle_seconds": 3.0})  # fmt: skip
+        report(
+            hub,
+            {
+                "stream": "telemetry",
+                "state": "running",
+                "records": 90,
+                "seconds": 1.5,
+                "rate": 9.5,
+                "lag": 0,
+                "idle_seconds": 3.0,
+            },
+        )
         for wanted, temperature in ((500, 21.5), (1000, 19.5)):
             publish(ports["mqtt"], "plant/a", [f'{{"t": {temperature}}}'] * 500)
             checked = f"weft_hub_quality_rows_total >= {wanted}"

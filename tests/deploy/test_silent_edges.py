@@ -76,11 +76,9 @@ async def test_two_silent_edges_of_twenty_are_named_and_alarmed(
     sender = SenderSettings(mark_interval=100_000_000)
     async with contextlib.AsyncExitStack() as stack:
         hubs = [
-            await stack.enter_async_context(
-                running_hub(store, shards=8, beat_interval_s=BEAT_S, clocks=clocks)
-            )
+            await stack.enter_async_context(running_hub(store, shards=8, beat_interval_s=BEAT_S, clocks=clocks))
             for _ in range(3)
-        ]  # fmt: skip
+        ]
         links: dict[str, contextlib.AsyncExitStack] = {}
         linked: list[LinkStatus] = []
         for number, name in enumerate(EDGES):
@@ -149,6 +147,10 @@ def assert_fires_once_they_are_silent(folder: Path, series: dict[str, list[float
     (folder / "test.yaml").write_text(json.dumps(document))
     done = subprocess.run(
         [promtool(), "test", "rules", "test.yaml"],
-        cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -54,9 +54,19 @@ def test_the_page_works_with_the_units_users_and_modes(tmp_path: Path) -> None:
     room.mkdir()
     make_page_folder(tmp_path / "page")
     command = [
-        "unshare", "-m", "--kill-child", "bash", str(HERE / "room.sh"), str(room), str(ROOT), sys.executable,
-        "bash", str(HERE / "follow_the_page.sh"), str(tmp_path / "page"), sys.executable,
-    ]  # fmt: skip
+        "unshare",
+        "-m",
+        "--kill-child",
+        "bash",
+        str(HERE / "room.sh"),
+        str(room),
+        str(ROOT),
+        sys.executable,
+        "bash",
+        str(HERE / "follow_the_page.sh"),
+        str(tmp_path / "page"),
+        sys.executable,
+    ]
     path = f"{HERE / 'bin'}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command, cwd=ROOT, env={"PATH": path, "LANG": "C.UTF-8"}, capture_output=True, text=True, check=False

@@ -33,8 +33,12 @@ def test_systemd_has_nothing_to_say_of_it(tmp_path: Path, name: str) -> None:
     alone = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(unit)],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=alone,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env=alone,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -93,9 +93,15 @@ class Device(threading.Thread):
     """Publishes until told to stop, or until the server is gone."""
 
     def __init__(
-        self, name: str, port: int, *, rate: float = 0, payload_bytes: int = 60, random_bytes: int = 0,
+        self,
+        name: str,
+        port: int,
+        *,
+        rate: float = 0,
+        payload_bytes: int = 60,
+        random_bytes: int = 0,
         again_s: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Connect.
 
         Args:

@@ -39,7 +39,7 @@ class LoadedNode(EdgeProcess):
         stream = 'from: "load/{device}/count"' + (f", {more}" if more else "")
         text = EDGE_YAML.format(
             tree=tree, mqtt=self.mqtt, http=free_port(), budget=budget, segment=segment, stream=stream
-        )  # fmt: skip
+        )
         super().__init__(folder, text + links, folder / "node.log")
 
     def status(self) -> Any:

@@ -75,9 +75,7 @@ def build_recorder(folder: Path) -> Path:
 
 def recorded(library: Path, tree: Path, journal: Path) -> dict[str, str]:
     """The environment in which a process is recorded."""
-    return os.environ | {
-        "LD_PRELOAD": str(library), "WEFT_RECORD_TREE": str(tree), "WEFT_RECORD_JOURNAL": str(journal)
-    }  # fmt: skip
+    return os.environ | {"LD_PRELOAD": str(library), "WEFT_RECORD_TREE": str(tree), "WEFT_RECORD_JOURNAL": str(journal)}
 
 
 def read_events(journal: Path) -> list[Event]:
@@ -166,9 +164,9 @@ class Replay:
         return after
 
 
-_NAMING = frozenset((
-    Kind.CREATE, Kind.OPEN, Kind.LINK, Kind.RENAME, Kind.UNLINK, Kind.MAKE_DIRECTORY, Kind.REMOVE_DIRECTORY
-))  # fmt: skip
+_NAMING = frozenset(
+    (Kind.CREATE, Kind.OPEN, Kind.LINK, Kind.RENAME, Kind.UNLINK, Kind.MAKE_DIRECTORY, Kind.REMOVE_DIRECTORY)
+)
 
 
 def write_out(disk: FakeFileSystem, tree: Path) -> None:

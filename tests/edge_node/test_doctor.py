@@ -129,9 +129,14 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def answering(
-    status: int, headers: dict[str, str], body: bytes = b"", *, rights: tuple[int, Any] = (404, None),
-    tls: ssl.SSLContext | None = None, host: str = "127.0.0.1",
-) -> Iterator[str]:  # fmt: skip
+    status: int,
+    headers: dict[str, str],
+    body: bytes = b"",
+    *,
+    rights: tuple[int, Any] = (404, None),
+    tls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
+) -> Iterator[str]:
     with http.server.ThreadingHTTPServer((host, 0), Answers) as server:
         about_token = rights[0], {"Date": formatdate(NOW)}, json.dumps(rights[1]).encode()
         server.answers = (status, headers, body), about_token  # type: ignore[attr-defined]
@@ -148,9 +153,14 @@ def answering(
 
 def called(url: str, patience_s: float = 10.0) -> list[Verdict]:
     return HubCalls(
-        "cloud", Link(to=(url,)), time.monotonic, lambda: NOW, node=NodeName("default", "a"), software="weft 0.1.0",
+        "cloud",
+        Link(to=(url,)),
+        time.monotonic,
+        lambda: NOW,
+        node=NodeName("default", "a"),
+        software="weft 0.1.0",
         patience_s=patience_s,
-    ).verdicts()  # fmt: skip
+    ).verdicts()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +175,7 @@ def called(url: str, patience_s: float = 10.0) -> list[Verdict]:
         (302, {"Location": "http://x/"}, b"", [Standing.ACT, Standing.UNKNOWN], "redirects (302)"),
         (404, {}, b"", [Standing.ACT, Standing.UNKNOWN], "answers 404: not a hub"),
     ],
-)  # fmt: skip
+)
 def test_the_answer_of_a_hub_and_its_clock_are_two_lines(
     status: int, headers: dict[str, str], body: bytes, states: list[Standing], words: str
 ) -> None:
@@ -288,8 +298,10 @@ def taken_port(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         yield parse(
             f'node: a\ndata_dir: {folder}\nhttp: null\nlisteners: {{mqtt: {{bind: "{address}"}}}}\n',
-            "edge.yaml", EdgeConfig, check,
-        ).config  # fmt: skip
+            "edge.yaml",
+            EdgeConfig,
+            check,
+        ).config
 
 
 def data_of_a_later_release(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:

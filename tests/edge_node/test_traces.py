@@ -66,12 +66,21 @@ async def test_messages_by_every_protocol_have_a_span_under_their_publishers(tmp
     assert len(records) == 9
     assert {(span.trace, span.parent, span.error) for span in spans} == {(TRACE_ID, PARENT, "")}
     assert [(span.attributes["network.protocol.name"], span.attributes["weft.seq"]) for span in spans] == [
-        ("mqtt", 0), ("amqp", 4), ("http", 5), ("http", 6),
-    ]  # fmt: skip
+        ("mqtt", 0),
+        ("amqp", 4),
+        ("http", 5),
+        ("http", 6),
+    ]
     assert spans[0].attributes == {
-        "weft.tenant": "default", "weft.edge": "press-7", "weft.log": log, "weft.stream": "telemetry", "weft.seq": 0,
-        "messaging.destination.name": "plant/1", "messaging.message.body.size": 4, "network.protocol.name": "mqtt",
-    }  # fmt: skip
+        "weft.tenant": "default",
+        "weft.edge": "press-7",
+        "weft.log": log,
+        "weft.stream": "telemetry",
+        "weft.seq": 0,
+        "messaging.destination.name": "plant/1",
+        "messaging.message.body.size": 4,
+        "network.protocol.name": "mqtt",
+    }
     assert spans[3].attributes["messaging.batch.message_count"] == 3
     assert spans[0].resource["service.name"] == "weft-edge"
     assert spans[0].resource["service.instance.id"] == "press-7"
@@ -141,8 +150,14 @@ async def test_subscribers_get_the_publishers_context_unaltered(tmp_path: Path) 
 
 
 async def test_a_cloud_event_is_traced_by_the_context_of_its_request(tmp_path: Path) -> None:
-    event = {"Content-Type": "application/json", "ce-specversion": "1.0", "ce-id": "1", "ce-source": "/press",
-             "ce-type": "reading", "traceparent": SAMPLED}  # fmt: skip
+    event = {
+        "Content-Type": "application/json",
+        "ce-specversion": "1.0",
+        "ce-id": "1",
+        "ce-source": "/press",
+        "ce-type": "reading",
+        "traceparent": SAMPLED,
+    }
     with collecting() as collector:
         async with running(tmp_path, configuration(collector)) as node:
             url = f"http://127.0.0.1:{node.addresses['http'].port}/v1/streams/telemetry/plant/1"  # type: ignore[union-attr]

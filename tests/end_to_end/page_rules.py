@@ -125,11 +125,10 @@ RULES = {
         says=(
             r'weft.reason.*temperature: expected a number of 64 bits, got "hot"',
             r"telemetry\s+2\s+0\s+0\s+1\s+0\s+temp",
-        ),
+        )
     ),
     "bound-a-tenant.md": Rule(
-        meanwhile={"weft hub tenant add": open_hub_elsewhere},
-        says=("declared tenant acme", r"acme"),
+        meanwhile={"weft hub tenant add": open_hub_elsewhere}, says=("declared tenant acme", r"acme")
     ),
     "install.md": Rule(says=(r"^weft \d",)),
     "first-edge-node.md": Rule(
@@ -158,7 +157,7 @@ RULES = {
         says=(
             r"(?s)hub.yaml is good.*certificate +\S+hub.crt, valid until.*hub.yaml is good",
             r"press-shop-7\s+edge\s+\S+\s+revoked",
-        ),
+        )
     ),
     "keep-a-tenant-apart.md": Rule(
         meanwhile={"weft hub tenant add": open_hub_elsewhere},
@@ -177,7 +176,7 @@ RULES = {
     ),
     "change-a-running-node.md": Rule(before=(TOUR,), says=(r"^configuration 1 ",)),
     "links-over-bad-networks.md": Rule(
-        says=("edge.yaml is good", r"link +lte", r"state +connected", "paused by an operator", r"budget +\S+ .*of 2"),
+        says=("edge.yaml is good", r"link +lte", r"state +connected", "paused by an operator", r"budget +\S+ .*of 2")
     ),
     "full-disk-or-link-down.md": Rule(before=(TOUR,), answers={"weft log drop": "y\n"}, says=("records",)),
     "prove-nothing-is-missing.md": Rule(
@@ -211,15 +210,13 @@ RULES = {
         before=(TOUR,),
         says=(r"sent=[1-9]", '"weft.position"', "good: every record is in the log once"),
     ),
-    "plant-engineer.md": Rule(
-        says=("edge.yaml is good", "m1 +21.5", "m2 +19.0", "plant/press/m1/temperatur 22.0"),
-    ),
+    "plant-engineer.md": Rule(says=("edge.yaml is good", "m1 +21.5", "m2 +19.0", "plant/press/m1/temperatur 22.0")),
     "data-engineer.md": Rule(
         says=(
             r"'machine': 'm2', 'payload': '\{\"temperature\": 19.0\}'",
             '"complete_up_to": ?"20',
             "good: every record is in the log once",
-        ),
+        )
     ),
     "operator.md": Rule(
         says=(
@@ -227,7 +224,7 @@ RULES = {
             r"default/press-shop-7\t.*\tfor \d+ second",
             r"state +connected",
             "weft_edge_link_connected",
-        ),
+        )
     ),
     "machine-hours.md": Rule(
         meanwhile={"weft edge run": marks_each_second, "mosquitto_pub": early_in_a_minute},

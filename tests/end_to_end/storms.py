@@ -61,9 +61,17 @@ class HubNode(DemoHub):
     """
 
     def __init__(
-        self, directory: Path, name: str, store: str, processes: int, settings: str, *, address: str = "127.0.0.1",
-        port: int | None = None, shards: int = SHARDS,
-    ) -> None:  # fmt: skip
+        self,
+        directory: Path,
+        name: str,
+        store: str,
+        processes: int,
+        settings: str,
+        *,
+        address: str = "127.0.0.1",
+        port: int | None = None,
+        shards: int = SHARDS,
+    ) -> None:
         directory.mkdir(parents=True)
         super().__init__(directory)
         self.name = name
@@ -125,9 +133,16 @@ class Fabric:
     """
 
     def __init__(
-        self, directory: Path, server: S3Server | None = None, *, nodes: int = 2, processes: int = 1, edges: int = 2,
-        hub_settings: str = "", link_settings: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        directory: Path,
+        server: S3Server | None = None,
+        *,
+        nodes: int = 2,
+        processes: int = 1,
+        edges: int = 2,
+        hub_settings: str = "",
+        link_settings: str = "",
+    ) -> None:
         self.server = server
         self.paths = [StorePath(server.port) for _ in range(nodes)] if server else []
         uri = f"{server.uri}/hub" if server else str(directory / "store")

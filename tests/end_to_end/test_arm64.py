@@ -104,10 +104,11 @@ def test_an_arm64_debian_installs_the_package_whose_node_takes_each_protocol_and
     devices: list[Device] = [
         kind(name, f"sensors/{name}/telemetry", sent, port, float(RATE))
         for name, kind, port in (
-            ("mqtt", MqttDevice, edge.mqtt_port), ("amqp", AmqpDevice, edge.amqp_port),
+            ("mqtt", MqttDevice, edge.mqtt_port),
+            ("amqp", AmqpDevice, edge.amqp_port),
             ("http", HttpDevice, edge.post_port),
         )
-    ]  # fmt: skip
+    ]
     with ExitStack() as at_the_end:
         at_the_end.callback(hub.stop)
         hub.start()

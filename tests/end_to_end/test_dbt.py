@@ -64,9 +64,14 @@ class Plant:
         """Run `dbt build`, which fails when a test of the project does."""
         own = {"PYTHONPATH": path, "WEFT_STORE": str(self.root), "DBT_SEND_ANONYMOUS_USAGE_STATS": "false"}
         done = subprocess.run(
-            [sys.executable, *command], cwd=self.project, env=os.environ | own | variables, check=False,
-            capture_output=True, text=True, timeout=BUILD_S_MAX,
-        )  # fmt: skip
+            [sys.executable, *command],
+            cwd=self.project,
+            env=os.environ | own | variables,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_S_MAX,
+        )
         assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 

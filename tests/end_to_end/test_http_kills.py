@@ -176,11 +176,28 @@ def test_curl_that_tries_again_while_the_node_is_killed_stores_each_message_once
         while not ends.is_set():
             message = f"{name}-{number}"
             done = subprocess.run(
-                ["curl", "-sS", "-m", "20", "--retry", "30", "--retry-delay", "1", "--retry-all-errors",
-                 "-H", f"Idempotency-Key: {message}", "-H", "Content-Type: text/plain", "-d", message,
-                 f"{edge.url}/v1/streams/telemetry/plant/{name}"],
-                capture_output=True, text=True, check=True,
-            )  # fmt: skip
+                [
+                    "curl",
+                    "-sS",
+                    "-m",
+                    "20",
+                    "--retry",
+                    "30",
+                    "--retry-delay",
+                    "1",
+                    "--retry-all-errors",
+                    "-H",
+                    f"Idempotency-Key: {message}",
+                    "-H",
+                    "Content-Type: text/plain",
+                    "-d",
+                    message,
+                    f"{edge.url}/v1/streams/telemetry/plant/{name}",
+                ],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
             found.append((message, json.loads(done.stdout[done.stdout.rindex("{") :])["first_seq"]))
             number += 1
         return found

@@ -72,9 +72,11 @@ def wait_until_drained(edge: Edge, hub: DemoHub, stream: str = STREAM) -> int:
     """Wait until the table has a row for every record of the edge's log; the number of rows."""
     expected = edge.status()["streams"][stream]["durable_end"]
     wait_until(
-        lambda: hub.table_rows() == expected, DRAIN_TIMEOUT_S,
-        lambda: f"{expected} records expected; {hub.status()}; {edge.status()}", interval_s=0.1,
-    )  # fmt: skip
+        lambda: hub.table_rows() == expected,
+        DRAIN_TIMEOUT_S,
+        lambda: f"{expected} records expected; {hub.status()}; {edge.status()}",
+        interval_s=0.1,
+    )
     return int(expected)
 
 
@@ -104,8 +106,9 @@ def check_every_stray(edge: Edge, acked: dict[str, int]) -> None:
     sql = "SELECT key, payload, resent FROM unrouted"
     asked = forked.run(
         [sys.executable, "-m", "weft", "edge", "query", str(edge.config_path), sql, "--json"],
-        stdout=subprocess.PIPE, check=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        check=True,
+    )
     rows = [json.loads(line) for line in asked.stdout.splitlines()]
     for device, count in acked.items():
         of_device = [row for row in rows if row["key"] == f"stray/{device}"]

@@ -39,9 +39,11 @@ def test_the_longest_message_of_each_protocol_is_a_row(tmp_path: Path) -> None:
         hub.start()
         edge.start()
         clients = [
-            (Mqtt, edge.mqtt_port, HEAD_BYTES), (Amqp, edge.amqp_port, 0), (Amqp1, edge.amqp_port, HEAD_BYTES),
+            (Mqtt, edge.mqtt_port, HEAD_BYTES),
+            (Amqp, edge.amqp_port, 0),
+            (Amqp1, edge.amqp_port, HEAD_BYTES),
             (Http, edge.post_port, 0),
-        ]  # fmt: skip
+        ]
         for make, port, head_bytes in clients:
             body = random.Random(make.__name__).randbytes(LONGEST - head_bytes)  # nothing compresses it
             client = make(Way(port))

@@ -129,8 +129,9 @@ def test_a_lost_disk_is_named_until_it_comes_back(tmp_path: Path) -> None:
         record = f"{edge.name}/{log_id}/{delivered}"
         traced = forked.run(
             [sys.executable, "-m", "weft", "trace", "--store", hub.store, "--record", record],
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert traced.returncode == 1
         assert "OPEN GAP" in traced.stdout
         wait_until(lambda: "is retired. Open gap: " in hub.log_path.read_text(), PATIENCE_S, "the hub's log")

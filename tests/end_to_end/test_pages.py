@@ -199,9 +199,12 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     model = [("score-with-a-model.md", "sh"), ("score-with-a-model.md", "python")]
     own = [("write-a-function.md", "python")] * 4
     brokers = {
-        "behind-an-existing-mosquitto.md": 3, "feed-from-a-plc-with-sparkplug.md": 1, "feed-from-node-red.md": 1,
-        "replace-rabbitmq-at-the-edge.md": 2, "store-what-amqtt-receives.md": 1,
-    }  # fmt: skip
+        "behind-an-existing-mosquitto.md": 3,
+        "feed-from-a-plc-with-sparkplug.md": 1,
+        "feed-from-node-red.md": 1,
+        "replace-rabbitmq-at-the-edge.md": 2,
+        "store-what-amqtt-receives.md": 1,
+    }
     steps = [("run-a-pipeline.md", "python"), *[("publish-to-edges.md", "sh")] * 2]
     steps += [("typed-tables.md", language) for language in (*["sh"] * 6, *["python"] * 2)]
     steps += [

@@ -34,11 +34,16 @@ class Ring(Fabric):
         self.paths, self._loads = [], []
         self.hubs = [
             HubNode(
-                directory / f"hub-{at}", f"hub-{at}", str(directory / f"store-{at}"), 1,
-                SETTINGS.format(port=ports[(at + 1) % REGIONS]), port=port, shards=1,
+                directory / f"hub-{at}",
+                f"hub-{at}",
+                str(directory / f"store-{at}"),
+                1,
+                SETTINGS.format(port=ports[(at + 1) % REGIONS]),
+                port=port,
+                shards=1,
             )
             for at, port in enumerate(ports)
-        ]  # fmt: skip
+        ]
         self.stores = [open_store(str(directory / f"store-{at}")) for at in range(REGIONS)]
         self.edges = [self._edge(directory / f"edge-{at}", at, "") for at in range(REGIONS)]
 

@@ -104,8 +104,10 @@ def until_new_snapshots(fabric: Fabric) -> None:
     before = snapshots(fabric)
     wait_until(
         lambda: sum(now > then for now, then in zip(snapshots(fabric), before, strict=True)) >= len(fabric.edges) - 1,
-        SNAPSHOT_WAIT_S, "new snapshots", interval_s=0.5,
-    )  # fmt: skip
+        SNAPSHOT_WAIT_S,
+        "new snapshots",
+        interval_s=0.5,
+    )
 
 
 def test_three_nodes_are_upgraded_under_load_go_back_and_are_upgraded_for_good(tmp_path: Path) -> None:

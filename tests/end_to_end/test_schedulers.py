@@ -39,9 +39,14 @@ class Scheduler:
 
     def run(self, *command: str, **variables: str) -> None:
         done = subprocess.run(
-            [sys.executable, "-m", *command], cwd=self.home, env=self._environment | variables, check=False,
-            capture_output=True, text=True, timeout=RUN_S_MAX,
-        )  # fmt: skip
+            [sys.executable, "-m", *command],
+            cwd=self.home,
+            env=self._environment | variables,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S_MAX,
+        )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
     @property

@@ -53,8 +53,10 @@ def test_a_split_under_load_and_kills_loses_and_doubles_nothing(tmp_path: Path) 
         time.sleep(chance.uniform(1.0, 3.0))  # the random moment is the test
         done = forked.run(
             [sys.executable, "-m", "weft", "hub", "split", str(hub.config_path), "0", "--yes"],
-            stdout=subprocess.PIPE, check=True, text=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+        )
         assert done.stdout == "shard 0 is split: 1 edge moved to shard 2, 1 stay\n"
         split_at = time.time()
         # Nothing of the edge is acknowledged by the old shard any more.

@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 
 from examples.demo.fabric import DemoHub
-from tests.end_to_end.test_kills import (
-    STREAM,
-    Load,
-    check_every_message,
-    make_edge,
-    wait_until_drained,
-)
+from tests.end_to_end.test_kills import STREAM, Load, check_every_message, make_edge, wait_until_drained
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from weft.proofs.audit.audit import audit

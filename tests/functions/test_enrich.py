@@ -180,9 +180,12 @@ async def test_a_database_is_looked_up_and_followed(
 
 @pytest.mark.parametrize(
     ("table", "reason"),
-    [(None, "plant.db: has 2 tables. Name one in `table`. There are: machines, other"),
-     ("x", "plant.db: has no table x. There are: machines, other"), ("other", "plant.db: has no column id")],
-)  # fmt: skip
+    [
+        (None, "plant.db: has 2 tables. Name one in `table`. There are: machines, other"),
+        ("x", "plant.db: has no table x. There are: machines, other"),
+        ("other", "plant.db: has no column id"),
+    ],
+)
 async def test_a_database_of_several_tables(
     database: sqlite3.Connection, tmp_path: Path, table: str | None, reason: str
 ) -> None:

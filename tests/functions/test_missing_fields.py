@@ -31,8 +31,14 @@ streams:
         missing: {missing}
 """
 ROWS: list[dict[str, Any]] = [
-    {"t": 20.5, "a": 1}, {"t": 30.5}, {"t": None, "a": 0}, {"a": 1}, {"t": 10, "a": None}, {"t": 99.5, "a": 0}, {},
-]  # fmt: skip
+    {"t": 20.5, "a": 1},
+    {"t": 30.5},
+    {"t": None, "a": 0},
+    {"a": 1},
+    {"t": 10, "a": None},
+    {"t": 99.5, "a": 0},
+    {},
+]
 
 
 def config(function: str, missing: str = "null") -> EdgeConfig:
@@ -68,8 +74,15 @@ def sql(select: str) -> list[tuple[Any, ...]]:
 
 
 def test_a_stream_without_a_format_has_the_rows_that_are_json() -> None:
-    (definition,) = definitions(parse(YAML.format(function="where: t > 25", missing="reject").replace(
-        "    payload: json\n    functions", "    functions"), "edge.yaml", EdgeConfig).config)  # fmt: skip
+    (definition,) = definitions(
+        parse(
+            YAML.format(function="where: t > 25", missing="reject").replace(
+                "    payload: json\n    functions", "    functions"
+            ),
+            "edge.yaml",
+            EdgeConfig,
+        ).config
+    )
     chain, out = definition.make_chain(), Outputs()
     payloads = [b'{"t": 30.5, "a": 1}', b"no json", b'{"t": 9}']
     rows = [Row(1 + at, b"plant/m", each, {}, (), at, "in", each) for at, each in enumerate(payloads)]

@@ -43,9 +43,14 @@ def test_who_follows_the_page_has_a_function(tmp_path: Path) -> None:
         elif kind == "command":
             program, *arguments = body.split()
             done = subprocess.run(
-                [*PROGRAMS[program], *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True,
-                timeout=PATIENCE_S, check=False,
-            )  # fmt: skip
+                [*PROGRAMS[program], *arguments],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+                check=False,
+            )
             printed = done.stdout
             assert done.returncode == 0, done.stdout + done.stderr
         else:

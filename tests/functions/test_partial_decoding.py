@@ -21,13 +21,18 @@ from weft.functions.registry import KINDS
 NAMES = ("a", "b", "value", "µ", "a b")
 JSON = strategies.recursive(
     strategies.one_of(
-        strategies.none(), strategies.booleans(), strategies.integers(-(2**70), 2**70),
-        strategies.floats(allow_nan=False, allow_infinity=False), strategies.text(max_size=5),
+        strategies.none(),
+        strategies.booleans(),
+        strategies.integers(-(2**70), 2**70),
+        strategies.floats(allow_nan=False, allow_infinity=False),
+        strategies.text(max_size=5),
     ),
-    lambda inner: strategies.lists(inner, max_size=3)
-    | strategies.dictionaries(strategies.sampled_from((*NAMES, "c")), inner, max_size=4),
+    lambda inner: (
+        strategies.lists(inner, max_size=3)
+        | strategies.dictionaries(strategies.sampled_from((*NAMES, "c")), inner, max_size=4)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 OBJECTS = strategies.dictionaries(strategies.sampled_from((*NAMES, "c", "d")), JSON, max_size=6)
 READ = strategies.frozensets(
     strategies.lists(strategies.sampled_from(NAMES), min_size=1, max_size=3).map(tuple), min_size=1
@@ -84,9 +89,19 @@ def test_a_damaged_payload_is_refused_as_a_whole_one_is(kept: list[bytes], paths
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"{", b'{"a":1,"d":tru}', b'{"a":1,"d":"\xff"}', b'{"a":1,"\xff":2}', b'{"a":1} x', b'{"a":1,"d":01}',
-     b'{"a":1,"d":' + b"[" * 40 + b"]" * 40 + b"}", b'{"a":1,"d":"' + b"x" * (256 << 10) + b'"}', b"\xef\xbb\xbf{}"],
-)  # fmt: skip
+    [
+        b"",
+        b"{",
+        b'{"a":1,"d":tru}',
+        b'{"a":1,"d":"\xff"}',
+        b'{"a":1,"\xff":2}',
+        b'{"a":1} x',
+        b'{"a":1,"d":01}',
+        b'{"a":1,"d":' + b"[" * 40 + b"]" * 40 + b"}",
+        b'{"a":1,"d":"' + b"x" * (256 << 10) + b'"}',
+        b"\xef\xbb\xbf{}",
+    ],
+)
 def test_what_is_wrong_in_a_field_that_is_left_out_is_noticed(payload: bytes) -> None:
     format_ = JsonFormat()
     whole, part = decoded(format_.decode, payload), decoded(format_.decoder(frozenset({("a",)})), payload)
@@ -151,11 +166,13 @@ async def test_a_chain_gives_the_same(name: str) -> None:
         out = Outputs()
         chain = Chain([(f"{at}", each) for at, each in enumerate(made(**steps))], format_, format_)
         await chain.process([Row(at, b"k", payload, {}) for at, payload in enumerate(sent)], out)
-        outputs.append((
-            [(row.time, row.payload, row.headers) for row in out.rows],
-            [(each.row.time, each.row.payload, each.reason) for each in out.rejected],
-            {to: [(row.time, row.payload) for row in rows] for to, rows in out.routed.items()},
-        ))  # fmt: skip
+        outputs.append(
+            (
+                [(row.time, row.payload, row.headers) for row in out.rows],
+                [(each.row.time, each.row.payload, each.reason) for each in out.rejected],
+                {to: [(row.time, row.payload) for row in rows] for to, rows in out.routed.items()},
+            )
+        )
     assert isinstance(JsonFormat(), PartialFormat)
     assert not isinstance(Whole(), PartialFormat)
     assert outputs[0] == outputs[1]

@@ -86,10 +86,20 @@ def _message_seeds() -> list[bytes]:
         return encode_map([(encode(key), encode(value)) for key, value in found.items()])
 
     everything = [
-        encode(UUID(int=7)), encode(b"ann"), encode("plant/a"), encode("subject"), encode("answers"), ulong(9),
-        encode(Symbol("text/plain")), encode(Symbol("gzip")), encode(Milliseconds(1_700_000_000_000)),
-        encode(Milliseconds(1)), encode("group"), uint(4), encode("group"),
-    ]  # fmt: skip
+        encode(UUID(int=7)),
+        encode(b"ann"),
+        encode("plant/a"),
+        encode("subject"),
+        encode("answers"),
+        ulong(9),
+        encode(Symbol("text/plain")),
+        encode(Symbol("gzip")),
+        encode(Milliseconds(1_700_000_000_000)),
+        encode(Milliseconds(1)),
+        encode("group"),
+        uint(4),
+        encode("group"),
+    ]
     header = section(HEADER, fields([encode(True), ubyte(4), uint(60_000), encode(True), uint(3)]))
     properties = section(0x73, fields(everything))
     application = section(0x74, pairs({"a": 1, "b": 2.5, "c": None, "weft.x": b"bytes", "d": True}))

@@ -98,10 +98,14 @@ def _seeds() -> list[bytes]:
     connection = commands.Connection
     start_ok = connection.StartOk({"capabilities": {"a": True}, "n": [1, None, {"x": 0.5}]}, "PLAIN", "\0guest\0guest")
     methods = (
-        start_ok, connection.TuneOk(10, 4096, 5), connection.Open("/"),
+        start_ok,
+        connection.TuneOk(10, 4096, 5),
+        connection.Open("/"),
         commands.Queue.Declare(0, "q", arguments={"x": 1}),
-        commands.Basic.Consume(0, "q", "tag"), commands.Basic.Ack(1, True), connection.Close(200, "bye", 0, 0),
-    )  # fmt: skip
+        commands.Basic.Consume(0, "q", "tag"),
+        commands.Basic.Ack(1, True),
+        connection.Close(200, "bye", 0, 0),
+    )
     table = b"\x20\x00" + len(b"\x01dD\x02\0\0\0\x07\x01tT\0\0\0\0\0\0\0\x09").to_bytes(4, "big")
     table += b"\x01dD\x02\0\0\0\x07\x01tT\0\0\0\0\0\0\0\x09"
     void = b"\0V" * 30_000

@@ -189,12 +189,22 @@ def _pattern(text: str, topic: str) -> None:
 
 def _topic_seeds() -> list[bytes]:
     pairs = (
-        "plant/1/press\nplant/+/press", "plant/1\nplant/1/#", "$SYS/x\n#", "$SYS/x\n+/x", "a//b\na/+/b",
+        "plant/1/press\nplant/+/press",
+        "plant/1\nplant/1/#",
+        "$SYS/x\n#",
+        "$SYS/x\n+/x",
+        "a//b\na/+/b",
         "a\n$share/g/a/#",
-        "plant/1/press/telemetry\nplant/{line}/{machine}/telemetry", "plant/1\nplant/{line}/{line}", "a\n{payload}",
+        "plant/1/press/telemetry\nplant/{line}/{machine}/telemetry",
+        "plant/1\nplant/{line}/{line}",
+        "a\n{payload}",
         "a\na/#/b",
-        "é/ü\né/{ü}", "a\n$share//a", "a\n$share/g", "+\n+", "a/b\n{a}/{b}/#",
-    )  # fmt: skip
+        "é/ü\né/{ü}",
+        "a\n$share//a",
+        "a\n$share/g",
+        "+\n+",
+        "a/b\n{a}/{b}/#",
+    )
     deep = "/".join("abc" * 5_000), "/".join("+" * 15_000), "/".join(f"{{l{number}}}" for number in range(9_000))
     long = (f"{deep[0]}\n{deep[1]}", f"{deep[0]}\n{deep[1]}/#", f"a\n{deep[2]}", "a\n" + "{" * 60_000)
     return [pair.encode() for pair in (*pairs, *long)]

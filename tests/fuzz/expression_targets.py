@@ -27,9 +27,24 @@ LEVELS = {"line": "l1"}
 NAMES = ("line", "machine")
 _KNOWN = {"v", "levels", "row", *OPERATIONS, *(f"call_{name}" for name in CALLS)}
 _NODES = (
-    ast.Name, ast.Constant, ast.Subscript, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Call,
-    ast.Tuple, ast.NamedExpr, ast.Attribute, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
-)  # fmt: skip
+    ast.Name,
+    ast.Constant,
+    ast.Subscript,
+    ast.UnaryOp,
+    ast.BinOp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.IfExp,
+    ast.Call,
+    ast.Tuple,
+    ast.NamedExpr,
+    ast.Attribute,
+    ast.expr_context,
+    ast.operator,
+    ast.unaryop,
+    ast.boolop,
+    ast.cmpop,
+)
 _ATTRIBUTES = {"row.key", "row.key.decode", "row.time", "v.get", "levels.get"}
 TEXT = "x" * (TEXT_MAX // 2)
 

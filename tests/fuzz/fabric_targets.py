@@ -18,14 +18,7 @@ from weft.hub_api.answers import ApiError
 from weft.protocols import batch, chunk, link
 from weft.protocols.batch import ClockReading
 from weft.protocols.errors import CodecError
-from weft.protocols.link import (
-    PENDING_BYTES_MAX,
-    Data,
-    FrameDecoder,
-    FrameEncoder,
-    FrameType,
-    split_batches,
-)
+from weft.protocols.link import PENDING_BYTES_MAX, Data, FrameDecoder, FrameEncoder, FrameType, split_batches
 
 VECTORS = Path(notation.__file__).parent
 _CRC = struct.Struct("<I")
@@ -210,11 +203,22 @@ def _parameters(data: bytes) -> None:
 
 def _parameter_seeds() -> list[bytes]:
     texts = (
-        "limit=5&shard=0&offset=12", "since=2026-01-31T12:00:00Z", "since=1700000000000000000", "since=-5&limit=%31",
-        "since=0001-01-01T00:00:00%2B23:59", "since=9999-12-31T23:59:59-23:59", "since=2026-W05-1",
-        "since=20260131T12", "tenant=%FF%00", "a&&=;%zz",
-        "limit=" + "9" * 5000, "since=" + "1" * 5000, "limit=%D9%A3", "limit=²", "since=--1",
-    )  # fmt: skip
+        "limit=5&shard=0&offset=12",
+        "since=2026-01-31T12:00:00Z",
+        "since=1700000000000000000",
+        "since=-5&limit=%31",
+        "since=0001-01-01T00:00:00%2B23:59",
+        "since=9999-12-31T23:59:59-23:59",
+        "since=2026-W05-1",
+        "since=20260131T12",
+        "tenant=%FF%00",
+        "a&&=;%zz",
+        "limit=" + "9" * 5000,
+        "since=" + "1" * 5000,
+        "limit=%D9%A3",
+        "limit=²",
+        "since=--1",
+    )
     return [text.encode() for text in texts]
 
 

@@ -91,9 +91,13 @@ class _Storing:
         return record._replace(misfits=[(_Check, "odd")] if len(record.payload) % 2 else ())
 
     def store(
-        self, exchange: HttpExchange, target: Stream | None, records: Sequence[NewRecord], once: Once | None,
+        self,
+        exchange: HttpExchange,
+        target: Stream | None,
+        records: Sequence[NewRecord],
+        once: Once | None,
         answer: Callable[[HttpExchange, list[tuple[int, int]], int], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert len(records) <= SETTINGS.records_max
         for record in records:
             self.route(exchange, target, record.key)
@@ -209,14 +213,21 @@ def _request_seeds() -> list[bytes]:
     posts = [
         post(b"/plant/a", b"21.5"),
         post(b"/plant/a", array, json),
-        post(b"/?x=1", b'{"a":1,"t":"2020-01-01T00:00:00Z"}\n{"a":2,"t":1}\n', b"Content-Type: application/x-ndjson\r\n"
-             b"Weft-Key: plant/{a}\r\nWeft-Time-Field: t\r\n"),
-        post(b"/a", b"x", b"Weft-Header-A: 42\r\nWeft-Header-B: :YWJj:\r\nWeft-Header-C: ?1\r\nWeft-Priority: 4\r\n"
-             b'Weft-Expiry: 60\r\nWeft-Correlation-Id: "a"\r\nWeft-Time: 1700000000.5\r\n'),
+        post(
+            b"/?x=1",
+            b'{"a":1,"t":"2020-01-01T00:00:00Z"}\n{"a":2,"t":1}\n',
+            b"Content-Type: application/x-ndjson\r\nWeft-Key: plant/{a}\r\nWeft-Time-Field: t\r\n",
+        ),
+        post(
+            b"/a",
+            b"x",
+            b"Weft-Header-A: 42\r\nWeft-Header-B: :YWJj:\r\nWeft-Header-C: ?1\r\nWeft-Priority: 4\r\n"
+            b'Weft-Expiry: 60\r\nWeft-Correlation-Id: "a"\r\nWeft-Time: 1700000000.5\r\n',
+        ),
         post(b"/a", b"x", b'Idempotency-Key: "8e03978e-40d5-43e8-bc93-6894a57f9324"\r\n' + json),
         post(b"/a", event, b"Content-Type: application/cloudevents+json\r\n"),
         post(b"/a", b"[" + event + b"," + other + b"]", b"Content-Type: application/cloudevents-batch+json\r\n"),
-        post(b"/a", b"data", b"ce-specversion: 1.0\r\nce-time: 2020-01-01T00:00:00.5Z\r\nce-x: \"a\"\r\n" + binary),
+        post(b"/a", b"data", b'ce-specversion: 1.0\r\nce-time: 2020-01-01T00:00:00.5Z\r\nce-x: "a"\r\n' + binary),
         post(b"/a", _gzip(array), b"Content-Encoding: gzip\r\n" + json),
         post(b"/a", zstandard.compress(array), b"Content-Encoding: zstd\r\n" + json),
         post(b"/a", _gzip(bomb)[:9_000], b"Content-Encoding: gzip\r\n"),
@@ -226,7 +237,7 @@ def _request_seeds() -> list[bytes]:
         b"POST /query HTTP/1.1\r\n" + host + b"Content-Length: 13\r\n\r\nq=CREATE+DATA",
         b"POST /a HTTP/1.1\r\n" + host + b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
         b"3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nA: b\r\n\r\n",
-    ]  # fmt: skip
+    ]
     upgrading = (
         b"GET /v1/streams/s/events HTTP/1.1\r\n" + host + b"Upgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -283,7 +294,7 @@ def _lines(data: bytes) -> None:
 
 def _line_seeds() -> list[bytes]:
     return [
-        b"m a=1\nm,t=x a=1i,b=2u,c=t,d=\"text\",e=-1.5e3 1700000000\n# comment\n\n",
+        b'm a=1\nm,t=x a=1i,b=2u,c=t,d="text",e=-1.5e3 1700000000\n# comment\n\n',
         b'm\\ n,t\\,u=x\\=y f="a\\"b\\\\c",g=F 1\r\nbroken\nm a=\nm,a a=1\nm a="open\nclosed" 5\n',
         b'm a="' + b"\n" * 16_000,
         b'm a="' + b'\\"' * 8_000 + b'"\n',
@@ -292,7 +303,7 @@ def _line_seeds() -> list[bytes]:
         b"m a=" + b"9" * 5_000,
         b'm a="x"\n' * 2_000,
         b'"\n' * (LINE_BYTES_MAX // 2),
-    ]  # fmt: skip
+    ]
 
 
 # --- WebSocket frames of those who read events
@@ -335,9 +346,14 @@ def _frame_seeds() -> list[bytes]:
 
 
 HTTP = Target(
-    _requests, _request_seeds, head=1, memory_per_byte=128, weight=lambda data: 4 * len(data), longest=16 << 10,
+    _requests,
+    _request_seeds,
+    head=1,
+    memory_per_byte=128,
+    weight=lambda data: 4 * len(data),
+    longest=16 << 10,
     is_slow=True,
-)  # fmt: skip
+)
 """A request takes 60 bytes, and some tenths of a millisecond."""
 TARGETS = {
     "http": HTTP,

@@ -56,10 +56,19 @@ def run_by_coverage(name: str, seed: int, seconds: float) -> None:
     found = FOUND / name
     found.mkdir(parents=True, exist_ok=True)
     command = [
-        sys.executable, "-m", "tests.fuzz", name, f"-seed={seed}", f"-max_total_time={seconds:.0f}", "-timeout=20",
-        "-rss_limit_mb=2048", "-print_final_stats=0", f"-artifact_prefix={FOUND / name}-", str(found),
+        sys.executable,
+        "-m",
+        "tests.fuzz",
+        name,
+        f"-seed={seed}",
+        f"-max_total_time={seconds:.0f}",
+        "-timeout=20",
+        "-rss_limit_mb=2048",
+        "-print_final_stats=0",
+        f"-artifact_prefix={FOUND / name}-",
+        str(found),
         str(CORPUS / name),
-    ]  # fmt: skip
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     # The message ends with the input: libFuzzer writes it to a file, and as base64.
     assert not done.returncode, f"{name}: {(done.stdout + done.stderr)[-REPORT_CHARACTERS:]}"

@@ -22,9 +22,16 @@ from weft.functions.sparkplug_payloads import SparkplugFormat, SparkplugRows
 BACK_BYTES_MAX = 4 << 10
 """Longest input that is also written and read again: the time and the memory that are measured are those of reading."""
 READING = {
-    "temperature": 21.5, "count": 5, "name": "pump", "on": True, "error": None, "nested": {"list": [1, [2.5], {}]},
-    "far": 2**64 - 1, "low": -(2**63), "text": "ü" * 40,
-}  # fmt: skip
+    "temperature": 21.5,
+    "count": 5,
+    "name": "pump",
+    "on": True,
+    "error": None,
+    "nested": {"list": [1, [2.5], {}]},
+    "far": 2**64 - 1,
+    "low": -(2**63),
+    "text": "ü" * 40,
+}
 
 
 def _target(format_: Format, seeds: Callable[[], list[bytes]], *, ordered: bool = True) -> Target:

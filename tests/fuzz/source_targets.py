@@ -147,13 +147,21 @@ def _mqtt(data: bytes) -> None:
 
 
 def _mqtt_seeds() -> list[bytes]:
-    said = Properties(content_type="text/plain", correlation_data=b"7", user_properties=(("a", "b"),),
-                      message_expiry_interval=9)  # fmt: skip
+    said = Properties(
+        content_type="text/plain", correlation_data=b"7", user_properties=(("a", "b"),), message_expiry_interval=9
+    )
     packets: tuple[Packet, ...] = (
-        ConnAck(False, 0), SubAck(1, (1, 2)), UnsubAck(2, (0,)), PingResp(), Publish(b"a/b", b"0"),
-        Publish(b"x/b", b"1", 1, 5), Publish(b"a/b", b"2", 2, 6, True), PubRel(6), Publish(b"a/b", b"2", 2, 7),
+        ConnAck(False, 0),
+        SubAck(1, (1, 2)),
+        UnsubAck(2, (0,)),
+        PingResp(),
+        Publish(b"a/b", b"0"),
+        Publish(b"x/b", b"1", 1, 5),
+        Publish(b"a/b", b"2", 2, 6, True),
+        PubRel(6),
+        Publish(b"a/b", b"2", 2, 7),
         PubAck(9),
-    )  # fmt: skip
+    )
     in_5 = (Publish(b"a", b"0", 1, 8, properties=said), Disconnect(0x8B))
     old = b"".join(encode(each, Version.V311) for each in packets)
     new = b"".join(encode(each, Version.V5) for each in (*packets, *in_5))

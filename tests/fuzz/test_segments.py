@@ -56,9 +56,15 @@ class Disk(OSFileSystem):
 
 def open_log(folder: Path, disk: OSFileSystem) -> SegmentLog:
     return SegmentLog.open(
-        str(folder), SETTINGS, wall_clock=lambda: T0, clock_reading=clock_reader(), random_bits=lambda _: 7,
-        post=lambda deliver: deliver(), start_writer=False, filesystem=disk,
-    )  # fmt: skip
+        str(folder),
+        SETTINGS,
+        wall_clock=lambda: T0,
+        clock_reading=clock_reader(),
+        random_bits=lambda _: 7,
+        post=lambda deliver: deliver(),
+        start_writer=False,
+        filesystem=disk,
+    )
 
 
 @pytest.fixture(scope="module", params=["killed", "closed", "opened again"])

@@ -68,10 +68,15 @@ class GuardedEdge(Service):
         (folder / "acl").write_text(RULES)
         config = folder / "edge.yaml"
         text = CONFIG.format(
-            folder=folder, mqtt=self.mqtt_port, http=self.http_port, posts=self.posts_port, limits=limits,
-            streams=streams, ws=self.ws_port,
+            folder=folder,
+            mqtt=self.mqtt_port,
+            http=self.http_port,
+            posts=self.posts_port,
+            limits=limits,
+            streams=streams,
+            ws=self.ws_port,
             listeners=f'\n  amqp: {{bind: "127.0.0.1:{self.amqp_port}", anonymous: never}}' if amqp else "",
-        )  # fmt: skip
+        )
         config.write_text(text)
         super().__init__(folder, "edge", ["edge", "run", str(config)], f"http://127.0.0.1:{self.http_port}/status")
 

@@ -97,6 +97,11 @@ def _main(  # noqa: PLR0917
 
 if __name__ == "__main__":
     _main(
-        int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]),
-        sys.argv[6:7] == ["mqtt"], tuple(map(int, sys.argv[7:])) or (0, 0, 0),  # type: ignore[arg-type]
-    )  # fmt: skip
+        int(sys.argv[1]),
+        Path(sys.argv[2]),
+        float(sys.argv[3]),
+        int(sys.argv[4]),
+        int(sys.argv[5]),
+        sys.argv[6:7] == ["mqtt"],
+        tuple(map(int, sys.argv[7:])) or (0, 0, 0),  # type: ignore[arg-type]
+    )

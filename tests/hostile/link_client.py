@@ -121,9 +121,14 @@ class RawLink:
         return await self.hear(Welcome, Refuse)
 
     def opening(
-        self, lane: int = 1, stream: str = "telemetry", topics: Sequence[str] = (), *, epoch: int = 1,
+        self,
+        lane: int = 1,
+        stream: str = "telemetry",
+        topics: Sequence[str] = (),
+        *,
+        epoch: int = 1,
         log_id: int | None = None,
-    ) -> LaneOpen:  # fmt: skip
+    ) -> LaneOpen:
         """Return the offer of a lane."""
         log = self.log_id if log_id is None else log_id
         return LaneOpen(lane, self.tenant, self.edge, log, stream, epoch, [], list(topics))

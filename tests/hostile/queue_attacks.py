@@ -175,25 +175,35 @@ async def declarations(attacker: Attacker) -> None:
     """Queues are declared, bound and deleted without end."""
     clients = [await attacker.connect() for _ in range(20)]
     await attacker.begin()
-    await asyncio.gather(*(
-        attacker.flood(each, b"".join(
-            write_method(declare(f"public.{at}"), 1)
-            + write_method(Queue.Bind(queue=f"public.{at}", exchange="amq.topic", routing_key="public.#"), 1)
-            + write_method(Queue.Delete(queue=f"public.{at}"), 1)
-            for at in range(100 * number, 100 * number + 100)
-        ))
-        for number, each in enumerate(clients)
-    ))  # fmt: skip
+    await asyncio.gather(
+        *(
+            attacker.flood(
+                each,
+                b"".join(
+                    write_method(declare(f"public.{at}"), 1)
+                    + write_method(Queue.Bind(queue=f"public.{at}", exchange="amq.topic", routing_key="public.#"), 1)
+                    + write_method(Queue.Delete(queue=f"public.{at}"), 1)
+                    for at in range(100 * number, 100 * number + 100)
+                ),
+            )
+            for number, each in enumerate(clients)
+        )
+    )
 
 
 async def headers(attacker: Attacker) -> None:
     """Four thousand bindings by headers, and messages that nearly match them."""
     client = await attacker.connect()
     await attacker.all(client, [exchange("public", "headers"), declare("public.a")])
-    await attacker.all(client, (
-        Queue.Bind(queue="public.a", exchange="public", arguments={"kind": "press", "number": number, "x-match": "all"})
-        for number in range(4_000)
-    ))  # fmt: skip
+    await attacker.all(
+        client,
+        (
+            Queue.Bind(
+                queue="public.a", exchange="public", arguments={"kind": "press", "number": number, "x-match": "all"}
+            )
+            for number in range(4_000)
+        ),
+    )
     table = write_table({"kind": "press", "number": -1})
     await attacker.begin()
     await attacker.flood(client, publish("public.x", "public", b"\x20\0" + table) * 50)
@@ -203,10 +213,13 @@ async def patterns(attacker: Attacker) -> None:
     """Many patterns that continue matching word by word, and a key that is new with each message."""
     client = await attacker.connect()
     await attacker.all(client, [declare("public.a"), exchange("public", "topic")])
-    await attacker.as_many_as_may_be(client, (
-        Queue.Bind(queue="public.a", exchange="public", routing_key=".".join(["public", *words, "#", "z"]))
-        for words in itertools.islice(itertools.product("a*", repeat=12), 1_500)
-    ))  # fmt: skip
+    await attacker.as_many_as_may_be(
+        client,
+        (
+            Queue.Bind(queue="public.a", exchange="public", routing_key=".".join(["public", *words, "#", "z"]))
+            for words in itertools.islice(itertools.product("a*", repeat=12), 1_500)
+        ),
+    )
     tail = ".".join("b" * 90)
     await attacker.begin()
     keys = [f"public.{'.'.join('a' * 12)}.{tail}.{number}" for number in range(2_000)]
@@ -218,9 +231,9 @@ async def exchanges(attacker: Attacker) -> None:
     client = await attacker.connect()
     names = [f"public.e{number}" for number in range(40)]
     await attacker.all(client, (exchange(name, "fanout") for name in names))
-    await attacker.all(client, (
-        Exchange.Bind(destination=to, source=source) for source, to in itertools.permutations(names, 2)
-    ))  # fmt: skip
+    await attacker.all(
+        client, (Exchange.Bind(destination=to, source=source) for source, to in itertools.permutations(names, 2))
+    )
     await attacker.begin()
     await attacker.flood(client, *(publish(f"public.{number}", "public.e0") for number in range(2_000)))
 
@@ -239,10 +252,8 @@ async def consumers(attacker: Attacker) -> None:
 
 ATTACKS: dict[str, Callable[[Attacker], Coroutine[Any, Any, None]]] = {
     each.__name__: each
-    for each in (
-        wide_fanout, recover, ends, purge, expire, declarations, headers, patterns, exchanges, consumers,
-    )
-}  # fmt: skip
+    for each in (wide_fanout, recover, ends, purge, expire, declarations, headers, patterns, exchanges, consumers)
+}
 
 
 if __name__ == "__main__":

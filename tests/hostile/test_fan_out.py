@@ -29,8 +29,12 @@ FLEET = 150
 
 def request(path: bytes, body: bytes, more: bytes = b"") -> bytes:
     return b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Basic %b\r\nContent-Length: %d\r\n%b\r\n%b" % (
-        path, LOGIN, len(body), more, body
-    )  # fmt: skip
+        path,
+        LOGIN,
+        len(body),
+        more,
+        body,
+    )
 
 
 def publishes() -> bytes:

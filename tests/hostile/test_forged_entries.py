@@ -96,12 +96,24 @@ def test_a_look_reads_and_keeps_a_bounded_number_of_entries_and_those_that_stand
 @pytest.mark.parametrize(
     "forged",
     [
-        {"advertise": "ftp://hub"}, {"advertise": "https://"}, {"advertise": "https://user:secret@hub"},
-        {"advertise": "https://hub\nX: y"}, {"advertise": "https://hub:99999"}, {"advertise": "u" * 9999},
-        {"name": "\x1b]0;title\x07"}, {"host": "h" * 999}, {"software": "s\n"}, {"state": "\x00"}, {"id": "i" * 999},
-        {"url": "\u202e"}, {"weight": 0.0}, {"weight": 1e300}, {"interval_s": 1e9}, {"port": 1 << 20},
+        {"advertise": "ftp://hub"},
+        {"advertise": "https://"},
+        {"advertise": "https://user:secret@hub"},
+        {"advertise": "https://hub\nX: y"},
+        {"advertise": "https://hub:99999"},
+        {"advertise": "u" * 9999},
+        {"name": "\x1b]0;title\x07"},
+        {"host": "h" * 999},
+        {"software": "s\n"},
+        {"state": "\x00"},
+        {"id": "i" * 999},
+        {"url": "\u202e"},
+        {"weight": 0.0},
+        {"weight": 1e300},
+        {"interval_s": 1e9},
+        {"port": 1 << 20},
     ],
-)  # fmt: skip
+)
 def test_an_entry_with_a_field_that_no_process_writes_counts_as_damaged(forged: dict[str, object]) -> None:
     assert decode_entry(msgspec.json.encode(entry(1))) is not None
     assert decode_entry(msgspec.json.encode(entry(1, **forged))) is None
@@ -154,9 +166,16 @@ async def forging(store: ObjectStore, url: str, shards: int) -> AsyncIterator[No
         while True:
             beat += 1
             forged = entry(
-                1, seen=time.time_ns(), id="f" * 16, beat=beat, name="http://forged:1", advertise=url, weight=4096.0,
-                interval_s=BEAT, shards=tuple(range(shards)),
-            )  # fmt: skip
+                1,
+                seen=time.time_ns(),
+                id="f" * 16,
+                beat=beat,
+                name="http://forged:1",
+                advertise=url,
+                weight=4096.0,
+                interval_s=BEAT,
+                shards=tuple(range(shards)),
+            )
             data = msgspec.json.encode(forged)
             etag = await (store.swap(key, data, etag) if etag else store.create(key, data))
             await asyncio.sleep(BEAT / 2)

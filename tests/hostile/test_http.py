@@ -85,13 +85,22 @@ def keys() -> bytes:
         pytest.param(small_posts, 50, marks=pytest.mark.slow),
         *(
             pytest.param(made, count, marks=pytest.mark.search)
-            for made, count in SLICE.some([
-                (pings, 1), (refusals, 10), (new_topics, 1), (long_arrays, 4), (arrays_of_too_many, 4),
-                (many_points, 4), (many_events, 4), (keys, 10),
-            ], ci=3)
+            for made, count in SLICE.some(
+                [
+                    (pings, 1),
+                    (refusals, 10),
+                    (new_topics, 1),
+                    (long_arrays, 4),
+                    (arrays_of_too_many, 4),
+                    (many_points, 4),
+                    (many_events, 4),
+                    (keys, 10),
+                ],
+                ci=3,
+            )
         ),
     ],
-)  # fmt: skip
+)
 def test_others_are_served_between_the_turns_of_one_user(
     edge: GuardedEdge, tmp_path: Path, made: Callable[[], bytes], connections: int
 ) -> None:

@@ -108,13 +108,15 @@ def edge(tmp_path: Path) -> Iterator[GuardedEdge]:
             pytest.param(partial(events, path=b"/v1/streams/public/events"), 200, id="stream"),
             pytest.param(amqp, 200, id="amqp"),
             pytest.param(
-                amqp1, 200, id="amqp1",
+                amqp1,
+                200,
+                id="amqp1",
                 marks=pytest.mark.skipif(importlib.util.find_spec("proton") is None, reason="qpid-proton is missing"),
             ),
         ],
         ci=2,
     ),
-)  # fmt: skip
+)
 def test_others_are_served_while_long_messages_go_to_many(
     edge: GuardedEdge, subscribe: Callable[[GuardedEdge, int], Client], count: int
 ) -> None:

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.processes
 SEARCH = "SELECT instr(printf('%.*c', 30000000, 'a'), printf('%.*c', 15000000, 'a') || 'b')"
 """One call, which looks at no clock for hours."""
 COUNT = "WITH RECURSIVE r(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
-COMPILED = " ".join((
-    "WITH a AS (SELECT", ", ".join(["abs(1)"] * 1000), ")", " UNION ALL ".join(["SELECT * FROM a"] * 500),
-))  # fmt: skip
+COMPILED = " ".join(
+    ("WITH a AS (SELECT", ", ".join(["abs(1)"] * 1000), ")", " UNION ALL ".join(["SELECT * FROM a"] * 500))
+)
 """One that asks a million times, before it runs, whether it may read."""
 
 

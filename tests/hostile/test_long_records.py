@@ -211,9 +211,10 @@ def test_the_longest_message_is_a_little_work_at_a_time(node: GuardedEdge, name:
         assert len(answers(node.mqtt_port, data, lambda said: len(said) > 2 * len(payload))) > 2 * len(payload)
         login = base64.b64encode(b"mallory:mallory").decode()
         posted = urllib.request.Request(
-            f"http://127.0.0.1:{node.posts_port}/v1/topics/public/y", gzip.compress(payload),
+            f"http://127.0.0.1:{node.posts_port}/v1/topics/public/y",
+            gzip.compress(payload),
             {"Authorization": f"Basic {login}", "Content-Encoding": "gzip", "Weft-Batch": "no"},
-        )  # fmt: skip
+        )
         with urllib.request.urlopen(posted, timeout=PATIENCE_S) as answer:
             assert answer.status == 200
         node.wait_for_functions(lambda figures: figures["hot"]["rows_in"] >= before + 3, PATIENCE_S)

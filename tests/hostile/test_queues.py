@@ -26,8 +26,10 @@ def attack(edge: GuardedEdge, good: GoodClient, name: str) -> None:
     """Make an attack, and look at the waits of the well-behaved client meanwhile."""
     with forked.Popen(
         [sys.executable, "-m", "tests.hostile.queue_attacks", name, str(edge.amqp_port), str(ATTACK_S)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

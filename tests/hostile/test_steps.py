@@ -179,7 +179,7 @@ def deep_keys() -> bytes:
         *(write_method(each, 1) for each in binds),
         *(sent(key=f"public.{at}" + "." * 240) for at in range(2_000)),
         write_method(Queue.Delete(queue="public.q"), 1),
-    )  # fmt: skip
+    )
 
 
 def parts_of_a_body() -> bytes:
@@ -219,12 +219,19 @@ def many_sections() -> bytes:
 CASES: dict[str, list[Callable[[], bytes]]] = {
     "mqtt": [many_filters, deep_filters, deep_topics, many_properties, many_properties_of_a_subscription],
     "http": [
-        short_lines, short_elements, nested_arrays, wide_row, wide_rows_of_a_stream, many_header_lines, short_points,
-        wide_point, many_tags,
+        short_lines,
+        short_elements,
+        nested_arrays,
+        wide_row,
+        wide_rows_of_a_stream,
+        many_header_lines,
+        short_points,
+        wide_point,
+        many_tags,
     ],
     "amqp": [many_headers, nested_headers, many_values, many_arguments, deep_keys, parts_of_a_body],
     "amqp 1.0": [many_application_properties, nested_lists, many_sections],
-}  # fmt: skip
+}
 
 
 def answers(port: int, data: bytes, enough: Callable[[bytes], bool]) -> bytes:

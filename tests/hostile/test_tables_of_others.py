@@ -182,9 +182,7 @@ def attack(target: Target, seconds: float) -> None:
     async def attacks() -> None:
         hub, until = cast(GuardedHub, target), time.monotonic() + seconds
         await asyncio.gather(
-            again(partial(expand, hub, 20), until),
-            again(partial(crowd, hub), until),
-            again(partial(crowd, hub), until),
+            again(partial(expand, hub, 20), until), again(partial(crowd, hub), until), again(partial(crowd, hub), until)
         )
 
     asyncio.run(attacks())

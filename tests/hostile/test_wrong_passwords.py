@@ -103,9 +103,17 @@ async def http(edge: GuardedEdge, user: str, password: str, answers: list[bytes]
 
 
 REFUSALS = {
-    b"CONNACK 3", b"CONNACK 4", b"CONNACK 5", b"CONNACK -1", b"ACCESS_REFUSED", b"RESOURCE_ERROR",
-    b"not authenticated", b"later", b"401", b"503",
-}  # fmt: skip
+    b"CONNACK 3",
+    b"CONNACK 4",
+    b"CONNACK 5",
+    b"CONNACK -1",
+    b"ACCESS_REFUSED",
+    b"RESOURCE_ERROR",
+    b"not authenticated",
+    b"later",
+    b"401",
+    b"503",
+}
 
 
 class Bounds(NamedTuple):

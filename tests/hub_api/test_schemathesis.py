@@ -67,8 +67,10 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
         async with running_link(hub, log, mine, tokens["edge"]), running_link(hub, other, theirs, foreign):
 
             async def settled() -> bool:
-                rows = [(await get(hub, f"/v1/streams/{name}?tenant={tenant}", tokens["admin"]))[1].get("table_rows")
-                        for tenant, name in (("acme", "telemetry"), ("beta", FOREIGN))]  # fmt: skip
+                rows = [
+                    (await get(hub, f"/v1/streams/{name}?tenant={tenant}", tokens["admin"]))[1].get("table_rows")
+                    for tenant, name in (("acme", "telemetry"), ("beta", FOREIGN))
+                ]
                 return rows == [40, 20]
 
             await until(settled)
@@ -78,9 +80,12 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 def narrowed(document: dict[str, Any]) -> dict[str, Any]:
     """The document for the data at hand: names are those of the hub's streams, edges and tenants."""
     known: dict[str, list[str | int]] = {
-        "stream": ["telemetry", FOREIGN], "tenant": ["acme", "beta"], "edge": ["press-1", FOREIGN],
-        "shard": [0], "from_shard": [0],
-    }  # fmt: skip
+        "stream": ["telemetry", FOREIGN],
+        "tenant": ["acme", "beta"],
+        "edge": ["press-1", FOREIGN],
+        "shard": [0],
+        "from_shard": [0],
+    }
     for methods in document["paths"].values():
         for operation in methods.values():
             for parameter in operation["parameters"]:
@@ -97,18 +102,46 @@ async def schemathesis(served: Served, document: Path, who: str, mode: str, sett
     asking = ["--header", f"Authorization: Bearer {served.tokens[who]}"] if who != OPEN else []
     excluded = ["--exclude-checks", "ignored_auth"] if who == OPEN else []
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run", str(document),
-        "--url", served.hub.url, "--mode", mode, "--max-examples", str(EXAMPLES), "--seed", str(SLICE.seed),
-        "--phases", "examples,coverage,fuzzing", "--suppress-health-check", "all", "--request-timeout", "30",
-        "--warnings", "off", "--continue-on-failure",
-        "--exclude-path", OF_NAME["changes"].path, "--exclude-path", OF_NAME["tail"].path, *asking, *excluded,
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "--config-file",
+        str(config),
+        "run",
+        str(document),
+        "--url",
+        served.hub.url,
+        "--mode",
+        mode,
+        "--max-examples",
+        str(EXAMPLES),
+        "--seed",
+        str(SLICE.seed),
+        "--phases",
+        "examples,coverage,fuzzing",
+        "--suppress-health-check",
+        "all",
+        "--request-timeout",
+        "30",
+        "--warnings",
+        "off",
+        "--continue-on-failure",
+        "--exclude-path",
+        OF_NAME["changes"].path,
+        "--exclude-path",
+        OF_NAME["tail"].path,
+        *asking,
+        *excluded,
         env={
-            **os.environ, "PYTHONPATH": os.pathsep.join(sys.path),
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
             "SCHEMATHESIS_HOOKS": "tests.hub_api.foreign",
             **({ALLOWED: "1"} if who == "admin" else {}),
         },
-        cwd=served.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
+        cwd=served.folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
     try:
         async with asyncio.timeout(TIMEOUT_S):
             output, _ = await process.communicate()

@@ -34,34 +34,75 @@ SENT_S = 1_700_000_000
 EXPIRY_S = 60
 USER, PASSWORD, STRANGER = "press", "secret of the press", "stranger"
 VALUES: dict[str, Any] = {
-    "weft.content-type": "text/plain", "weft.content-encoding": "identity", "weft.correlation-id": "c-1",
-    "weft.reply-to": "answers/1", "weft.expires": EXPIRY_S, "weft.message-id": "m-1", "weft.priority": 5,
-    "weft.sent": SENT_S, "weft.subject": "alarm", "weft.user-id": USER, "NAME": "value", "mqtt.payload-format": 1,
-    "amqp.delivery-mode": 2, "amqp.app-id": "app", "amqp.cluster-id": "cluster", "amqp.group-id": "group",
-    "amqp.group-sequence": 3, "amqp.reply-to-group-id": "answers", "amqp.annotation.NAME": "note",
+    "weft.content-type": "text/plain",
+    "weft.content-encoding": "identity",
+    "weft.correlation-id": "c-1",
+    "weft.reply-to": "answers/1",
+    "weft.expires": EXPIRY_S,
+    "weft.message-id": "m-1",
+    "weft.priority": 5,
+    "weft.sent": SENT_S,
+    "weft.subject": "alarm",
+    "weft.user-id": USER,
+    "NAME": "value",
+    "mqtt.payload-format": 1,
+    "amqp.delivery-mode": 2,
+    "amqp.app-id": "app",
+    "amqp.cluster-id": "cluster",
+    "amqp.group-id": "group",
+    "amqp.group-sequence": 3,
+    "amqp.reply-to-group-id": "answers",
+    "amqp.annotation.NAME": "note",
     "amqp.footer.NAME": "sum",
-}  # fmt: skip
+}
 """Header -> what is published, in the unit that clients have."""
 MQTT = {
-    "content type": "ContentType", "correlation data": "CorrelationData", "response topic": "ResponseTopic",
-    "message expiry interval": "MessageExpiryInterval", "user property": "UserProperty",
+    "content type": "ContentType",
+    "correlation data": "CorrelationData",
+    "response topic": "ResponseTopic",
+    "message expiry interval": "MessageExpiryInterval",
+    "user property": "UserProperty",
     "payload format indicator": "PayloadFormatIndicator",
-}  # fmt: skip
+}
 """Cell -> attribute of the client's message."""
 AMQP = {
     name: name.replace("-", "_")
     for name in (
-        "content-type", "content-encoding", "correlation-id", "reply-to", "expiration", "message-id", "priority",
-        "timestamp", "type", "user-id", "headers", "delivery-mode", "app-id", "cluster-id",
+        "content-type",
+        "content-encoding",
+        "correlation-id",
+        "reply-to",
+        "expiration",
+        "message-id",
+        "priority",
+        "timestamp",
+        "type",
+        "user-id",
+        "headers",
+        "delivery-mode",
+        "app-id",
+        "cluster-id",
     )
-}  # fmt: skip
+}
 AMQP1 = {
-    "content-type": "content_type", "content-encoding": "content_encoding", "correlation-id": "correlation_id",
-    "reply-to": "reply_to", "ttl": "ttl", "absolute-expiry-time": "expiry_time", "message-id": "id",
-    "priority": "priority", "creation-time": "creation_time", "subject": "subject", "user-id": "user_id",
-    "application property": "properties", "group-id": "group_id", "group-sequence": "group_sequence",
-    "reply-to-group-id": "reply_to_group_id", "message annotation": "annotations", "footer": "footer",
-}  # fmt: skip
+    "content-type": "content_type",
+    "content-encoding": "content_encoding",
+    "correlation-id": "correlation_id",
+    "reply-to": "reply_to",
+    "ttl": "ttl",
+    "absolute-expiry-time": "expiry_time",
+    "message-id": "id",
+    "priority": "priority",
+    "creation-time": "creation_time",
+    "subject": "subject",
+    "user-id": "user_id",
+    "application property": "properties",
+    "group-id": "group_id",
+    "group-sequence": "group_sequence",
+    "reply-to-group-id": "reply_to_group_id",
+    "message annotation": "annotations",
+    "footer": "footer",
+}
 CONFIG = """\
 node: meet
 data_dir: {directory}/data
@@ -146,9 +187,14 @@ class Meet(EdgeProcess):
         container = Container()
         container.container_id = f"meet-{next(NUMBERS)}"
         connection = BlockingConnection(
-            f"amqp://127.0.0.1:{self.amqp}", timeout=PATIENCE_S, container=container, user=user, password=PASSWORD,
-            allowed_mechs="PLAIN", sasl_enabled=True,
-        )  # fmt: skip
+            f"amqp://127.0.0.1:{self.amqp}",
+            timeout=PATIENCE_S,
+            container=container,
+            user=user,
+            password=PASSWORD,
+            allowed_mechs="PLAIN",
+            sasl_enabled=True,
+        )
         self.closing.callback(connection.close)
         return connection
 

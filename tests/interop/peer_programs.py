@@ -10,15 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.interop.peer import (
-    BURST_S_MAX,
-    HOST,
-    MOSQUITTO_MESSAGES,
-    SESSION_EXPIRY_S,
-    Message,
-    Pairs,
-    Queued,
-)
+from tests.interop.peer import BURST_S_MAX, HOST, MOSQUITTO_MESSAGES, SESSION_EXPIRY_S, Message, Pairs, Queued
 from tests.support.waiting import PATIENCE_S
 
 

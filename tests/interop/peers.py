@@ -148,8 +148,11 @@ class Amqtt(Peer):
         config: dict[str, Any] = {"auto_reconnect": False, "reconnect_retries": 0}
         if (will := self.options.will) is not None:
             config["will"] = {
-                "topic": will.topic, "message": will.payload.decode(), "qos": will.qos, "retain": will.retain
-            }  # fmt: skip
+                "topic": will.topic,
+                "message": will.payload.decode(),
+                "qos": will.qos,
+                "retain": will.retain,
+            }
         self._client = AmqttClient(self.options.client_id, config=config)
         code = await self._client.connect(
             f"mqtt://{HOST}:{self.options.port}/", cleansession=not self.options.persistent

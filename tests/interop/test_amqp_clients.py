@@ -188,8 +188,10 @@ def test_virtual_hosts_have_names_of_their_own(channel: Any, in_line_7: Any, nam
     channel.basic_publish(exchange, "any", b"outside", mandatory=True)
     found = [got(in_line_7, name) for _ in range(3)]
     assert [(method.exchange, method.routing_key, body) for method, _, body in found] == [
-        ("", name, b"to its queue"), (exchange, name, b"to its exchange"), ("", "none", b"to a further key"),
-    ]  # fmt: skip
+        ("", name, b"to its queue"),
+        (exchange, name, b"to its exchange"),
+        ("", "none", b"to a further key"),
+    ]
     assert got(channel, name)[2] == b"outside"
     for each in (channel, in_line_7):
         assert each.queue_declare(name, passive=True).method.message_count == 0

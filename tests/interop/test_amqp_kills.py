@@ -211,15 +211,33 @@ def test_amqplib_uses_what_it_has(amqplib: Command, node: AmqpBroker) -> None:
     assert found["gone"] is None
     assert found["purged"] == 0
     assert found["headers"] == {
-        "kind": "hot", "whole": 7, "large": 1 << 40, "negative": -5, "half": 1.5, "yes": True, "text": "ü",
-        "nothing": None, "list": [1, "two", {"three": 3}], "table": {"inner": {"deep": "x"}}, "bytes": [0, 255],
+        "kind": "hot",
+        "whole": 7,
+        "large": 1 << 40,
+        "negative": -5,
+        "half": 1.5,
+        "yes": True,
+        "text": "ü",
+        "nothing": None,
+        "list": [1, "two", {"three": 3}],
+        "table": {"inner": {"deep": "x"}},
+        "bytes": [0, 255],
         "when": {"!": "timestamp", "value": 1_700_000_000},
         "price": {"!": "decimal", "value": {"places": 2, "digits": 1999}},
-    }  # fmt: skip
+    }
     assert found["properties"] == {
-        "contentType": "text/plain", "contentEncoding": "utf-8", "deliveryMode": 2, "priority": 4, "correlationId": "c",
-        "replyTo": "r", "expiration": "60000", "messageId": "m", "timestamp": 1_700_000_000, "type": "t", "appId": "a",
-    }  # fmt: skip
+        "contentType": "text/plain",
+        "contentEncoding": "utf-8",
+        "deliveryMode": 2,
+        "priority": 4,
+        "correlationId": "c",
+        "replyTo": "r",
+        "expiration": "60000",
+        "messageId": "m",
+        "timestamp": 1_700_000_000,
+        "type": "t",
+        "appId": "a",
+    }
 
 
 def test_amqplib_closes_behind_its_publishes(amqplib: Command, node: AmqpBroker) -> None:

@@ -38,13 +38,20 @@ class Work:
         self.notes.touch()
         self.app = celery.Celery("work", broker=f"{self.node.url}/", backend=results)
         self.app.conf.update(
-            broker_transport_options={"confirm_publish": True}, task_default_queue="work", task_default_queue_type=kind,
-            task_default_exchange_type="topic", result_persistent=False,
-        )  # fmt: skip
+            broker_transport_options={"confirm_publish": True},
+            task_default_queue="work",
+            task_default_queue_type=kind,
+            task_default_exchange_type="topic",
+            result_persistent=False,
+        )
         environment = {
-            **os.environ, "WORK_BROKER": f"{self.node.url}/", "WORK_RESULTS": results, "WORK_NOTES": str(self.notes),
-            "WORK_QUEUE": "work", "WORK_QUEUE_TYPE": kind,
-        }  # fmt: skip
+            **os.environ,
+            "WORK_BROKER": f"{self.node.url}/",
+            "WORK_RESULTS": results,
+            "WORK_NOTES": str(self.notes),
+            "WORK_QUEUE": "work",
+            "WORK_QUEUE_TYPE": kind,
+        }
         command = [
             sys.executable,
             "-m",

@@ -59,8 +59,9 @@ def test_the_flow_publishes_and_hears_alerts(node_red: Path, tmp_path: Path) -> 
     with heard.open("w") as file:
         running = subprocess.Popen(
             ["node", str(node_red), "-u", str(folder), "-s", str(folder / "settings.js")],
-            stdout=file, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
         try:
             # A value each second, of which one in seven is hot.
             wait_until(lambda: "plant/l4/m1/telemetry" in heard.read_text(), 180, "an alert in Node-RED")

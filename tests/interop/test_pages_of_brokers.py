@@ -60,9 +60,14 @@ class Reader:
 
     def run(self, commands: str) -> str:
         done = subprocess.run(
-            ["bash", "-ec", commands], cwd=self.folder, env=self._environment,
-            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+            ["bash", "-ec", commands],
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
         assert done.returncode == 0, f"{commands}\n{done.stdout}{done.stderr}"
         return done.stdout
 

@@ -83,13 +83,16 @@ def test_every_cell_of_the_table(node: Meet, publisher: str) -> None:
     proton = node.proton()
     start = Filter({symbol("weft:offset-spec"): "next"})
     receivers = [
-        proton.create_receiver("stream/telemetry", credit=1, options=start), proton.create_receiver(topic, credit=1),
+        proton.create_receiver("stream/telemetry", credit=1, options=start),
+        proton.create_receiver(topic, credit=1),
         proton.create_receiver(f"queue/{second}", credit=1),
-    ]  # fmt: skip
+    ]
     events = [
-        node.events("/v1/streams/telemetry/events"), node.events(f"/v1/topics?filter={topic}"),
-        node.websocket("/v1/streams/telemetry/events"), node.websocket(f"/v1/topics?filter={topic}"),
-    ]  # fmt: skip
+        node.events("/v1/streams/telemetry/events"),
+        node.events(f"/v1/topics?filter={topic}"),
+        node.websocket("/v1/streams/telemetry/events"),
+        node.websocket(f"/v1/topics?filter={topic}"),
+    ]
 
     PUBLISHERS[publisher](node, topic)
 
@@ -124,15 +127,37 @@ def test_the_page_has_a_publisher_and_a_reader_for_every_cell() -> None:
 
 EVENT = {"specversion": "1.0", "id": "e-1", "source": "/press", "type": "reading", "data": {"a": 1}}
 FORMS: dict[str, tuple[dict[str, str], bytes, list[bytes], tuple[str, str]]] = {
-    "array": ({"Content-Type": "application/json", "Weft-Header-unit": "C"}, b'[{"a": 1}, 2.50]',
-              [b'{"a": 1}', b"2.50"], ("unit", "C")),
-    "NDJSON": ({"Content-Type": "application/x-ndjson", "Weft-Header-unit": "C"}, b'{"a":1}\n2\n',
-               [b'{"a":1}', b"2"], ("unit", "C")),
-    "CloudEvents, binary": ({"ce-specversion": "1.0", "ce-id": "e-1", "ce-source": "/press",
-                            "ce-type": "reading", "Content-Type": "text/plain"}, b"1", [b"1"], ("ce-type", "reading")),
-    "CloudEvents, structured": ({"Content-Type": "application/cloudevents+json"},
-                                json.dumps(EVENT, separators=(",", ":")).encode(), [b'{"a":1}'], ("ce-id", "e-1")),
-}  # fmt: skip
+    "array": (
+        {"Content-Type": "application/json", "Weft-Header-unit": "C"},
+        b'[{"a": 1}, 2.50]',
+        [b'{"a": 1}', b"2.50"],
+        ("unit", "C"),
+    ),
+    "NDJSON": (
+        {"Content-Type": "application/x-ndjson", "Weft-Header-unit": "C"},
+        b'{"a":1}\n2\n',
+        [b'{"a":1}', b"2"],
+        ("unit", "C"),
+    ),
+    "CloudEvents, binary": (
+        {
+            "ce-specversion": "1.0",
+            "ce-id": "e-1",
+            "ce-source": "/press",
+            "ce-type": "reading",
+            "Content-Type": "text/plain",
+        },
+        b"1",
+        [b"1"],
+        ("ce-type", "reading"),
+    ),
+    "CloudEvents, structured": (
+        {"Content-Type": "application/cloudevents+json"},
+        json.dumps(EVENT, separators=(",", ":")).encode(),
+        [b'{"a":1}'],
+        ("ce-id", "e-1"),
+    ),
+}
 """Form of a POST -> fields, body; and the payloads and a header that clients of other protocols get."""
 
 
@@ -202,10 +227,16 @@ def test_an_amqp_client_asks_and_an_mqtt_worker_answers(node: Meet) -> None:
 @pytest.mark.parametrize(
     ("key", "topic"),
     [
-        ("k{n}.b.c", "k{n}/b/c"), ("k{n}/b.c", "k{n}/b/c"), ("k{n}..c", "k{n}//c"), (".k{n}", "/k{n}"),
-        ("k{n}.+.#", "k{n}/_/_"), ("$k{n}.x", "_k{n}/x"), ("$SYS.k{n}", "_SYS/k{n}"), ("k{n}.\0", "k{n}/_"),
+        ("k{n}.b.c", "k{n}/b/c"),
+        ("k{n}/b.c", "k{n}/b/c"),
+        ("k{n}..c", "k{n}//c"),
+        (".k{n}", "/k{n}"),
+        ("k{n}.+.#", "k{n}/_/_"),
+        ("$k{n}.x", "_k{n}/x"),
+        ("$SYS.k{n}", "_SYS/k{n}"),
+        ("k{n}.\0", "k{n}/_"),
     ],
-)  # fmt: skip
+)
 def test_routing_keys_are_topics_and_come_back_as_they_were_sent(node: Meet, key: str, topic: str) -> None:
     number = next(NUMBERS)
     key, topic = key.format(n=number), topic.format(n=number)
@@ -251,9 +282,10 @@ def test_a_publisher_of_any_protocol_is_heard_in_its_order(node: Meet) -> None:
     sender.connection.wait(lambda: all(each.settled for each in sent), timeout=PATIENCE_S)
     assert {each.remote_state for each in sent} == {Delivery.ACCEPTED}
     readers: list[Callable[[], bytes]] = [
-        lambda: bytes(subscriber().payload), lambda: bytes(got(channel, own)[2]),
+        lambda: bytes(subscriber().payload),
+        lambda: bytes(got(channel, own)[2]),
         lambda: body_of(receiver),
-    ]  # fmt: skip
+    ]
     for read in readers:
         came = [read() for _ in range(30)]
         for name in (b"mqtt", b"amqp", b"amqp1"):

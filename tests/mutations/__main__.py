@@ -38,15 +38,24 @@ from tests import changed
 ROOT = Path(__file__).parents[2]
 ROOMS = ("replication", "storage/segment_log", "cloud_hub/shard", "protocols/shard", "edge_node/queues")
 OPERATORS = (
-    "core/NumberReplacer", "core/ReplaceTrueWithFalse", "core/ReplaceFalseWithTrue", "core/ReplaceAndWithOr",
-    "core/ReplaceOrWithAnd", "core/AddNot", "core/ReplaceBreakWithContinue", "core/ReplaceContinueWithBreak",
-    "core/ZeroIterationForLoop", "core/RemoveDecorator", "core/ExceptionReplacer",
-    *(f"core/ReplaceComparisonOperator_{pair}" for pair in (
-        "Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is",
-    )),
+    "core/NumberReplacer",
+    "core/ReplaceTrueWithFalse",
+    "core/ReplaceFalseWithTrue",
+    "core/ReplaceAndWithOr",
+    "core/ReplaceOrWithAnd",
+    "core/AddNot",
+    "core/ReplaceBreakWithContinue",
+    "core/ReplaceContinueWithBreak",
+    "core/ZeroIterationForLoop",
+    "core/RemoveDecorator",
+    "core/ExceptionReplacer",
+    *(
+        f"core/ReplaceComparisonOperator_{pair}"
+        for pair in ("Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is")
+    ),
     *(f"core/ReplaceBinaryOperator_{pair}" for pair in ("Add_Sub", "Sub_Add", "Mul_Div", "BitAnd_BitOr")),
     "core/ReplaceUnaryOperator_Delete_Not",
-)  # fmt: skip
+)
 """Those of cosmic-ray whose mutants are not mostly refused by the compiler or by an import."""
 QUICK_S = 400.0
 """Known seconds of one worker that the nearest quick tests may take."""
@@ -158,15 +167,32 @@ class Copy:
 
     def _killer(self, tests: list[str], expression: str) -> str | None:
         command = [
-            str(self.python), "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-header",
-            "--timeout=300", *(f"--deselect={name}" for name in BLIND), "-m", expression, *tests,
-        ]  # fmt: skip
+            str(self.python),
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-n0",
+            "-p",
+            "no:cacheprovider",
+            "--no-header",
+            "--timeout=300",
+            *(f"--deselect={name}" for name in BLIND),
+            "-m",
+            expression,
+            *tests,
+        ]
         environment = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST")}
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
         process = subprocess.Popen(
-            command, cwd=self.folder, env=environment, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            command,
+            cwd=self.folder,
+            env=environment,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         try:
             output, _ = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -247,10 +247,14 @@ async def test_a_proxy_may_speak_for_itself(from_proxy: bytes) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x10\x0c\x00\x04MQTT\x04\x02\x00<\x00\x00....", header(b"short"), header()[:20],
-        b"PROXY TCP4 192.0.2.7 127.0.0.1 5 1883", b"PROXY TCP4 192.0.2.7\r\n", b"PROXY UNKNOWN ".ljust(106) + b"\r\n",
+        b"\x10\x0c\x00\x04MQTT\x04\x02\x00<\x00\x00....",
+        header(b"short"),
+        header()[:20],
+        b"PROXY TCP4 192.0.2.7 127.0.0.1 5 1883",
+        b"PROXY TCP4 192.0.2.7\r\n",
+        b"PROXY UNKNOWN ".ljust(106) + b"\r\n",
     ],
-)  # fmt: skip
+)
 async def test_what_is_no_proxy_header_goes_no_further(data: bytes) -> None:
     async with echoing(proxies=LOOPBACK) as listener:
         reader, writer = await listener.open()

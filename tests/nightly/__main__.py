@@ -146,13 +146,13 @@ def spend(arguments: argparse.Namespace) -> int:
         console.print("Stopped. The same command continues.")
         return 130
     hours = night.state.seconds / 3600
-    found = reached(
-        night.state.rows, night.state.next_seeds, jobs, max(hours, arguments.hours), arguments.processes
-    )  # fmt: skip
+    found = reached(night.state.rows, night.state.next_seeds, jobs, max(hours, arguments.hours), arguments.processes)
     figures = {
-        "commit": commit(), "hours": round(hours, 3), "processes": arguments.processes,
+        "commit": commit(),
+        "hours": round(hours, 3),
+        "processes": arguments.processes,
         "jobs": msgspec.to_builtins(found),
-    }  # fmt: skip
+    }
     path = write_results("nightly", figures, arguments.results)
     console.print(table(found), f"Written to {path}")
     failures = [(name, failure) for name, row in night.state.rows.items() for failure in row.failures]

@@ -43,10 +43,18 @@ def reached(
     for name, job in jobs.items():
         row, seconds = rows.get(name, Row()), planned_seconds(jobs, name, hours, processes)
         found[name] = Reached(
-            job.unit, round(job.rate * seconds), row.done, _rounded(row.done / row.seconds if row.seconds else 0.0),
-            round(seconds / 60, 1), round(row.seconds / 60, 1), row.seeds, next_seeds.get(name, 1),
-            _why(job, row, seconds), row.left_out, row.failures,
-        )  # fmt: skip
+            job.unit,
+            round(job.rate * seconds),
+            row.done,
+            _rounded(row.done / row.seconds if row.seconds else 0.0),
+            round(seconds / 60, 1),
+            round(row.seconds / 60, 1),
+            row.seeds,
+            next_seeds.get(name, 1),
+            _why(job, row, seconds),
+            row.left_out,
+            row.failures,
+        )
     return found
 
 
@@ -83,7 +91,11 @@ def table(found: Mapping[str, Reached]) -> Table:
         part = f" ({row.reached / row.plan:.0%})" if row.plan else ""
         missing = "; ".join(filter(None, [row.not_reached, *([] if "cannot" in row.not_reached else row.left_out)]))
         made.add_row(
-            name, f"{row.reached:,} of {row.plan:,} {row.unit}{part}", f"{row.rate:g}",
-            f"{row.minutes} of {row.minutes_planned}", failed, missing,
-        )  # fmt: skip
+            name,
+            f"{row.reached:,} of {row.plan:,} {row.unit}{part}",
+            f"{row.rate:g}",
+            f"{row.minutes} of {row.minutes_planned}",
+            failed,
+            missing,
+        )
     return made

@@ -16,17 +16,7 @@ import psutil
 import pytest
 
 from tests.nightly import __main__ as nightly
-from tests.nightly.jobs import (
-    REPORT_CHARACTERS,
-    CannotRun,
-    Failure,
-    Job,
-    Made,
-    Outcome,
-    report,
-    run_slice,
-    skipped,
-)  # fmt: skip
+from tests.nightly.jobs import REPORT_CHARACTERS, CannotRun, Failure, Job, Made, Outcome, report, run_slice, skipped
 from tests.nightly.reached import reached
 from tests.nightly.state import Night, Row, State
 from tests.nightly.state import Slice as Seeds
@@ -121,7 +111,7 @@ def test_a_failure_is_told_and_makes_exit_status_1(
     night.note(begin(night), run_slice(failing["failing"], 1, 6), 1.0)
     given = argparse.Namespace(
         state=file, results=tmp_path, jobs=["failing"], hours=0.0, processes=1, slice_seeds=None, plan=False
-    )  # fmt: skip
+    )
     assert nightly.spend(given) == 1
     printed = capsys.readouterr().out
     assert "failing, seed 3 FAILED" in printed
@@ -141,22 +131,31 @@ def test_a_night_says_what_it_reached_of_its_plan_and_why_not_more() -> None:
     }
     made = reached(rows, {}, dict.fromkeys(names, job_of(fail)), hours=1.0, processes=1)
     assert {name: (each.reached, each.plan, each.minutes_planned) for name, each in made.items()} == {
-        "whole": (120, 120, 12.0), "late": (10, 120, 12.0), "slow": (20, 120, 12.0), "strange": (0, 120, 12.0),
+        "whole": (120, 120, 12.0),
+        "late": (10, 120, 12.0),
+        "slow": (20, 120, 12.0),
+        "strange": (0, 120, 12.0),
         "failed": (100, 120, 12.0),
-    }  # fmt: skip
+    }
     assert {name: each.not_reached for name, each in made.items()} == {
-        "whole": "", "late": "no time: 1.0 of 12.0 minutes",
+        "whole": "",
+        "late": "no time: 1.0 of 12.0 minutes",
         "slow": "slower than planned: 0.0278 instead of 0.167 a second",
-        "strange": "cannot run here: no Go", "failed": "seeds failed",
-    }  # fmt: skip
+        "strange": "cannot run here: no Go",
+        "failed": "seeds failed",
+    }
     assert made["whole"].rate == 0.167
 
 
 def test_the_reason_of_a_failure_is_kept_whatever_libraries_write_behind_it() -> None:
-    output = "\n".join([
-        "E       AssertionError: 3 records are lost", "FAILED tests/x.py::test_y - AssertionError: 3 records are lost",
-        "1 failed, 7 passed in 3.21s", *(f' - leaked function "f{number}"' for number in range(500)),
-    ])  # fmt: skip
+    output = "\n".join(
+        [
+            "E       AssertionError: 3 records are lost",
+            "FAILED tests/x.py::test_y - AssertionError: 3 records are lost",
+            "1 failed, 7 passed in 3.21s",
+            *(f' - leaked function "f{number}"' for number in range(500)),
+        ]
+    )
     reported = report(output)
     assert "E       AssertionError: 3 records are lost" in reported
     assert "FAILED tests/x.py::test_y" in reported
@@ -179,9 +178,20 @@ def test_what_this_machine_lacks_is_told() -> None:
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_a_night_that_is_stopped_leaves_no_seed_out(stop: signal.Signals, file: Path, tmp_path: Path) -> None:
     command = [
-        sys.executable, "-m", "tests.nightly", "--jobs", "simulation", "--slice-seeds", "1", "--processes", "1",
-        "--state", str(file), "--results", str(tmp_path),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "tests.nightly",
+        "--jobs",
+        "simulation",
+        "--slice-seeds",
+        "1",
+        "--processes",
+        "1",
+        "--state",
+        str(file),
+        "--results",
+        str(tmp_path),
+    ]
     with subprocess.Popen([*command, "--hours", "1"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
@@ -224,5 +234,5 @@ def test_a_seed_can_be_repeated(name: str) -> None:
     assert command[0] == ".venv/bin/python"
     done = subprocess.run(
         [sys.executable, *command[1:]], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
-    )  # fmt: skip
+    )
     assert done.stdout.endswith(f"{JOBS[name].unit}: every promise was kept\n")

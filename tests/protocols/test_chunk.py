@@ -169,9 +169,7 @@ def test_a_chunk_number_past_the_last_is_refused() -> None:
 
 STREAM = "default", "s"
 BLOCK = chunk_index.encode_block(chunk.StreamBlock([], [], []))
-PLACE: list[Any] = [
-    *STREAM, chunk.HEADER_BYTES + 10, len(BLOCK), crc32c(BLOCK), 0, 1, 0, 0, chunk.HEADER_BYTES, 10, 0,
-]  # fmt: skip
+PLACE: list[Any] = [*STREAM, chunk.HEADER_BYTES + 10, len(BLOCK), crc32c(BLOCK), 0, 1, 0, 0, chunk.HEADER_BYTES, 10, 0]
 CONTROL: list[Any] = [3, "", "", 1, "", b"\xc0"]
 
 

@@ -98,10 +98,7 @@ COLUMNS = chunk_index.BlockColumns(["a", "b"], [], [1, 2], [1, 1], [0, 5], [3, 0
         (msgspec.structs.replace(COLUMNS, edges=["a"]), "different lengths"),
         (msgspec.structs.replace(COLUMNS, edge=[0, 2]), "names an edge that it does not have"),
         (msgspec.structs.replace(COLUMNS, first=[(1 << 63) - 2, 5]), "a record beyond"),
-        (
-            msgspec.structs.replace(COLUMNS, rest={2: REST}),
-            "part of a lane",
-        ),
+        (msgspec.structs.replace(COLUMNS, rest={2: REST}), "part of a lane"),
         (
             msgspec.structs.replace(COLUMNS, rest={0: chunk_index.LaneRest([(7, 8)], [], None, None, [], None, 0)}),
             "twice",

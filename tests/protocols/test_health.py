@@ -12,11 +12,17 @@ UNCACHED = {"Cache-Control": "no-store"}
 
 def test_text_for_people_and_probes() -> None:
     assert health_answer("ready", [], {"Accept": "*/*"}) == {
-        "status": 200, "content_type": "text/plain", "body": b"ready\n", "headers": UNCACHED
-    }  # fmt: skip
+        "status": 200,
+        "content_type": "text/plain",
+        "body": b"ready\n",
+        "headers": UNCACHED,
+    }
     assert health_answer("ready", ["the log is full", "x"], {}) == {
-        "status": 503, "content_type": "text/plain", "body": b"not ready: the log is full; x\n", "headers": UNCACHED
-    }  # fmt: skip
+        "status": 503,
+        "content_type": "text/plain",
+        "body": b"not ready: the log is full; x\n",
+        "headers": UNCACHED,
+    }
 
 
 def test_json_for_programs_that_ask_for_it() -> None:

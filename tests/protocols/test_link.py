@@ -260,8 +260,7 @@ def test_acknowledgements_take_little_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "length"),
-    [(FrameType.DATA, link.FRAME_BYTES_MAX + 1), (FrameType.HELLO, link.CONTROL_BYTES_MAX + 1)],
+    ("number", "length"), [(FrameType.DATA, link.FRAME_BYTES_MAX + 1), (FrameType.HELLO, link.CONTROL_BYTES_MAX + 1)]
 )
 def test_a_frame_that_can_never_be_taken_is_refused_at_its_header(number: int, length: int) -> None:
     with pytest.raises(Corrupt):

@@ -55,16 +55,25 @@ def of_2040() -> ShardState:
     held = ShardState(CLUSTER, 0)
     apply(held, chunk(held, NOW - SECOND, update(ranges=[(0, 3)], mark=Mark(NOW - SECOND, 3))))
     apply(held, chunk(held, WRONG, update(ranges=[(3, 9)]), update(GONE, ranges=[(0, 2)])))
-    apply(held,
+    apply(
+        held,
         chunk(
-            held, WRONG, controls=(
+            held,
+            WRONG,
+            controls=(
                 reported(ControlKind.RETIRE, RetireBody(RetiredBy.OPERATOR, "gone"), GONE),
                 reported(ControlKind.CONFLICT, ConflictBody(1, "a copy")),
-                Control(ControlKind.SKIP, LANE.tenant, "", 0, LANE.stream,
-                        msgspec.msgpack.encode(SkipBody(1, 2, "no row", []))),
+                Control(
+                    ControlKind.SKIP,
+                    LANE.tenant,
+                    "",
+                    0,
+                    LANE.stream,
+                    msgspec.msgpack.encode(SkipBody(1, 2, "no row", [])),
+                ),
             ),
-        )
-    )  # fmt: skip
+        ),
+    )
     return held
 
 

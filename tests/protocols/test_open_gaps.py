@@ -103,13 +103,7 @@ def test_records_that_another_cluster_may_have_are_no_part_of_an_end_in_order() 
 
 
 @pytest.mark.parametrize(
-    "then",
-    [
-        update(epoch=2),
-        update(ranges=[(9, 10)]),
-        update(gaps=[GapRange(9, 10, 1)]),
-        update(mark=Mark(195, 9)),
-    ],
+    "then", [update(epoch=2), update(ranges=[(9, 10)]), update(gaps=[GapRange(9, 10, 1)]), update(mark=Mark(195, 9))]
 )
 def test_an_edge_that_is_at_work_again_takes_its_last_word_back(then: LaneUpdate) -> None:
     held = at(state(), 150, update(ranges=[(0, 9)], mark=Mark(100, 9)), last_word(9, 190))
@@ -303,13 +297,27 @@ FORGED = st.builds(
     st.sampled_from(["", LANE.edge, "forger", NEW.edge]),
 )
 STEPS = st.lists(
-    st.sampled_from([
-        "take", "take", "deliver", "mark", "stop", "leave", "start", "cut", "link", "lose", "retire", "age", "adopt",
-        "drop",
-    ])
+    st.sampled_from(
+        [
+            "take",
+            "take",
+            "deliver",
+            "mark",
+            "stop",
+            "leave",
+            "start",
+            "cut",
+            "link",
+            "lose",
+            "retire",
+            "age",
+            "adopt",
+            "drop",
+        ]
+    )
     | FORGED,
     max_size=30,
-)  # fmt: skip
+)
 
 
 class LostNode:
@@ -413,10 +421,19 @@ class LostNode:
 @given(STEPS)
 @example(["take", "stop", "retire", "drop", "start"])  # an open gap that is closed again
 # A stopped edge that is back while another one claims to be its new name.
-@example([
-    "take", "deliver", "mark", "stop", Forged(LANE.log_id, GapReason.RENAMED, 0, 0, ""), "cut", "start", "take",
-    Forged(LANE.log_id, GapReason.RENAMED, 1, 0, ""),
-])  # fmt: skip
+@example(
+    [
+        "take",
+        "deliver",
+        "mark",
+        "stop",
+        Forged(LANE.log_id, GapReason.RENAMED, 0, 0, ""),
+        "cut",
+        "start",
+        "take",
+        Forged(LANE.log_id, GapReason.RENAMED, 1, 0, ""),
+    ]
+)
 def test_no_hub_claims_what_a_lost_disk_took_with_it(steps: list[str | Forged]) -> None:
     node = LostNode()
     for what in steps:

@@ -271,8 +271,19 @@ def test_names_in_packed_maps(kind: type[msgspec.Struct]) -> None:
 
 
 MODULES = (
-    batch, segment, chunk, chunk_index, link, lane_state, lane, shard_state, snapshot, fold, placement, cluster_log,
-)  # fmt: skip
+    batch,
+    segment,
+    chunk,
+    chunk_index,
+    link,
+    lane_state,
+    lane,
+    shard_state,
+    snapshot,
+    fold,
+    placement,
+    cluster_log,
+)
 
 
 def test_every_struct_of_the_formats_is_listed() -> None:

@@ -159,9 +159,7 @@ def test_an_end_with_a_body_is_damage() -> None:
 
 
 @given(st.one_of(GAP_NOTICES, CLOCK_NOTICES, KEPT, OWNERS, FOOTERS, WHOLES, ORIGIN_LISTS))
-def test_notices_and_footers_round_trip(
-    value: segment.Body,
-) -> None:
+def test_notices_and_footers_round_trip(value: segment.Body) -> None:
     kind = {
         list: EntryKind.ORIGINS,
         segment.Whole: EntryKind.WHOLE,

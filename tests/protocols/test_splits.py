@@ -30,15 +30,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.shard import snapshot
 from weft.protocols.shard.fold import apply, fold
 from weft.protocols.shard.lane_state import OpenGap
-from weft.protocols.shard.placement import (
-    SHARDS_MAX,
-    SealBody,
-    ShardTree,
-    Split,
-    digest_of,
-    moved_to,
-    shard_of,
-)
+from weft.protocols.shard.placement import SHARDS_MAX, SealBody, ShardTree, Split, digest_of, moved_to, shard_of
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.snapshot import encode_lane, lane_snapshot
 

@@ -20,8 +20,11 @@ from weft.protocols.shard.placement import (
 
 def test_the_names_are_those_of_every_release() -> None:
     assert [edge_of_query("default", "warm", place) for place in range(4)] == [
-        "spark-warm", "spark-_1ci_warm", "spark-_2as_warm", "spark-_3cg_warm",
-    ]  # fmt: skip
+        "spark-warm",
+        "spark-_1ci_warm",
+        "spark-_2as_warm",
+        "spark-_3cg_warm",
+    ]
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 16, 64])

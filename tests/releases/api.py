@@ -10,8 +10,16 @@ Schema = Mapping[str, Any]
 FOLDER = Path(__file__).parent
 WORDS = {"description", "title", "examples", "default"}
 """Keys of a schema that no client depends on."""
-WIDER = {"minimum": min, "exclusiveMinimum": min, "minLength": min, "minItems": min,
-         "maximum": max, "exclusiveMaximum": max, "maxLength": max, "maxItems": max}  # fmt: skip
+WIDER = {
+    "minimum": min,
+    "exclusiveMinimum": min,
+    "minLength": min,
+    "minItems": min,
+    "maximum": max,
+    "exclusiveMaximum": max,
+    "maxLength": max,
+    "maxItems": max,
+}
 """Bound -> which of two lets more through. What a request may say can grow."""
 
 

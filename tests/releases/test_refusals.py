@@ -227,10 +227,7 @@ Later = Callable[[ObjectStore, pytest.MonkeyPatch], Coroutine[None, None, None]]
         (later_level, "the store is at level 5, this release knows level 4: use the release that the other nodes run"),
         (later_chunks, "was written by a later release of Weft (chunk version 2; this release reads version 1)"),
         (later_manifest, "was written by a later release of Weft (the manifest needs features 0x1 of a later release)"),
-        (
-            later_snapshot,
-            "was written by a later release of Weft (snapshot version 9; this release reads version 2)",
-        ),
+        (later_snapshot, "was written by a later release of Weft (snapshot version 9; this release reads version 2)"),
         (later_fact, "was written by a later release of Weft (an entry of the cluster log of version 2"),
     ],
 )

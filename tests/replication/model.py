@@ -160,9 +160,14 @@ class Pair:
         self.log, self.hub, self.now, self.policy = log, hub, now, policy
         self.receiving = receiving or ReceiverSettings()
         self.sender = Sender(
-            log.hello(), epoch, sending or SenderSettings(), lambda: WALL + self.now, now,
-            high_watermark=log.high_watermark, policy=policy,
-        )  # fmt: skip
+            log.hello(),
+            epoch,
+            sending or SenderSettings(),
+            lambda: WALL + self.now,
+            now,
+            high_watermark=log.high_watermark,
+            policy=policy,
+        )
         for lane in log.lanes():
             self.sender.open_lane(lane, log.state(lane.lane))
         self.lanes: dict[int, int] = {}

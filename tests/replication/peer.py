@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from tests.replication.model import WALL, ModelLog
-from weft.protocols.link import (
-    Frame,
-    FrameDecoder,
-    FrameEncoder,
-    Hello,
-    LaneOpen,
-    LaneOpened,
-    Welcome,
-)
-from weft.replication.events import (
-    SenderEvent,
-)
+from weft.protocols.link import Frame, FrameDecoder, FrameEncoder, Hello, LaneOpen, LaneOpened, Welcome
+from weft.replication.events import SenderEvent
 from weft.replication.flow_control import SenderSettings
 from weft.replication.sender import Sender
 

@@ -83,9 +83,11 @@ async def test_an_idle_link_with_20_streams_costs_less_than_20_mb_a_month(
     usual, reported = SenderSettings(), LatestReport()
     reported.report = NodeReport(1 << 20, 1 << 30, 1 << 29, 0, None, [], 0)
     sender = SenderSettings(
-        mark_interval=usual.mark_interval // FASTER, ping_interval=usual.ping_interval // FASTER,
-        canary_interval=usual.canary_interval // FASTER, report=reported,
-    )  # fmt: skip
+        mark_interval=usual.mark_interval // FASTER,
+        ping_interval=usual.ping_interval // FASTER,
+        canary_interval=usual.canary_interval // FASTER,
+        report=reported,
+    )
     log = IdleLog({key: f"stream-{key}" for key in range(1, STREAMS + 1)})
     settings = LinkSettings((f"https://localhost:{proxy.sockets[0].getsockname()[1]}",), sender=sender)
     status = LinkStatus("cloud")

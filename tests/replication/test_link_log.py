@@ -53,9 +53,7 @@ def test_connected_disconnected_and_recovered_are_one_line_each(caplog: pytest.L
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING", "INFO"]
 
 
-def test_a_day_of_the_same_refusal_is_some_lines_and_every_attempt_is_counted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_day_of_the_same_refusal_is_some_lines_and_every_attempt_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     link = Driver()
     for _ in range(2880):
         link.failed("the token is not accepted (401)", LinkState.REFUSED)

@@ -53,10 +53,15 @@ async def test_the_files_urls_are_tried_after_two_minutes_without_a_link(has_own
     status = LinkStatus("cloud")
     task = asyncio.create_task(
         run_link(
-            log, IDENTITY, settings, MemoryEpochs(), status, clock=lambda: time.monotonic_ns() + int(seconds * SECOND),
+            log,
+            IDENTITY,
+            settings,
+            MemoryEpochs(),
+            status,
+            clock=lambda: time.monotonic_ns() + int(seconds * SECOND),
             config=Door(hub.url) if has_own else Door(),
         )
-    )  # fmt: skip
+    )
     try:
         await until(lambda: status.attempts_failed >= 3)
         assert status.url == "http://127.0.0.1:1"

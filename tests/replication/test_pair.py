@@ -37,9 +37,14 @@ class Replication(RuleBasedStateMachine):
     def connect(self, greeted: bool) -> None:
         self.epoch += 1
         self.pair = Pair(
-            self.log, self.hub, epoch=self.epoch, sending=self.sending, receiving=self.receiving, now=self.now,
+            self.log,
+            self.hub,
+            epoch=self.epoch,
+            sending=self.sending,
+            receiving=self.receiving,
+            now=self.now,
             policy=self.policy,
-        )  # fmt: skip
+        )
         if greeted:
             self.pair.pump_sender()
             self.pair.deliver_up()

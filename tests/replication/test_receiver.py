@@ -117,11 +117,7 @@ class Peer:
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [
-        ({"tenant": "../etc"}, "tenant"),
-        ({"edge": ""}, "edge"),
-        ({"software": "x" * 1000}, "software"),
-    ],
+    [({"tenant": "../etc"}, "tenant"), ({"edge": ""}, "edge"), ({"software": "x" * 1000}, "software")],
 )
 def test_a_hello_that_cannot_be_is_refused_with_its_reason(change: dict[str, object], word: str) -> None:
     peer = Peer()
@@ -419,8 +415,12 @@ def test_a_record_that_is_too_long_closes_its_lane_and_nothing_else(checks_itsel
                 break
         peer.receiver.process_more(error)
         events += peer.receiver.events()
-    taken = [(event.lane, header.base_seq) for event in events if isinstance(event, BatchesReceived)
-             for header, _ in event.batches]  # fmt: skip
+    taken = [
+        (event.lane, header.base_seq)
+        for event in events
+        if isinstance(event, BatchesReceived)
+        for header, _ in event.batches
+    ]
     assert taken == [(1, 4), (2, 0)]
     [refused] = [event for event in events if isinstance(event, RecordRefused)]
     assert refused == RecordRefused(1, f"the record at seq 5 has {(2 << 20) + 1} bytes, the hub's limit is {2 << 20}")

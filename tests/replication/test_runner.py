@@ -30,13 +30,7 @@ from weft.protocols.link import FrameEncoder, LaneOpened, RefuseCode, Welcome
 from weft.replication.events import LinkState, LinkStatus
 from weft.replication.flow_control import ReceiverSettings, SenderSettings
 from weft.replication.liveness import SECOND
-from weft.replication.runner import (
-    LINK_PATH,
-    LinkIdentity,
-    LinkRefused,
-    LinkSettings,
-    run_link,
-)
+from weft.replication.runner import LINK_PATH, LinkIdentity, LinkRefused, LinkSettings, run_link
 
 IDENTITY = LinkIdentity("default", "edge-1", 99, "test")
 

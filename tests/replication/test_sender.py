@@ -341,8 +341,11 @@ def test_last_words_go_behind_all_data_of_lanes_that_are_settled(log: ModelLog, 
     peer = Peer(log)
     taken, *opened = welcome()
     assert isinstance(taken, Welcome)
-    [request] = [each for each in peer.say(msgspec.structs.replace(taken, features=features), *opened)
-                 if isinstance(each, ReadRequest)]  # fmt: skip
+    [request] = [
+        each
+        for each in peer.say(msgspec.structs.replace(taken, features=features), *opened)
+        if isinstance(each, ReadRequest)
+    ]
     peer.sender.offer(1, log.state(1)._replace(mark=Mark(WALL + 9, 10), is_settled=True))
     peer.sender.offer(2, log.state(2)._replace(mark=Mark(WALL + 9, 0)))  # a function has rows to make
     assert peer.sender.end() is not bool(features)

@@ -8,22 +8,8 @@ from types import FrameType
 from tests.replication.model import WALL, ModelLog
 from tests.replication.peer import Peer, welcome
 from weft.protocols.chunk_index import Mark
-from weft.protocols.link import (
-    Ack,
-    Data,
-    Frame,
-    FrameEncoder,
-    LaneOpened,
-    Marks,
-    Ping,
-    Pong,
-    Welcome,
-)
-from weft.replication.events import (
-    ConnectionLost,
-    Fault,
-    ReadRequest,
-)
+from weft.protocols.link import Ack, Data, Frame, FrameEncoder, LaneOpened, Marks, Ping, Pong, Welcome
+from weft.replication.events import ConnectionLost, Fault, ReadRequest
 from weft.replication.flow_control import SenderSettings, SendWindow
 from weft.replication.liveness import SECOND
 from weft.replication.sender import Sender

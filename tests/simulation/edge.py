@@ -85,10 +85,15 @@ class VirtualEdge:
         asyncio.get_running_loop().set_default_executor(Inline(1))
         try:
             log = SegmentLog.open(
-                "/node/log", SETTINGS, filesystem=self.disk, wall_clock=self.wall,
+                "/node/log",
+                SETTINGS,
+                filesystem=self.disk,
+                wall_clock=self.wall,
                 clock_reading=lambda: ClockReading(boot, now_ns() - begun, ClockState.SYNCED),
-                random_bits=self.rng.getrandbits, post=posted.append, start_writer=False,
-            )  # fmt: skip
+                random_bits=self.rng.getrandbits,
+                post=posted.append,
+                start_writer=False,
+            )
             for stream in (KEPT, DERIVED):
                 log.stream(stream)
             log.set_policy(log.stream(DROPPED), StreamPolicy(when_full="drop_oldest", retain_bytes=4000))
@@ -107,10 +112,15 @@ class VirtualEdge:
         party = Party("function", DERIVED)
         self.links.ledger.join(party, log.stream(KEPT))
         self._functions = Functions(
-            [definition(DERIVED, [KEPT], lambda: [(DERIVED, Large(LIMIT))])], log, alerts=self,
+            [definition(DERIVED, [KEPT], lambda: [(DERIVED, Large(LIMIT))])],
+            log,
+            alerts=self,
             released=lambda _function, stream, ranges: self.links.ledger.released(party, log.stream(stream), ranges),
-            turn=lambda: asyncio.sleep(0), wall_clock=self.wall, clock=lambda: now_ns() / NS, sleep=asyncio.sleep,
-        )  # fmt: skip
+            turn=lambda: asyncio.sleep(0),
+            wall_clock=self.wall,
+            clock=lambda: now_ns() / NS,
+            sleep=asyncio.sleep,
+        )
         self._functions.start()
         while self._number < self.records:
             await asyncio.sleep(self.rng.random() * self.step_s)
@@ -205,9 +215,16 @@ class VirtualEdge:
     def _config(self) -> EdgeConfig:
         streams = {name: Stream(from_=(f"{name}/+",)) for name in (KEPT, DROPPED, DERIVED)}
         link = LinkConfig(
-            to=self._urls, streams=self.streams, retry_min_s=0.05, retry_max_s=2.0, ping_interval_s=5.0, silence_s=15.0,
-            ack_timeout_s=10.0, mark_interval_s=5.0, hold_at_start_s=5.0,
-        )  # fmt: skip
+            to=self._urls,
+            streams=self.streams,
+            retry_min_s=0.05,
+            retry_max_s=2.0,
+            ping_interval_s=5.0,
+            silence_s=15.0,
+            ack_timeout_s=10.0,
+            mark_interval_s=5.0,
+            hold_at_start_s=5.0,
+        )
         return EdgeConfig(node=self.name, data_dir="/node", streams=streams, links={"hub": link})
 
     def reload(self, streams: tuple[str, ...]) -> None:

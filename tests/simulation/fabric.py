@@ -43,9 +43,18 @@ SETTLE_S = 90.0
 OFF_S = (0.0, 0.0, -1.7e9, -3600.0, 3600.0)
 """By how much wrong clocks of edges are ahead."""
 FAULTS: Mapping[str, float] = {
-    "network": 6, "refuse": 1, "power": 2, "kill": 1, "disk": 1, "full": 1, "node": 2, "suspend": 0.5, "store": 1,
-    "reload": 1, "clock": 0.5,
-}  # fmt: skip
+    "network": 6,
+    "refuse": 1,
+    "power": 2,
+    "kill": 1,
+    "disk": 1,
+    "full": 1,
+    "node": 2,
+    "suspend": 0.5,
+    "store": 1,
+    "reload": 1,
+    "clock": 0.5,
+}
 """Fault -> its weight among the others."""
 
 

@@ -54,9 +54,7 @@ class VirtualNode(SequencerNode):
         self._log = HubLinkLog(lambda: now_ns() / NS)
         self._refusals = Refusals(lambda: now_ns() / NS)
         self._quotas = DeclaredQuotas()
-        self._tenants = Tenants(
-            self._quotas, TenantCounts(None, lambda: now_ns() / NS), self._refusals, now_ns
-        )  # fmt: skip
+        self._tenants = Tenants(self._quotas, TenantCounts(None, lambda: now_ns() / NS), self._refusals, now_ns)
 
     def limit(self, quotas: Quotas) -> None:
         """Bound what the edges may bring from now on."""
@@ -72,9 +70,15 @@ class VirtualNode(SequencerNode):
         if self.sequencer is None:
             raise ConnectionRefusedError("nothing listens")
         link = EdgeLink(
-            cast(Any, OneShard(self.sequencer)), None, self.wall, self._log, "10.0.0.1", refusals=self._refusals,
-            elsewhere=lambda _: self.names, quota=LinkQuota(self._tenants),
-        )  # fmt: skip
+            cast(Any, OneShard(self.sequencer)),
+            None,
+            self.wall,
+            self._log,
+            "10.0.0.1",
+            refusals=self._refusals,
+            elsewhere=lambda _: self.names,
+            quota=LinkQuota(self._tenants),
+        )
         task = asyncio.create_task(self._serve(link, connection))
         self._links[task] = link, connection
         task.add_done_callback(self._links.pop)

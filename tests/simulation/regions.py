@@ -55,9 +55,20 @@ SETTLE_S = 8.0
 WINDOW = 4
 """Chunks of a link's window, so that a backlog has several."""
 FAULTS: Mapping[str, float] = {
-    "partition": 3, "fail_over": 4, "network": 4, "refuse": 1, "power": 1, "kill": 1, "full": 1, "node": 3,
-    "owner": 1, "suspend": 0.5, "store": 1, "pause": 0.5, "lane": 1,
-}  # fmt: skip
+    "partition": 3,
+    "fail_over": 4,
+    "network": 4,
+    "refuse": 1,
+    "power": 1,
+    "kill": 1,
+    "full": 1,
+    "node": 3,
+    "owner": 1,
+    "suspend": 0.5,
+    "store": 1,
+    "pause": 0.5,
+    "lane": 1,
+}
 """Fault -> its weight among the others."""
 STREAMS = KEPT, DROPPED, DERIVED
 
@@ -124,9 +135,14 @@ class RegionNode(VirtualNode):
         MACHINE.set((self.network, self.machine))
         assert self.sequencer is not None
         link = RegionLink(
-            name, self.to[name], self.sequencer, RegionPositions(self.store, self.cluster), clock=self.clock,
-            host="hub", declared=self.declared,
-        )  # fmt: skip
+            name,
+            self.to[name],
+            self.sequencer,
+            RegionPositions(self.store, self.cluster),
+            clock=self.clock,
+            host="hub",
+            declared=self.declared,
+        )
         await link.run()
 
     async def end_relay(self) -> None:
@@ -219,9 +235,12 @@ class Regions(Fabric):
 
     def _settings(self, peer: Region, forwards: bool) -> RegionSettings:
         sender = SenderSettings(
-            mark_interval=5 * SECOND, ping_interval=5 * SECOND, silence=15 * SECOND, ack_timeout=10 * SECOND,
+            mark_interval=5 * SECOND,
+            ping_interval=5 * SECOND,
+            silence=15 * SECOND,
+            ack_timeout=10 * SECOND,
             window_bytes=2000,
-        )  # fmt: skip
+        )
         link = LinkSettings(peer.urls, retry_min_s=0.05, retry_max_s=2.0, sender=sender)
         return RegionSettings(link, forwards=forwards, write_s=0.5, settle_s=SETTLE_S)
 

@@ -124,10 +124,18 @@ def believe_any_hub(patch: Patch) -> None:
 
 
 PLANTS: tuple[Plant, ...] = (
-    acknowledge_before_the_sync, acknowledge_before_the_chunk, release_for_the_first_party, store_what_is_held,
-    claim_what_was_not_sent, offer_the_same_epoch, send_before_the_end_is_kept, give_up_at_a_lost_connection,
-    take_a_chunk_of_another_for_ours, release_what_was_sent, believe_any_hub,
-)  # fmt: skip
+    acknowledge_before_the_sync,
+    acknowledge_before_the_chunk,
+    release_for_the_first_party,
+    store_what_is_held,
+    claim_what_was_not_sent,
+    offer_the_same_epoch,
+    send_before_the_end_is_kept,
+    give_up_at_a_lost_connection,
+    take_a_chunk_of_another_for_ours,
+    release_what_was_sent,
+    believe_any_hub,
+)
 
 
 def first_broken(histories: int, **options: float) -> tuple[int, BaseException] | None:

@@ -111,10 +111,15 @@ def go_on_with_a_lane_that_was_refused(patch: Patch) -> None:
 
 
 PLANTS: tuple[Plant, ...] = (
-    pass_what_was_sent, relay_under_another_name, relay_as_if_from_the_edge, drop_what_heals,
-    claim_what_another_region_has, end_with_the_first_connection, go_on_with_a_lane_that_was_refused,
+    pass_what_was_sent,
+    relay_under_another_name,
+    relay_as_if_from_the_edge,
+    drop_what_heals,
+    claim_what_another_region_has,
+    end_with_the_first_connection,
+    go_on_with_a_lane_that_was_refused,
     store_what_is_held,
-)  # fmt: skip
+)
 
 
 @pytest.mark.search(turns=4)

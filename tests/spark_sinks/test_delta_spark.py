@@ -184,11 +184,22 @@ def by_duckdb(newest: DeltaTable, folder: Path) -> list[list[dict[str, Any]]]:
     except LookupError as error:
         pytest.skip(str(error))
     done = subprocess.run(
-        [sys.executable, "-c", OWN_READER, libraries, folder / "extensions", newest.table_uri, str(newest.version()),
-         *NAMES],
-        env=os.environ | {"PYTHONPATH": libraries}, capture_output=True, text=True, timeout=RUN_SECONDS_MAX,
+        [
+            sys.executable,
+            "-c",
+            OWN_READER,
+            libraries,
+            folder / "extensions",
+            newest.table_uri,
+            str(newest.version()),
+            *NAMES,
+        ],
+        env=os.environ | {"PYTHONPATH": libraries},
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS_MAX,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return versions(done.stdout)
 

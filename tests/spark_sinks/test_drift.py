@@ -71,8 +71,11 @@ def test_every_reader_has_the_columns_of_the_declared_schema(spark: SparkSession
             assert frame.columns == readers["read"].columns, name
             assert frame.schema["t"].metadata.get("comment") == "[°C]" or "hub" in name
         assert read(spark, STREAM, store=hub.root, columns=["_seq", "t"]).where("t = 1e300").count() == 1
-        for frame in (read(spark, STREAM, store=hub.root, schema="none"), hub.load(spark, schema="none"),
-                      read(spark, STREAM, hub=serving.url, schema="none")):  # fmt: skip
+        for frame in (
+            read(spark, STREAM, store=hub.root, schema="none"),
+            hub.load(spark, schema="none"),
+            read(spark, STREAM, hub=serving.url, schema="none"),
+        ):
             assert not {*COLUMNS, "_misfit", "_schema"} & {*frame.columns}
         own = read(spark, STREAM, hub=serving.url, schema="t float")
         assert (own.where("t = 1e300").count(), "_schema" in own.columns) == (1, False), (

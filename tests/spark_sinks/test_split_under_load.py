@@ -36,16 +36,23 @@ def test_a_running_query_goes_on_and_nothing_is_claimed_early(spark: SparkSessio
         loads = [Load(edge.mqtt_port, options=["--prefix", edge.name, "--devices", "2"]) for edge in edges]
         time.sleep(3.0)
         query = (
-            spark.readStream.format("weft").option("store", hub.store).option("stream", STREAM).load()
-            .select("_edge", "_seq", "_shard").writeStream.format("parquet").trigger(processingTime="1 second")
-            .option("checkpointLocation", str(tmp_path / "checkpoint")).start(str(tmp_path / "out"))
-        )  # fmt: skip
+            spark.readStream.format("weft")
+            .option("store", hub.store)
+            .option("stream", STREAM)
+            .load()
+            .select("_edge", "_seq", "_shard")
+            .writeStream.format("parquet")
+            .trigger(processingTime="1 second")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start(str(tmp_path / "out"))
+        )
         for look in range(LOOKS):
             if look == LOOKS // 2:
                 forked.run(
                     [sys.executable, "-m", "weft", "hub", "split", str(hub.config_path), "0", "--yes"],
-                    stdout=subprocess.PIPE, check=True,
-                )  # fmt: skip
+                    stdout=subprocess.PIPE,
+                    check=True,
+                )
             claims += claim(spark, hub.store)
         for load in loads:
             load.finish()

@@ -47,8 +47,10 @@ def expected(hub: Hub) -> list[tuple[Any, ...]]:
             if seq % 5 != 3:
                 rows.append((edge, seq, seq / 2, seq, [seq, None], None))
             elif seq % 3 == 2:
-                misfit = {"n": f'expected a whole number of 64 bits, got "{seq}"',
-                          "temperature": "expected a number of 64 bits, got 1E+400"}  # fmt: skip
+                misfit = {
+                    "n": f'expected a whole number of 64 bits, got "{seq}"',
+                    "temperature": "expected a number of 64 bits, got 1E+400",
+                }
                 rows.append((edge, seq, None, None, None, misfit))
             else:
                 rows.append((edge, seq, None, None, None, {"payload": ...}))
@@ -64,8 +66,14 @@ def found(frame: DataFrame) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [PayloadKind.JSON, pytest.param(PayloadKind.BYTES, marks=pytest.mark.slow),
-                                  pytest.param(PayloadKind.TEXT, marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        PayloadKind.JSON,
+        pytest.param(PayloadKind.BYTES, marks=pytest.mark.slow),
+        pytest.param(PayloadKind.TEXT, marks=pytest.mark.slow),
+    ],
+)
 def test_a_row_is_the_same_wherever_it_is(spark: SparkSession, hub: Hub, kind: PayloadKind) -> None:
     hub.kind, hub.payload = kind, reading
     hub.write(2)
@@ -118,15 +126,18 @@ def test_what_is_not_used_is_not_decoded(spark: SparkSession, hub: Hub) -> None:
     ("options", "sentence"),
     [
         ({"schema": "temperature"}, "schema: expected columns such as `temperature float, unit string`"),
-        ({"schema": "fields:\n  a: flot"}, 'schema:2: fields.a: expected a type such as float, int, string'),
-        ({"schema": "machine string"}, "schema: fields.machine: the stream has a topic level machine. Name the field "
-         "otherwise, for example `machine_value`, and set `from: machine`"),
+        ({"schema": "fields:\n  a: flot"}, "schema:2: fields.a: expected a type such as float, int, string"),
+        (
+            {"schema": "machine string"},
+            "schema: fields.machine: the stream has a topic level machine. Name the field "
+            "otherwise, for example `machine_value`, and set `from: machine`",
+        ),
         ({"schema": "a int", "payload_format": "xml"}, "payload_format: expected json, cbor, msgpack; got 'xml'"),
         ({"payload_format": "json"}, "payload_format: there is no schema"),
         ({"schema": json.dumps(SCHEMA), "payload_format": "json"}, "schema: has a format of its own"),
         ({"schema": "a int", "columns": "b"}, "columns: the stream has no b; it has _offset"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_schema_is_refused(hub: Hub, options: dict[str, str], sentence: str) -> None:
     hub.write()
     with pytest.raises(ReadError) as caught:

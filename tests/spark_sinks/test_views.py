@@ -57,10 +57,9 @@ def test_sql_names_streams_and_their_declared_columns(spark: SparkSession, hub: 
         f"SELECT machine, machine_2, count(*) AS n, max(temperature) AS hottest FROM weft.{STREAM} "
         "WHERE _edge = 'press-1' GROUP BY ALL ORDER BY machine_2"
     ).collect()
-    assert [tuple(row) for row in rows] == [
-        ("m0", "press-1/0", 15, 14.0),
-        ("m1", "press-1/1", 15, 14.5),
-    ], "of table and log, also rows from before the declaration; the topic level keeps its name"
+    assert [tuple(row) for row in rows] == [("m0", "press-1/0", 15, 14.0), ("m1", "press-1/1", 15, 14.5)], (
+        "of table and log, also rows from before the declaration; the topic level keeps its name"
+    )
     hub.write(1)
     again = spark.sql(f"SELECT count(*) FROM weft.{STREAM}")
     assert again.first()[0] == 30 * len(EDGES), "a view stays as it was"

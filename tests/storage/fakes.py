@@ -15,17 +15,42 @@ FailureHook = Callable[[str, str], OSError | None]
 """(call, path) -> the error that the call shall raise, or None."""
 
 CALLS = (
-    "open", "create", "read", "size", "exists", "list_names", "is_directory", "make_directory", "link", "rename",
-    "remove", "sync_directory", "free_bytes", "lock", "write_at", "read_at", "allocate", "truncate", "sync",
-)  # fmt: skip
+    "open",
+    "create",
+    "read",
+    "size",
+    "exists",
+    "list_names",
+    "is_directory",
+    "make_directory",
+    "link",
+    "rename",
+    "remove",
+    "sync_directory",
+    "free_bytes",
+    "lock",
+    "write_at",
+    "read_at",
+    "allocate",
+    "truncate",
+    "sync",
+)
 MUTATING_CALLS = frozenset(
     ("create", "link", "rename", "remove", "sync_directory", "write_at", "allocate", "truncate", "sync")
 )
 """Calls before each of which a power cut may find something else than before the last."""
 ERRNOS = (
-    errno.EIO, errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.EDQUOT, errno.EINTR, errno.EBUSY, errno.ENOENT,
-    errno.EACCES, errno.ENOMEM,
-)  # fmt: skip
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EROFS,
+    errno.EMFILE,
+    errno.EDQUOT,
+    errno.EINTR,
+    errno.EBUSY,
+    errno.ENOENT,
+    errno.EACCES,
+    errno.ENOMEM,
+)
 
 
 def eio() -> OSError:

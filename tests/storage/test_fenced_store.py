@@ -119,9 +119,13 @@ class TestFolder:
         etag = await store.create("shard-0/manifest", b"1")
         root.rename(aside)
         for call in (
-            store.create("shard-1/chunk/0", b"1"), store.swap("shard-0/manifest", b"2", etag), store.get("missing"),
-            store.delete("shard-0/manifest"), store.list("shard-0"), store.sync("shard-0/manifest"),
-        ):  # fmt: skip
+            store.create("shard-1/chunk/0", b"1"),
+            store.swap("shard-0/manifest", b"2", etag),
+            store.get("missing"),
+            store.delete("shard-0/manifest"),
+            store.list("shard-0"),
+            store.sync("shard-0/manifest"),
+        ):
             with pytest.raises(StoreAway):
                 await call
         with pytest.raises(StoreAway):

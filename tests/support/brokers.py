@@ -95,14 +95,21 @@ class RabbitMq:
             more = f"listeners.ssl.1 = 127.0.0.1:{tls_port}\n{more}"
         (self.folder / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n{more}")
         self.environment = {
-            **os.environ, "HOME": str(self.folder), "RABBITMQ_NODENAME": f"weft{self.port}@localhost",
-            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1", "RABBITMQ_MNESIA_BASE": str(self.folder),
-            "RABBITMQ_LOG_BASE": str(self.folder), "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "plugins"),
-            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"), "RABBITMQ_DIST_PORT": str(distribution),
-            "RABBITMQ_PID_FILE": str(self.folder / "pid"), "ERL_EPMD_PORT": str(mapper),
-            "ERL_EPMD_ADDRESS": "127.0.0.1", "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none",
+            **os.environ,
+            "HOME": str(self.folder),
+            "RABBITMQ_NODENAME": f"weft{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_MNESIA_BASE": str(self.folder),
+            "RABBITMQ_LOG_BASE": str(self.folder),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "plugins"),
+            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
+            "RABBITMQ_DIST_PORT": str(distribution),
+            "RABBITMQ_PID_FILE": str(self.folder / "pid"),
+            "ERL_EPMD_PORT": str(mapper),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none",
             "RABBITMQ_NODE_PORT": str(self.port),
-        }  # fmt: skip
+        }
         self._mapper = subprocess.Popen(
             ["epmd", "-port", str(mapper)], env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

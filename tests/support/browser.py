@@ -20,10 +20,20 @@ from tests.support.waiting import PATIENCE_S
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here (Debian: apt install chromium)")
 FLAGS = (
-    "--headless=new", "--remote-debugging-port=0", "--no-sandbox", "--disable-gpu", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--disable-sync",
-    "--disable-dev-shm-usage", "--hide-scrollbars", "--no-proxy-server", "--force-color-profile=srgb",
-)  # fmt: skip
+    "--headless=new",
+    "--remote-debugging-port=0",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-extensions",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--no-proxy-server",
+    "--force-color-profile=srgb",
+)
 LISTENING = re.compile(r"DevTools listening on (ws://\S+)")
 MESSAGE_BYTES_MAX = 64 << 20
 
@@ -116,9 +126,14 @@ class BrowserPage:
         for kind in ("keyDown", "keyUp"):
             text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
             await self.call(
-                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code,
-                modifiers=8 if shift else 0, **text,
-            )  # fmt: skip
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                modifiers=8 if shift else 0,
+                **text,
+            )
 
     async def picture(self, path: Path) -> None:
         shot = await self.call("Page.captureScreenshot", format="png")
@@ -130,9 +145,14 @@ async def browser_page(folder: Path) -> AsyncIterator[BrowserPage]:
     """A page of a browser of its own, whose files are in ``folder``."""
     assert PROGRAM is not None
     process = await asyncio.create_subprocess_exec(
-        PROGRAM, *FLAGS, f"--user-data-dir={folder}", "about:blank",
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        PROGRAM,
+        *FLAGS,
+        f"--user-data-dir={folder}",
+        "about:blank",
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
     drain: asyncio.Task[Any] | None = None
     try:
         assert process.stderr is not None

@@ -14,9 +14,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _DAY = datetime.timedelta(days=1)
 _SIGNS = x509.KeyUsage(
-    digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
-    key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
-)  # fmt: skip
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 """Usage of an authority's key."""
 
 
@@ -37,14 +44,8 @@ class Authority:
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate = (
             self._builder(self._name, self._key)
-            .add_extension(
-                x509.BasicConstraints(ca=True, path_length=None),
-                critical=True,
-            )
-            .add_extension(
-                _SIGNS,
-                critical=True,
-            )
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(_SIGNS, critical=True)
         )
         self.path = str(directory / f"{name}.pem")
         self._write(self.path, certificate.sign(self._key, hashes.SHA256()))
@@ -59,10 +60,7 @@ class Authority:
         hosts = [x509.DNSName(each) for each in ("localhost", "hub.test")]
         certificate = (
             self._builder(name, key, days=-1 if expired else 1)
-            .add_extension(
-                x509.SubjectAlternativeName([*here, *hosts]),
-                critical=False,
-            )
+            .add_extension(x509.SubjectAlternativeName([*here, *hosts]), critical=False)
             .add_extension(
                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
                 critical=False,
@@ -103,14 +101,8 @@ class Authority:
             .not_valid_before(now - 2 * _DAY)
             .not_valid_after(now + days * _DAY)
             # Python 3.13 verifies strictly, by RFC 5280: 4.2.1.1 and 4.2.1.2 ask for both.
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
-                critical=False,
-            )
-            .add_extension(
-                x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
-                critical=False,
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         )
 
     @staticmethod

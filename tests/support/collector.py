@@ -97,10 +97,16 @@ def _spans(body: bytes) -> Iterator[Got]:
         for of_scope in of_resource.scope_spans:
             for span in of_scope.spans:
                 yield Got(
-                    span.name, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(),
-                    span.start_time_unix_nano, span.end_time_unix_nano, _values(span.attributes), resource,
+                    span.name,
+                    span.trace_id.hex(),
+                    span.span_id.hex(),
+                    span.parent_span_id.hex(),
+                    span.start_time_unix_nano,
+                    span.end_time_unix_nano,
+                    _values(span.attributes),
+                    resource,
                     span.status.message if span.status.code == 2 else "",
-                )  # fmt: skip
+                )
 
 
 def _values(attributes: Any) -> dict[str, Any]:

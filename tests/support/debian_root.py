@@ -30,9 +30,13 @@ class DebianRoot:
         as_user = () if user is None else ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups")
         return subprocess.run(
             self._inside((*as_user, *command)),
-            input=answer, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            input=answer,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"},
-        )  # fmt: skip
+        )
 
     def did(self, *command: str, user: str | None = None, answer: str = "") -> str:
         """Run a command that must succeed, and return its output."""
@@ -48,9 +52,16 @@ class DebianRoot:
         state = f"/var/lib/{unit['StateDirectory']}"
         rights = ("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--init-groups")
         words = (
-            "setpriv", f"--reuid={unit['User']}", f"--regid={unit['Group']}", *rights,
-            "env", "-i", "PATH=/usr/bin:/bin", *unit.get("Environment", "").split(), *unit["ExecStart"].split(),
-        )  # fmt: skip
+            "setpriv",
+            f"--reuid={unit['User']}",
+            f"--regid={unit['Group']}",
+            *rights,
+            "env",
+            "-i",
+            "PATH=/usr/bin:/bin",
+            *unit.get("Environment", "").split(),
+            *unit["ExecStart"].split(),
+        )
         writable = f'mount --rbind "$1" "$1" && mount --bind "$1{state}" "$1{state}" && mount -o remount,bind,ro "$1"'
         command = self._inside(words, f"{writable} && {_MOUNTS} && umask {unit['UMask']}")
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)

@@ -100,9 +100,13 @@ class Popen(subprocess.Popen[Any]):
 
 
 def run(
-    command: Sequence[str], *, check: bool = False, capture_output: bool = False, timeout: float | None = None,
+    command: Sequence[str],
+    *,
+    check: bool = False,
+    capture_output: bool = False,
+    timeout: float | None = None,
     **options: Any,
-) -> subprocess.CompletedProcess[Any]:  # fmt: skip
+) -> subprocess.CompletedProcess[Any]:
     """Run a command to its end, as `subprocess.run` does."""
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -127,8 +131,11 @@ class _Zygote:
         with theirs:
             self._process = start(
                 [sys.executable, "-m", zygote.__name__, *arguments],
-                stdin=theirs.fileno(), stdout=subprocess.DEVNULL, cwd=ROOT, env=environment,
-            )  # fmt: skip
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                cwd=ROOT,
+                env=environment,
+            )
         atexit.register(self._end)
 
     def fork(self, request: zygote.Request, descriptors: Sequence[int]) -> int:

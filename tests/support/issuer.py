@@ -47,9 +47,14 @@ def claims(seconds: float = 3600, now: Callable[[], float] = time.time, **more: 
     """Return claims that are right, with changes; None leaves a claim out."""
     at = now()
     usual = {
-        "iss": ISSUER, "aud": AUDIENCE, "sub": "press-1", "iat": int(at), "nbf": int(at), "exp": at + seconds,
+        "iss": ISSUER,
+        "aud": AUDIENCE,
+        "sub": "press-1",
+        "iat": int(at),
+        "nbf": int(at),
+        "exp": at + seconds,
         "scope": "openid reader",
-    }  # fmt: skip
+    }
     return {name: value for name, value in {**usual, **more}.items() if value is not None}
 
 

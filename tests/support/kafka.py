@@ -75,9 +75,11 @@ class Kafka:
         (self.folder / "server.properties").write_text(settings)
         arguments = ["format", "-t", "d2VmdC10ZXN0cy1jbHVzdA", "-c", str(self.folder / "server.properties")]
         subprocess.run(
-            [*self._command, "kafka.tools.StorageTool", *arguments], check=True, capture_output=True,
+            [*self._command, "kafka.tools.StorageTool", *arguments],
+            check=True,
+            capture_output=True,
             timeout=START_S_MAX,
-        )  # fmt: skip
+        )
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._command, "kafka.Kafka", str(self.folder / "server.properties")], stdout=log, stderr=log

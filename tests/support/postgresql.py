@@ -66,9 +66,17 @@ class PostgreSql:
         self.password_file.chmod(0o644)
         assert INITDB is not None
         self._run(
-            INITDB, "-D", str(self.folder / "data"), "-U", USER, "--auth=scram-sha-256",
-            f"--pwfile={self.password_file}", "--encoding=UTF8", "--locale=C", "--no-sync",
-        )  # fmt: skip
+            INITDB,
+            "-D",
+            str(self.folder / "data"),
+            "-U",
+            USER,
+            "--auth=scram-sha-256",
+            f"--pwfile={self.password_file}",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--no-sync",
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self.start()
@@ -93,9 +101,13 @@ class PostgreSql:
     def _spawn(self) -> None:
         assert POSTGRES is not None
         settings = {
-            "port": str(self.port), "listen_addresses": "127.0.0.1", "unix_socket_directories": "",
-            "fsync": "on" if self._durable else "off", "shared_buffers": "32MB", "max_connections": "20",
-        }  # fmt: skip
+            "port": str(self.port),
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "fsync": "on" if self._durable else "off",
+            "shared_buffers": "32MB",
+            "max_connections": "20",
+        }
         command = [*self._as_user, POSTGRES, "-D", str(self.folder / "data")]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]

@@ -46,9 +46,12 @@ class Prometheus:
 
     def __enter__(self) -> Prometheus:
         command = [
-            str(PROMETHEUS), f"--config.file={self._folder}/prometheus.yml", f"--storage.tsdb.path={self._folder}/data",
-            f"--web.listen-address={urllib.parse.urlsplit(self._url).netloc}", "--log.level=warn",
-        ]  # fmt: skip
+            str(PROMETHEUS),
+            f"--config.file={self._folder}/prometheus.yml",
+            f"--storage.tsdb.path={self._folder}/data",
+            f"--web.listen-address={urllib.parse.urlsplit(self._url).netloc}",
+            "--log.level=warn",
+        ]
         with (self._folder / "prometheus.log").open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         wait_until(self._is_ready)

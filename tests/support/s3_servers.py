@@ -37,10 +37,19 @@ class Kind:
 VERSITYGW = Kind(
     third_party.VERSITYGW,
     lambda binary, address, folder: [
-        binary, "--port", address, "--access", ACCESS, "--secret", SECRET, "--quiet", "posix", folder,
+        binary,
+        "--port",
+        address,
+        "--access",
+        ACCESS,
+        "--secret",
+        SECRET,
+        "--quiet",
+        "posix",
+        folder,
     ],
     {},
-)  # fmt: skip
+)
 MINIO = Kind(
     third_party.MINIO,
     lambda binary, address, folder: [binary, "server", "--quiet", "--address", address, folder],

@@ -88,10 +88,20 @@ class SparkCluster:
         self._start(
             f"worker-{number}",
             [
-                _WORKER, "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "1g", "--work-dir",
-                str(work), self.master,
+                _WORKER,
+                "--host",
+                "127.0.0.1",
+                "--webui-port",
+                "0",
+                "--cores",
+                "1",
+                "--memory",
+                "1g",
+                "--work-dir",
+                str(work),
+                self.master,
             ],
-        )  # fmt: skip
+        )
         self._await(lambda: len(_REGISTERED.findall(self._log("master"))) > before, f"worker {number} to register")
 
     def kill_worker(self, number: int) -> None:
@@ -130,13 +140,20 @@ class SparkCluster:
         with (self.folder / "connect.log").open("ab") as log:
             process = psutil.Popen(
                 [
-                    str(home / "bin" / "spark-submit"), "--class", _CONNECT, "--master", self.master,
+                    str(home / "bin" / "spark-submit"),
+                    "--class",
+                    _CONNECT,
+                    "--master",
+                    self.master,
                     *(part for name, value in confs.items() for part in ("--conf", f"{name}={value}")),
                     "spark-internal",
                 ],
                 env={**self._environment, "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "600m"},
-                cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
         try:
             self._await(lambda: listens(port) or _ended(process), "the Connect server to listen")
             assert process.poll() is None, self._log("connect")[-2000:]
@@ -162,8 +179,12 @@ class SparkCluster:
         with path.open("ab") as log:
             self._processes[name] = psutil.Popen(
                 [str(home / "bin" / "spark-class"), *command],
-                env=self._environment, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+                env=self._environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
         process = self._processes[name]
 
         def started() -> bool:
@@ -232,8 +253,11 @@ def driver(script: Path, *arguments: str, log: Path) -> Iterator[psutil.Popen]:
     with log.open("ab") as errors:
         process = psutil.Popen(
             [sys.executable, str(script), *arguments],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
     try:
         yield process
     finally:

@@ -14,10 +14,12 @@ REFERENCE_S = 0.0032
 LOOP_REFERENCE_S = 0.0029
 """That of the loop."""
 LOOP_ROUNDS = 100_000
-_DOCUMENT = json.dumps([
-    {"name": f"machine-{i}", "values": [i, i * 1.5, None, True], "tags": {"line": str(i % 7), "unit": "C"}}
-    for i in range(600)
-])  # fmt: skip
+_DOCUMENT = json.dumps(
+    [
+        {"name": f"machine-{i}", "values": [i, i * 1.5, None, True], "tags": {"line": str(i % 7), "unit": "C"}}
+        for i in range(600)
+    ]
+)
 
 
 def sample_s() -> float:

@@ -66,9 +66,14 @@ class Attempt:
         environment = {**os.environ, "TMPDIR": str(self.temporary), **variables}
         with self._output.open("ab") as output:
             process = subprocess.Popen(
-                command, cwd=self.temporary, env=environment, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            )  # fmt: skip
+                command,
+                cwd=self.temporary,
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
         try:
             while (left := self._patience.left()) and process.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -365,9 +370,28 @@ AIRFLOW = PipWithAll("apache-airflow==3.3.2")
 DUCKDB_DELTA = PipWithAll("duckdb==1.5.5 duckdb-extension-delta==1.5.5")
 """DuckDB's own reader of Delta tables, with the version of DuckDB that it is built for."""
 AHEAD: tuple[Package, ...] = (
-    VERSITYGW, FAKE_GCS, AZURITE, KAFKA, KAFKA_CONNECTOR, DELTA_SPARK, AMQP_OF_JAVA, AMQPLIB, RHEA, MQTT_JS, NODE_RED,
-    AXE, HELM, KUBECONFORM, COMPOSE, KUBERNETES_SCHEMAS, HADOLINT, DBT, DUCKDB_DELTA, DAGSTER, AIRFLOW,
-)  # fmt: skip
+    VERSITYGW,
+    FAKE_GCS,
+    AZURITE,
+    KAFKA,
+    KAFKA_CONNECTOR,
+    DELTA_SPARK,
+    AMQP_OF_JAVA,
+    AMQPLIB,
+    RHEA,
+    MQTT_JS,
+    NODE_RED,
+    AXE,
+    HELM,
+    KUBECONFORM,
+    COMPOSE,
+    KUBERNETES_SCHEMAS,
+    HADOLINT,
+    DBT,
+    DUCKDB_DELTA,
+    DAGSTER,
+    AIRFLOW,
+)
 """What the slow tests need; MinIO takes ten minutes, and only nights need it."""
 
 

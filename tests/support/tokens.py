@@ -25,9 +25,14 @@ T = TypeVar("T")
 
 
 def create_token(
-    path: str | Path, name: str, scope: Scope, tenant: str = "default", edge: str | None = None, *,
+    path: str | Path,
+    name: str,
+    scope: Scope,
+    tenant: str = "default",
+    edge: str | None = None,
+    *,
     grants: tuple[str, ...] = (),
-) -> str:  # fmt: skip
+) -> str:
     """Add a token to a file, as `weft hub token import` takes it, and return its secret."""
     token, file = new_token(), Path(path)
     identity = TokenIdentity(name, hash_token(token), scope, tenant, edge, grants)

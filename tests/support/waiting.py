@@ -91,9 +91,12 @@ async def until(condition: Callable[[], object | Awaitable[object]], seconds: fl
 
 
 def wait_until(
-    condition: Callable[[], object], seconds: float = USUAL_S, what: str | Callable[[], object] = "it",
-    *, interval_s: float = POLL_INTERVAL_S,
-) -> None:  # fmt: skip
+    condition: Callable[[], object],
+    seconds: float = USUAL_S,
+    what: str | Callable[[], object] = "it",
+    *,
+    interval_s: float = POLL_INTERVAL_S,
+) -> None:
     """Block until the condition holds: there is no event to wait for across processes.
 
     Args:

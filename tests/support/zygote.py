@@ -36,14 +36,29 @@ HUB = ("weft.storage", "weft.cloud_hub")
 """Packages of which every module is imported: a user without rights may not be able to read it later."""
 ALSO = (
     "weft.edge_node.node",
-    "weft.cli", "weft.service.serving", "weft.storage.object_store.opening", "weft.storage.hub_keys", "uvloop",
-    "argon2", "argon2.exceptions",
-    "click._termui_impl", "click._textwrap", "click.shell_completion", "difflib",
-    "encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.punycode", "stringprep",
-)  # fmt: skip
+    "weft.cli",
+    "weft.service.serving",
+    "weft.storage.object_store.opening",
+    "weft.storage.hub_keys",
+    "uvloop",
+    "argon2",
+    "argon2.exceptions",
+    "click._termui_impl",
+    "click._textwrap",
+    "click.shell_completion",
+    "difflib",
+    "encodings.ascii",
+    "encodings.idna",
+    "encodings.latin_1",
+    "encodings.punycode",
+    "stringprep",
+)
 ALSO_HUB = (
-    "weft.cloud_hub.hub", "weft.cloud_hub.preflight", "weft.storage.table_writer.service", "weft.proofs.audit.audit",
-)  # fmt: skip
+    "weft.cloud_hub.hub",
+    "weft.cloud_hub.preflight",
+    "weft.storage.table_writer.service",
+    "weft.proofs.audit.audit",
+)
 REQUEST_BYTES_MAX = 1 << 20
 
 

@@ -66,21 +66,37 @@ def u64s(*numbers: int) -> str:
 
 
 DECLARED: list[Any] = [
-    1, {}, {}, {}, [], [], [],
+    1,
+    {},
+    {},
+    {},
+    [],
+    [],
+    [],
     [["plant", "topic", True, False, False, None, "user", "ann"]],
     [[7, "jobs", True, False, False, {"message_ttl_ms": 60000}, "user", "ann", 12]],
     [["plant", "jobs", False, "press.#", ""]],
-]  # fmt: skip
-SETTLED: list[Any] = [
-    1,
-    {"7": [[u64s(12, 20), u64s(3, 1)], 96]},
-    {"7": 25},
-    {"7": {"16": 1}},
-]  # fmt: skip
+]
+SETTLED: list[Any] = [1, {"7": [[u64s(12, 20), u64s(3, 1)], 96]}, {"7": 25}, {"7": {"16": 1}}]
 COPIED: list[Any] = [
-    1, {}, {}, {}, [], [], [], [], DECLARED[8], [], -1, False, True, True, 31, 8,
+    1,
+    {},
+    {},
+    {},
+    [],
+    [],
+    [],
+    [],
+    DECLARED[8],
+    [],
+    -1,
+    False,
+    True,
+    True,
+    31,
+    8,
     [[7, 640, {"0": [u64s(21), u64s(9)]}, [[16, 0]], {"16": 1}, 25, 0]],
-]  # fmt: skip
+]
 
 GOLDEN: dict[str, dict[str, Any]] = {
     "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST, "origin": MADE, "typed_headers": TYPED},
@@ -231,9 +247,12 @@ def batch_rejects() -> Iterator[tuple[str, str, str, bytes]]:
     yield "batch", "unknown_codec", "UnsupportedVersion", signed_batch(data, 8, b"\x02")
     yield "batch", "flipped_codec", "Corrupt", patched(data, 8, b"\x02")
     for name, at, value in (
-        ("second_flags", 9, 4), ("event_time", 9, 8), ("unknown_column", 9, 128), ("unknown_clock_state", 10, 2),
+        ("second_flags", 9, 4),
+        ("event_time", 9, 8),
+        ("unknown_column", 9, 128),
+        ("unknown_clock_state", 10, 2),
         ("reserved_byte", 11, 1),
-    ):  # fmt: skip
+    ):
         yield "batch", name, "UnsupportedVersion", signed_batch(data, at, bytes([value]))
     yield "batch", "column_longer_than_body", "Corrupt", signed_batch(data, 72, struct.pack("<I", 1 << 30))
     yield "batch", "key_index_outside_table", "Corrupt", signed_batch(data, 112, struct.pack("<I", 9))

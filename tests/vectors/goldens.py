@@ -49,14 +49,22 @@ TYPED: Notation = {
     **SMALL,
     "records": [
         {
-            "time": T, "key": "a", "payload": "",
+            "time": T,
+            "key": "a",
+            "payload": "",
             "headers": [
-                ["text", "x"], ["bytes", {"hex": "00ff"}], ["int", -(1 << 63)], ["int", (1 << 63) - 1], ["float", 0.5],
-                ["bool", True], ["bool", False], ["nil", None],
+                ["text", "x"],
+                ["bytes", {"hex": "00ff"}],
+                ["int", -(1 << 63)],
+                ["int", (1 << 63) - 1],
+                ["float", 0.5],
+                ["bool", True],
+                ["bool", False],
+                ["nil", None],
             ],
-        },
+        }
     ],
-}  # fmt: skip
+}
 FIRST_POSITION = 1 << 26
 STREAMS = {"1": ["telemetry", 7], "2": ["alarms", 0]}
 SEGMENT: Notation = {
@@ -127,10 +135,7 @@ TOGETHER: Notation = {
             "kind": "FOOTER",
             "body": [
                 {"1": "telemetry", "2": "alarms"},
-                [
-                    [1, [[7, 10]], T, T + 2_000_000, [[7, 147]]],
-                    [2, [[7, 10]], T, T + 2_000_000, [[7, 351]]],
-                ],
+                [[1, [[7, 10]], T, T + 2_000_000, [[7, 147]]], [2, [[7, 10]], T, T + 2_000_000, [[7, 351]]]],
                 [],
                 [],
                 [[0, 204], [0, 204]],
@@ -310,21 +315,23 @@ STATE: Notation = {
     "extensions": {},
 }
 EMPTY_STATE: Notation = {**STATE, "n": -1, "footer_crc": 0, "created": 0, "streams": [], "lanes": [], "clocks": []}
-RENAMED_STATE: Notation = {
-    **STATE,
-    "lanes": [{**STATE["lanes"][0], "last_word": [T + 1, 1011, "pi-2"]}],
-}
+RENAMED_STATE: Notation = {**STATE, "lanes": [{**STATE["lanes"][0], "last_word": [T + 1, 1011, "pi-2"]}]}
 TWO_STREAMS: Notation = {
     **STATE,
     "streams": [
         {
-            "tenant": "default", "stream": "alarms", "next_offset": 0, "fields": [], "named_by": [], "skips": [],
+            "tenant": "default",
+            "stream": "alarms",
+            "next_offset": 0,
+            "fields": [],
+            "named_by": [],
+            "skips": [],
             "open_gaps": [],
         },
         *STATE["streams"],
     ],
     "lanes": [{**STATE["lanes"][0], "stream": "alarms", "retired": None, "conflict": None}, *STATE["lanes"]],
-}  # fmt: skip
+}
 
 SEALED_CHUNK: Notation = {
     **EMPTY_CHUNK,
@@ -338,13 +345,5 @@ APART_CHUNK: Notation = {
     "must_understand": 5,
     "controls": [[11, "acme", "", 0, "", base64.b64encode(msgspec.msgpack.encode([True])).decode()]],
 }
-SPLIT_STATE: Notation = {
-    **TWO_STREAMS,
-    "must_understand": 1,
-    "splits": [[16, 4, 2, 0x0123456789ABCDEF], [19, 5, 3, 7]],
-}
-APART_STATE: Notation = {
-    **TWO_STREAMS,
-    "must_understand": 2,
-    "apart": ["acme", "b"],
-}
+SPLIT_STATE: Notation = {**TWO_STREAMS, "must_understand": 1, "splits": [[16, 4, 2, 0x0123456789ABCDEF], [19, 5, 3, 7]]}
+APART_STATE: Notation = {**TWO_STREAMS, "must_understand": 2, "apart": ["acme", "b"]}

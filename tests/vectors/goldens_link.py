@@ -132,28 +132,38 @@ CANARY: Notation = {
 THROTTLED: Notation = {
     "frames": [
         {
-            "type": "THROTTLED", "wait": 250_000_000, "bytes_per_second": 65_536,
+            "type": "THROTTLED",
+            "wait": 250_000_000,
+            "bytes_per_second": 65_536,
             "reason": "tenant default has 1MiB a second, its quota",
         },
         {"type": "THROTTLED", "wait": 0, "bytes_per_second": 0, "reason": ""},
     ]
-}  # fmt: skip
+}
 NODE_REPORT: Notation = {
     "frames": [
         {
             "type": "NODE_REPORT",
-            "used_bytes": 700_000_000, "budget_bytes": 1_000_000_000, "free_bytes": 300_000_000,
-            "bytes_per_second": 2_000, "outage_seconds": 150_000,
+            "used_bytes": 700_000_000,
+            "budget_bytes": 1_000_000_000,
+            "free_bytes": 300_000_000,
+            "bytes_per_second": 2_000,
+            "outage_seconds": 150_000,
             "functions": [["hourly", "where, window", 86_400, 24, 3, "3 rows in 1,000 have no field rms"]],
             "functions_more": 0,
         },
         {
             "type": "NODE_REPORT",
-            "used_bytes": 0, "budget_bytes": 1_000_000_000, "free_bytes": 1_000_000_000,
-            "bytes_per_second": None, "outage_seconds": None, "functions": [], "functions_more": 0,
+            "used_bytes": 0,
+            "budget_bytes": 1_000_000_000,
+            "free_bytes": 1_000_000_000,
+            "bytes_per_second": None,
+            "outage_seconds": None,
+            "functions": [],
+            "functions_more": 0,
         },
     ]
-}  # fmt: skip
+}
 LAST_WORDS: Notation = {"frames": [{"type": "LAST_WORDS", "time": T, "lanes": [[1, 10], [3, 0]], "renamed_to": "pi-2"}]}
 CONFIG: Notation = {
     "frames": [

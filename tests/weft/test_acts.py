@@ -35,45 +35,89 @@ WHY = ("--reason", "case 12", "--by", "mara")
 KEY = Run(LANE, 0, 1).key.decode()
 
 READING = {
-    ("audit",): "reads", ("ca", "device"): "writes files of an authority, beside no hub", ("ca", "edge"): "likewise",
-    ("ca", "hub"): "likewise", ("ca", "init"): "likewise", ("ca", "list"): "reads", ("ca", "renew-list"): "likewise",
-    ("ca", "revoke"): "likewise; its list names certificate and moment", ("completion",): "prints",
+    ("audit",): "reads",
+    ("ca", "device"): "writes files of an authority, beside no hub",
+    ("ca", "edge"): "likewise",
+    ("ca", "hub"): "likewise",
+    ("ca", "init"): "likewise",
+    ("ca", "list"): "reads",
+    ("ca", "renew-list"): "likewise",
+    ("ca", "revoke"): "likewise; its list names certificate and moment",
+    ("completion",): "prints",
     ("config", "keygen"): "writes a key, beside no hub",
-    ("config", "schema"): "prints", ("config", "sign"): "writes a file", ("config", "sign-code"): "writes a file",
+    ("config", "schema"): "prints",
+    ("config", "sign"): "writes a file",
+    ("config", "sign-code"): "writes a file",
     ("config", "verify"): "reads",
-    ("edge", "check"): "reads", ("edge", "config"): "reads", ("edge", "doctor"): "reads",
-    ("edge", "init"): "writes the first files of a node", ("edge", "pair"): "takes a token; the hub has the line of it",
-    ("edge", "query"): "reads", ("edge", "support-bundle"): "reads",
-    ("edge", "status"): "reads", ("edge", "tail"): "reads", ("edge", "test-function"): "runs on a file",
-    ("hub", "acts"): "reads", ("hub", "backup"): "copies the store, and leaves it as it is", ("hub", "check"): "reads",
-    ("hub", "config", "get"): "reads", ("hub", "config", "rollout", "list"): "reads",
-    ("hub", "config", "status"): "reads", ("hub", "declarations"): "reads", ("hub", "doctor"): "reads",
-    ("hub", "group", "list"): "reads", ("hub", "init"): "writes the first files of a hub",
-    ("hub", "messages"): "reads", ("hub", "nodes"): "reads", ("hub", "pulls"): "reads",
-    ("hub", "region", "status"): "reads", ("hub", "quality", "get"): "reads", ("hub", "quality", "list"): "reads",
-    ("hub", "restore"): "makes another store, whose cluster.json says so", ("hub", "schema", "diff"): "reads",
+    ("edge", "check"): "reads",
+    ("edge", "config"): "reads",
+    ("edge", "doctor"): "reads",
+    ("edge", "init"): "writes the first files of a node",
+    ("edge", "pair"): "takes a token; the hub has the line of it",
+    ("edge", "query"): "reads",
+    ("edge", "support-bundle"): "reads",
+    ("edge", "status"): "reads",
+    ("edge", "tail"): "reads",
+    ("edge", "test-function"): "runs on a file",
+    ("hub", "acts"): "reads",
+    ("hub", "backup"): "copies the store, and leaves it as it is",
+    ("hub", "check"): "reads",
+    ("hub", "config", "get"): "reads",
+    ("hub", "config", "rollout", "list"): "reads",
+    ("hub", "config", "status"): "reads",
+    ("hub", "declarations"): "reads",
+    ("hub", "doctor"): "reads",
+    ("hub", "group", "list"): "reads",
+    ("hub", "init"): "writes the first files of a hub",
+    ("hub", "messages"): "reads",
+    ("hub", "nodes"): "reads",
+    ("hub", "pulls"): "reads",
+    ("hub", "region", "status"): "reads",
+    ("hub", "quality", "get"): "reads",
+    ("hub", "quality", "list"): "reads",
+    ("hub", "restore"): "makes another store, whose cluster.json says so",
+    ("hub", "schema", "diff"): "reads",
     ("hub", "requests"): "reads",
-    ("hub", "schema", "check"): "reads", ("hub", "schema", "get"): "reads", ("hub", "schema", "infer"): "reads",
+    ("hub", "schema", "check"): "reads",
+    ("hub", "schema", "get"): "reads",
+    ("hub", "schema", "infer"): "reads",
     ("hub", "schema", "list"): "reads",
-    ("hub", "status"): "reads", ("hub", "support-bundle"): "reads", ("hub", "table", "list"): "reads",
+    ("hub", "status"): "reads",
+    ("hub", "support-bundle"): "reads",
+    ("hub", "table", "list"): "reads",
     ("hub", "tenant", "list"): "reads",
-    ("hub", "tail"): "reads", ("hub", "token", "list"): "reads", ("hub", "trace"): "reads",
-    ("hub", "usage"): "reads", ("hub", "verify"): "reads",
+    ("hub", "tail"): "reads",
+    ("hub", "token", "list"): "reads",
+    ("hub", "trace"): "reads",
+    ("hub", "usage"): "reads",
+    ("hub", "verify"): "reads",
     ("hub", "whoami"): "reads",
-    ("link", "status"): "reads", ("log", "dump"): "reads", ("spark", "check"): "reads", ("spark", "sql"): "reads",
+    ("link", "status"): "reads",
+    ("log", "dump"): "reads",
+    ("spark", "check"): "reads",
+    ("spark", "sql"): "reads",
     ("spark", "move"): "replaces the position in a checkpoint of Spark; reads both stores",
     ("spark", "test"): "reads",
     ("login",): "writes a file of the user, and asks a hub whose token it is",
-    ("spark", "new"): "writes files of a pipeline", ("streams",): "reads",
-    ("trace",): "reads", ("user", "check"): "reads", ("user", "list"): "reads",
-}  # fmt: skip
+    ("spark", "new"): "writes files of a pipeline",
+    ("streams",): "reads",
+    ("trace",): "reads",
+    ("user", "check"): "reads",
+    ("user", "list"): "reads",
+}
 """Command -> why it is no administrative act."""
 RUNNING = {("edge", "run"), ("hub", "run"), ("spark", "run")}
 """Services; what runs them keeps a log of it."""
 AT_EDGES = {
-    ("edge", "import"), ("edge", "reload"), ("edge", "rename"), ("edge", "replay"), ("link", "acknowledge"),
-    ("link", "pause"), ("link", "resume"), ("log", "drop"),
-}  # fmt: skip
+    ("edge", "import"),
+    ("edge", "reload"),
+    ("edge", "rename"),
+    ("edge", "replay"),
+    ("link", "acknowledge"),
+    ("link", "pause"),
+    ("link", "resume"),
+    ("log", "drop"),
+}
 """Orders to an edge node: their lines are in ``orders.acts`` of its data_dir, whose end the tests below look at."""
 TO_EDGES = {("hub", "publish")}
 """Messages: their records name the token (0173)."""
@@ -101,9 +145,7 @@ ON_STORE: dict[Words, Sequence[Sequence[str]]] = {
     ("hub", "open"): [("--yes",)],
     ("hub", "stream", "expect"): [("telemetry", "press-*")],
     ("hub", "group", "set"): [("all", "press-*")],
-    ("hub", "config", "set"): [
-        ("all", "settings.yaml", "--group", "--share", "0.1"), ("press-1", "settings.yaml"),
-    ],
+    ("hub", "config", "set"): [("all", "settings.yaml", "--group", "--share", "0.1"), ("press-1", "settings.yaml")],
     ("hub", "config", "rollout", "next"): [("all", "--share", "0.5")],
     ("hub", "config", "rollout", "abort"): [("all",)],
     ("hub", "config", "remove"): [("press-1",), ("all", "--group")],
@@ -126,7 +168,7 @@ ON_STORE: dict[Words, Sequence[Sequence[str]]] = {
     ("hub", "region", "compare"): [("east",)],
     ("hub", "region", "history"): [("east",)],
     ("hub", "second-person"): [("--require", "names", "--valid", "2h")],
-}  # fmt: skip
+}
 
 
 def leaves(command: click.Command, words: Words = ()) -> Iterator[tuple[Words, click.Command]]:
@@ -239,9 +281,12 @@ def orders(folder: Path, name: str = "orders.acts") -> list[dict[str, Any]]:
 def test_an_order_to_an_edge_node_has_its_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "data").mkdir()
     calls = {
-        ("link", "pause"): ("--link", "satellite"), ("link", "resume"): (), ("link", "acknowledge"): (),
-        ("edge", "reload"): (), ("edge", "replay"): ("hot", "--into", "again"),
-    }  # fmt: skip
+        ("link", "pause"): ("--link", "satellite"),
+        ("link", "resume"): (),
+        ("link", "acknowledge"): (),
+        ("edge", "reload"): (),
+        ("edge", "replay"): ("hot", "--into", "again"),
+    }
     for words, more in calls.items():
         assert isinstance(weft(*words, "data", *more).exception, Failed), "no node runs there"
         began, ended = orders(folder / "data")[-2:]

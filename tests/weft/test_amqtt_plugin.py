@@ -68,9 +68,11 @@ async def test_what_amqtt_receives_is_stored(tmp_path: Path) -> None:
     finally:
         await amqtt.shutdown()
     assert found == {
-        (b"plant/a", b"0"): Flag.PUBLISHED_QOS0, (b"plant/a", b"1"): Flag(0),
-        (b"plant/a", b"2"): Flag.PUBLISHED_QOS2, (b"plant/b", b"kept"): Flag.RETAINED,
-    }  # fmt: skip
+        (b"plant/a", b"0"): Flag.PUBLISHED_QOS0,
+        (b"plant/a", b"1"): Flag(0),
+        (b"plant/a", b"2"): Flag.PUBLISHED_QOS2,
+        (b"plant/b", b"kept"): Flag.RETAINED,
+    }
     amqtt = broker(tmp_path, port)  # the log was released, and has everything
     plugin = amqtt.plugins_manager.get_plugin("WeftPlugin")
     assert isinstance(plugin, WeftPlugin)
@@ -84,8 +86,12 @@ async def test_what_amqtt_receives_is_stored(tmp_path: Path) -> None:
 async def test_a_wrong_configuration_keeps_amqtt_from_starting(tmp_path: Path) -> None:
     (tmp_path / "edge.yaml").write_text(NODE)
     with pytest.raises(PluginInitError):
-        Broker({"listeners": {"default": {"type": "tcp", "bind": "127.0.0.1:0"}},
-                "plugins": {"weft.amqtt_plugin.WeftPlugin": {"config": str(tmp_path / "none.yaml")}}})  # fmt: skip
+        Broker(
+            {
+                "listeners": {"default": {"type": "tcp", "bind": "127.0.0.1:0"}},
+                "plugins": {"weft.amqtt_plugin.WeftPlugin": {"config": str(tmp_path / "none.yaml")}},
+            }
+        )
     await asyncio.sleep(0)
 
 

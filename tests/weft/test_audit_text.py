@@ -21,10 +21,21 @@ def lane(edge: str, first: int, gaps: dict[str, int] | None = None) -> LaneAudit
     """A lane whose counts are all different."""
     number = itertools.count(first)
     return LaneAudit(
-        edge=edge, log_id="0123456789abcdef", records=next(number), log_doubled=next(number), unindexed=0,
-        table_records=next(number), table_doubled=0, waiting=next(number), missing=next(number), unknown=0,
-        gaps=gaps or {}, holes=next(number), hole_ranges=[], resent=next(number),
-    )  # fmt: skip
+        edge=edge,
+        log_id="0123456789abcdef",
+        records=next(number),
+        log_doubled=next(number),
+        unindexed=0,
+        table_records=next(number),
+        table_doubled=0,
+        waiting=next(number),
+        missing=next(number),
+        unknown=0,
+        gaps=gaps or {},
+        holes=next(number),
+        hole_ranges=[],
+        resent=next(number),
+    )
 
 
 def report(*lanes: LaneAudit, stream: str = "telemetry") -> AuditReport:
@@ -62,9 +73,7 @@ def test_every_count_of_every_lane_stands_under_its_column(monkeypatch: pytest.M
     header = next(line for line in lines if "in the log" in line)
     at = lines.index("edge press-7, log 0123456789abcdef")
     numbers = lines[at + 1]
-    assert numbers.split() == [
-        "1000001", "1000003", "1000004", "1000002", "1000005", "0", "1000006", "1000007"
-    ]  # fmt: skip
+    assert numbers.split() == ["1000001", "1000003", "1000004", "1000002", "1000005", "0", "1000006", "1000007"]
     ends = [header.index(column) + len(column) for column in COLUMNS]
     assert [numbers[:end].split()[-1] for end in ends] == numbers.split(), "a count ends where its column's name ends"
     assert LONG in "".join(line.strip() for line in lines), "the whole name, in as many lines as it needs"

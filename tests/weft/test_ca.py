@@ -89,9 +89,11 @@ def test_a_revoked_certificate_is_on_the_list_and_others_are_not(authority: Path
         done("ca", "edge", authority, edge, "--to", tmp_path)
     done("ca", "revoke", authority, "press-7")
     files = TlsFiles(
-        certificate=str(tmp_path / "hub.crt"), key=str(tmp_path / "hub.key"),
-        client_ca=str(tmp_path / "authority.crt"), crl_file=str(authority / "authority.crl"),
-    )  # fmt: skip
+        certificate=str(tmp_path / "hub.crt"),
+        key=str(tmp_path / "hub.key"),
+        client_ca=str(tmp_path / "authority.crt"),
+        crl_file=str(authority / "authority.crl"),
+    )
     serials = {int.from_bytes(each.serial, "big") for each in read_tls(files).revoked}
     known = {each["name"]: int(each["serial"], 16) for each in listed(authority)}
     assert serials == {known["press-7"]}

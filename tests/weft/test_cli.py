@@ -52,11 +52,7 @@ def test_version_and_help() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "full", "status"),
-    [
-        (("--version",), "stdout", 1),
-        (("edge", "fly"), "stderr", 2),
-        (("edge", "check", "missing.yaml"), "stderr", 2),
-    ],
+    [(("--version",), "stdout", 1), (("edge", "fly"), "stderr", 2), (("edge", "check", "missing.yaml"), "stderr", 2)],
 )
 def test_output_that_cannot_be_written_does_not_hide_the_exit_status(
     arguments: tuple[str, ...], full: str, status: int
@@ -65,10 +61,13 @@ def test_output_that_cannot_be_written_does_not_hide_the_exit_status(
     with Path("/dev/full").open("w") as no_space:
         done = subprocess.run(
             [sys.executable, "-m", "weft", *arguments],
-            check=False, text=True, timeout=PATIENCE_S, env=environment,
+            check=False,
+            text=True,
+            timeout=PATIENCE_S,
+            env=environment,
             stdout=no_space if full == "stdout" else subprocess.PIPE,
             stderr=no_space if full == "stderr" else subprocess.PIPE,
-        )  # fmt: skip
+        )
     assert done.returncode == status
     if full == "stdout":
         assert done.stderr.startswith("weft: ")

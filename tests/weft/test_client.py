@@ -36,10 +36,19 @@ from weft.storage.object_store.directory import MemoryStore
 
 EDGE = LinkIdentity("acme", "press-1", 0xABC, "test")
 OF_BODY = {
-    "edges": ["press-1"], "expires_s": 60.0, "qos": 1, "redirect": True, "bytes_max": 1 << 20, "scope": "reader",
-    "end_oldest": True, "shard": 1, "force": True, "state": "running", "paused": True,
+    "edges": ["press-1"],
+    "expires_s": 60.0,
+    "qos": 1,
+    "redirect": True,
+    "bytes_max": 1 << 20,
+    "scope": "reader",
+    "end_oldest": True,
+    "shard": 1,
+    "force": True,
+    "state": "running",
+    "paused": True,
     **dict.fromkeys(("batch", "records", "seconds", "rate", "lag", "idle_seconds", "every_seconds"), 7),
-}  # fmt: skip
+}
 """Arguments that are no text."""
 OF_QUOTAS = dict.fromkeys((*Quotas.__struct_fields__, "version"), 40)
 ASKED = [each for each in OPERATIONS if each.content_type != EVENTS]
@@ -74,9 +83,13 @@ class Recorder(Client):
     """A client that raises what it would ask."""
 
     def fetch(
-        self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, *,
+        self,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
         method: str | None = None,
-    ) -> Fetched:  # fmt: skip
+    ) -> Fetched:
         raise Asked(method or ("GET" if body is None else "POST"), urlsplit(path), body, dict(headers or {}))
 
 

@@ -80,7 +80,10 @@ def test_an_example_keeps_its_lines_and_its_characters(pages: dict[str, str], tm
         pytest.skip("groff is not installed")
     done = subprocess.run(
         ["groff", "-man", "-Tascii", "-P-bcu", "-rLL=100n"],
-        input=pages["weft-edge-init.1"], capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        input=pages["weft-edge-init.1"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     shown = " ".join(done.stdout.split())
     assert r"--stream 'telemetry=plant/#' --hub https://hub.example.com \ --token-file press-7.token" in shown

@@ -53,9 +53,23 @@ def test_a_name_is_enough_and_the_next_commands_are_said(config: Path) -> None:
 
 def test_secrets_are_in_files_for_the_owner_alone_and_nowhere_else(config: Path) -> None:
     reported = weft(
-        "edge", "init", config, "--node", "press-7", "--listen", "0.0.0.0:1883", "--user", "gateway",
-        "--generate-password", "--hub", "https://hub.example.com", "--token-file", "-", "--json", answer="t0ken\n",
-    )  # fmt: skip
+        "edge",
+        "init",
+        config,
+        "--node",
+        "press-7",
+        "--listen",
+        "0.0.0.0:1883",
+        "--user",
+        "gateway",
+        "--generate-password",
+        "--hub",
+        "https://hub.example.com",
+        "--token-file",
+        "-",
+        "--json",
+        answer="t0ken\n",
+    )
     made = load_edge(str(config))
     files = {path.name: path for path in config.parent.iterdir()}
     assert json.loads(reported.output)["written"] == [
@@ -163,10 +177,15 @@ def test_at_a_terminal_secrets_are_typed_and_not_shown(config: Path) -> None:
     said = ""
     try:
         for question, answer in (
-            ("Name of this node", "press-7"), ("MQTT topics", "plant/#"), ("Listen", "0.0.0.0:1883"),
-            ("Name with which", "gateway"), ("URL", "https://hub.example.com"), ("Token", "t0ken"),
-            ("Password", "s3cret"), ("Repeat", "s3cret"),
-        ):  # fmt: skip
+            ("Name of this node", "press-7"),
+            ("MQTT topics", "plant/#"),
+            ("Listen", "0.0.0.0:1883"),
+            ("Name with which", "gateway"),
+            ("URL", "https://hub.example.com"),
+            ("Token", "t0ken"),
+            ("Password", "s3cret"),
+            ("Repeat", "s3cret"),
+        ):
             while question not in said.rpartition("\n")[2]:
                 said += os.read(controller, 4096).decode()
             os.write(controller, answer.encode() + b"\n")

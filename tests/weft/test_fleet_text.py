@@ -10,18 +10,39 @@ from weft.hub_api.answers import StreamOf
 from weft.hub_api.status import KeysOfIssuer
 from weft.text.fleet import show_issuer, show_streams
 
-FACTS = convert({
-    "issuer": "https://login.test", "key_set": "https://login.test/keys", "keys": 2, "passed_over": 0,
-    "read_seconds_ago": 7300.0, "kept_until": "2027-01-15T08:10:00.000000000Z", "failing_seconds": 7200.0,
-    "trouble": "no answer within 10 s",
-}, KeysOfIssuer)  # fmt: skip
+FACTS = convert(
+    {
+        "issuer": "https://login.test",
+        "key_set": "https://login.test/keys",
+        "keys": 2,
+        "passed_over": 0,
+        "read_seconds_ago": 7300.0,
+        "kept_until": "2027-01-15T08:10:00.000000000Z",
+        "failing_seconds": 7200.0,
+        "trouble": "no answer within 10 s",
+    },
+    KeysOfIssuer,
+)
 
 
-STREAM = convert({
-    "tenant": "default", "stream": "telemetry", "records": 3, "records_per_second": None, "table_rows": None,
-    "next_offset": {}, "lanes": 1, "edges": 1, "complete_up_to": None, "fields": ["line"], "payload": "bytes",
-    "skipped": 0, "table": None,
-}, StreamOf)  # fmt: skip
+STREAM = convert(
+    {
+        "tenant": "default",
+        "stream": "telemetry",
+        "records": 3,
+        "records_per_second": None,
+        "table_rows": None,
+        "next_offset": {},
+        "lanes": 1,
+        "edges": 1,
+        "complete_up_to": None,
+        "fields": ["line"],
+        "payload": "bytes",
+        "skipped": 0,
+        "table": None,
+    },
+    StreamOf,
+)
 
 
 def test_columns_of_many_streams_do_not_hide_the_streams(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,10 +75,11 @@ def test_on_a_32_bit_system(machine: Path) -> None:
     add_python(machine, "python3", "sys.maxsize = 2**31 - 1")
     done = run(machine, "demo")
     check_refused(
-        machine, done,
+        machine,
+        done,
         "python3 is a 32-bit Python, for which some of Weft's dependencies have no wheels; "
         "install a 64-bit operating system (Raspberry Pi OS: the 64-bit edition)",
-    )  # fmt: skip
+    )
 
 
 def test_an_unknown_command(machine: Path) -> None:
@@ -197,9 +198,13 @@ def test_ci_clears_the_variables_and_runs_the_quick_tests_without_compiler_and_j
     passed = {"CI": "true", "PIP_INDEX_URL": "http://index.example", "https_proxy": "http://proxy", "LANG": "C.UTF-8"}
     environment = {
         **passed,
-        "PATH": f"{tmp_path / 'programs'}:{ci_tools}", "TMPDIR": str(tmp_path),
-        "PYTHONUNBUFFERED": "1", "JAVA_HOME": "/usr", "AWS_SECRET_ACCESS_KEY": "of the machine", "PYTHONPATH": "/",
-    }  # fmt: skip
+        "PATH": f"{tmp_path / 'programs'}:{ci_tools}",
+        "TMPDIR": str(tmp_path),
+        "PYTHONUNBUFFERED": "1",
+        "JAVA_HOME": "/usr",
+        "AWS_SECRET_ACCESS_KEY": "of the machine",
+        "PYTHONPATH": "/",
+    }
     subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=environment, check=True, timeout=PATIENCE_S)
     calls = {path.name: set(path.read_text().splitlines()) for path in tmp_path.glob("called *")}
     ahead, near = "called -m tests.support.third_party", "called -m tests.changed --near cd0ea74b"

@@ -110,11 +110,15 @@ async def test_status_names_edges_whose_synchronised_clocks_are_not_the_hubs(con
     hub, log = start("hub", config), EdgeLog()
     link = asyncio.create_task(
         run_link(
-            log, LinkIdentity("default", "press-3", 9, "test"), LinkSettings((hub.url,), token=lambda: None),
-            MemoryEpochs(), LinkStatus("cloud"), wall_clock=lambda: time.time_ns() - 3600 * 10**9,
+            log,
+            LinkIdentity("default", "press-3", 9, "test"),
+            LinkSettings((hub.url,), token=lambda: None),
+            MemoryEpochs(),
+            LinkStatus("cloud"),
+            wall_clock=lambda: time.time_ns() - 3600 * 10**9,
             clocks=_Synchronised(),
         )
-    )  # fmt: skip
+    )
     log.append(*make_batch(Lane("default", "press-3", 9, "telemetry"), 0, 1))
     await log.until_released(1)
     shown = await asyncio.to_thread(weft, "hub", "status", config)

@@ -124,8 +124,13 @@ def test_wrong_configurations_of_twenty_edges_are_back_within_three_minutes(
         path, node = edges[n]
         node.kill()
         edges[n] = path, start("edge", path)
-    ends = {"url": "rolled back", "authority": "rolled back", "restart": "rolled back", "refused": "refused",
-            "good": "confirmed"}  # fmt: skip
+    ends = {
+        "url": "rolled back",
+        "authority": "rolled back",
+        "restart": "rolled back",
+        "refused": "refused",
+        "good": "confirmed",
+    }
     wanted = {f"press-{n}": ends[kind] for n, kind in enumerate(kinds)}
     wait_until(lambda: outcomes() == wanted, what="every edge to be back", seconds=180)
     assert len(hub.json("v1/status")["links"]) == EDGES

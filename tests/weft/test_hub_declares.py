@@ -78,9 +78,14 @@ def test_a_token_is_printed_once_and_no_listing_and_no_object_has_it(config: Pat
     assert len(token) > 40
     (found,) = listed("token", config)
     assert {key: found[key] for key in ("name", "scope", "tenant", "edge", "secrets", "by", "reason")} == {
-        "name": "press", "scope": "edge", "tenant": "default", "edge": "press-7", "secrets": 1, "by": "mara",
+        "name": "press",
+        "scope": "edge",
+        "tenant": "default",
+        "edge": "press-7",
+        "secrets": 1,
+        "by": "mara",
         "reason": "a new press",
-    }  # fmt: skip
+    }
     second = json.loads(weft("hub", "token", "rotate", config, "press", "--json").stdout)["token"]
     assert listed("token", config)[0]["secrets"] == 2
     texts = [weft("hub", "token", "list", config, *more).output for more in ((), ("--json",))]
@@ -159,7 +164,7 @@ LONG = "x" * 600
         (("table", "set", "{}", "t", "--retain", "1s"), "--retain"),
         (("retire", "{}", "x", "--reason", "gone", "--yes"), "the store holds no hub"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused_makes_no_store_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], error: str
 ) -> None:
@@ -226,8 +231,10 @@ def test_tenants_come_with_quotas_and_go_after_their_tokens(config: Path) -> Non
     assert listed("tenant", config) == []
     acts = json.loads(weft("hub", "declarations", config, "--last", "3", "--json").output)
     assert [(each["entry"], each["act"], each["kind"], each["name"]) for each in acts] == [
-        (7, "withdrew", "tenant", "acme"), (6, "withdrew", "stream", "acme/telemetry"), (5, "withdrew", "token", "one"),
-    ]  # fmt: skip
+        (7, "withdrew", "tenant", "acme"),
+        (6, "withdrew", "stream", "acme/telemetry"),
+        (5, "withdrew", "token", "one"),
+    ]
     whole = weft("hub", "declarations", config).output
     assert "mara" in whole
     assert "sha256" not in whole
@@ -269,7 +276,7 @@ def test_the_first_token_of_an_open_hub_is_asked_about(config: Path) -> None:
         (("stream", "expect", "telemetry", "a", "--withdraw"), "--withdraw takes no EDGES"),
         (("token", "remove", "x"), "there is no token 'x'"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named_and_write_nothing(config: Path, arguments: tuple[str, ...], error: str) -> None:
     group, command, *rest = arguments
     found = weft("hub", group, command, config, *rest)
@@ -410,8 +417,11 @@ def test_groups_are_declared_listed_and_withdrawn(config: Path) -> None:
     weft("hub", "group", "set", config, "all", "*")
     first, second = listed("group", config)
     assert (first["tenant"], first["name"], first["edges"], first["order"]) == (
-        "acme", "presses", ["press-*", "welder-1"], 3,
-    )  # fmt: skip
+        "acme",
+        "presses",
+        ["press-*", "welder-1"],
+        3,
+    )
     assert (second["tenant"], second["name"], second["order"], second["unusable"]) == ("default", "all", 0, None)
     assert "press-* welder-1" in weft("hub", "group", "list", config).output
     assert isinstance(weft("hub", "group", "set", config, "All", "*").exception, Refused)
@@ -464,8 +474,9 @@ def test_a_fleet_gets_its_tokens_in_one_run_that_can_be_repeated(config: Path) -
     assert weft(*add).output.startswith("declared 2 tokens; 0 were there already\n")
     assert sorted(path.name for path in folder.iterdir()) == ["press-1.token", "press-2.token"]
     assert [(each["name"], each["edge"]) for each in listed("token", config)] == [
-        ("press-1", "press-1"), ("press-2", "press-shop-2"),
-    ]  # fmt: skip
+        ("press-1", "press-1"),
+        ("press-2", "press-shop-2"),
+    ]
     (line,) = json.loads(weft("hub", "declarations", config, "--json").output)
     assert (line["entry"], line["kind"], line["target"]) == (1, "token", "press-1, press-2"), "one write of the store"
     assert "token press-1, press-2" in weft("hub", "declarations", config).output
@@ -511,9 +522,12 @@ def test_a_tenant_that_is_not_declared_is_not_set_apart(config: Path, name: str,
 
 
 CHANGES = [
-    ("tenant", "set", "acme", "--edges", "4"), ("token", "remove", "acme"), ("split", "0", "--yes", "--force"),
-    ("drain", "a"), ("drain", "a", "--undo"),
-]  # fmt: skip
+    ("tenant", "set", "acme", "--edges", "4"),
+    ("token", "remove", "acme"),
+    ("split", "0", "--yes", "--force"),
+    ("drain", "a"),
+    ("drain", "a", "--undo"),
+]
 
 
 @pytest.mark.parametrize("command", CHANGES, ids=" ".join)
@@ -606,8 +620,9 @@ async def test_a_url_names_a_running_hub_that_sets_quotas_withdraws_tokens_and_p
         acme, default = json.loads(await ask("tenant", "list", "--json"))
         assert (default["name"], acme["name"]) == ("default", "acme")
         assert {name: value for name, value in acme["quotas"].items() if value is not None} == {
-            "lanes": 9, "bytes_per_second": 4 << 20,
-        }  # fmt: skip
+            "lanes": 9,
+            "bytes_per_second": 4 << 20,
+        }
         assert "4194304" in await ask("tenant", "list")
         assert "there is no tenant 'none'" in await ask("tenant", "set", "none", "--links", "1")
         assert "name the CONFIG" in await ask("tenant", "set", "acme", "--isolation", "own")

@@ -52,9 +52,18 @@ def test_without_options_the_hub_serves_its_machine_and_demands_a_token(config: 
 def test_an_authority_makes_a_hub_that_others_may_call(config: Path, tmp_path: Path) -> None:
     weft("ca", "init", tmp_path / "ca")
     reported = weft(
-        "hub", "init", config, "--listen", "0.0.0.0:18090", "--ca", tmp_path / "ca", "--host", "hub.test",
-        "--edge-certificates", "--json",
-    )  # fmt: skip
+        "hub",
+        "init",
+        config,
+        "--listen",
+        "0.0.0.0:18090",
+        "--ca",
+        tmp_path / "ca",
+        "--host",
+        "hub.test",
+        "--edge-certificates",
+        "--json",
+    )
     assert reported.exception is None, reported.exception
     checked = json.loads(weft("hub", "check", config, "--json").output)
     assert checked["good"], checked

@@ -53,8 +53,11 @@ def test_rules_are_declared_read_and_withdrawn(config: Path) -> None:
     assert quality("get", config, "telemetry") == f"# stream default/telemetry, version 2\n{RULES}"
     (reported,) = json.loads(quality("list", config, "--json"))
     assert (reported["stream"], reported["rules"], reported["version"], reported["unusable"]) == (
-        "default/telemetry", ["hot", "there", "fits", "once", "newest"], 2, None,
-    )  # fmt: skip
+        "default/telemetry",
+        ["hot", "there", "fits", "once", "newest"],
+        2,
+        None,
+    )
     assert quality("remove", config, "telemetry") == "withdrew the quality rules of stream default/telemetry\n"
     assert "has no quality rules; streams with some: none" in quality("get", config, "telemetry")
     assert "there is no quality 'default/telemetry'" in quality("remove", config, "telemetry")
@@ -93,8 +96,10 @@ def test_rules_that_have_nothing_to_check_are_doubted(config: Path) -> None:
 def test_topic_levels_that_edges_have_named_are_not_doubted(config: Path) -> None:
     with_schema(config, "fields: {n: int}")
     log = LogWriter(str(config.parent / "store"), shards=2)
-    log.write(*(Delivery(edge, [], topics=[f"plant/{{{level}}}"]) for edge, level in (("a", "dev"), ("b", "line"))),
-              received=1)  # fmt: skip
+    log.write(
+        *(Delivery(edge, [], topics=[f"plant/{{{level}}}"]) for edge, level in (("a", "dev"), ("b", "line"))),
+        received=1,
+    )
     rules = config.parent / "quality.yaml"
     rules.write_text("rules: {a: {unique: [dev, n]}, b: {not_null: line}, c: {unique: [n, devv]}}")
     result = weft("hub", "quality", "set", config, "telemetry", rules)

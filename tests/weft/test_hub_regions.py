@@ -58,9 +58,13 @@ def test_the_status_says_how_long_the_log_yet_waits_and_which_streams_are_behind
     for shard, seconds in enumerate((3600.0, 3 * 3600.0, 0.0)):
         behind = streams if seconds else ()
         report = Report(
-            at=time.time_ns(), state="connected", lag_seconds=seconds, hold="the budget", streams=behind,
+            at=time.time_ns(),
+            state="connected",
+            lag_seconds=seconds,
+            hold="the budget",
+            streams=behind,
             streams_behind=18 * len(behind),
-        )  # fmt: skip
+        )
         asyncio.run(positions.write("east", shard, RegionPosition(next=1, report=report), None))
     found = json.loads(weft("hub", "region", "status", tmp_path / "hub.yaml", "--json").output)["regions"]
     assert 3500 < found[0]["left_seconds"] <= 3600, "`pin` is longer than `retain_log`"

@@ -42,9 +42,12 @@ def test_commands_that_look_into_a_log_of_a_later_release(tmp_path: Path, later:
     config.write_text(f"node: pi\ndata_dir: {directory}\nstreams: {{telemetry: {{from: 't/#'}}}}\nhttp: null\n")
     before = (directory / file_name(0)).read_bytes()
     for arguments in (
-        ["log", "dump", str(directory)], ["edge", "status", str(config)], ["edge", "tail", str(config), "--from", "0"],
-        ["edge", "query", str(config), "SELECT count(*) FROM telemetry"], ["edge", "run", str(config)],
-    ):  # fmt: skip
+        ["log", "dump", str(directory)],
+        ["edge", "status", str(config)],
+        ["edge", "tail", str(config), "--from", "0"],
+        ["edge", "query", str(config), "SELECT count(*) FROM telemetry"],
+        ["edge", "run", str(config)],
+    ):
         done = weft(*arguments)
         said = f"{done.output}\n{done.exception}"
         assert done.exception is not None, arguments

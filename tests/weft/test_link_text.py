@@ -10,10 +10,23 @@ from weft.commands.link import _facts
 
 NOW = 1_800_000_000.0
 IDLE: dict[str, Any] = {
-    "state": "connected", "url": "http://hub", "connected_since": NOW - 9000, "hold": "", "pending_records": 0,
-    "delivery_seconds": None, "ping_seconds": 0.02, "budget_bytes": None, "next_try": None, "last_error": "",
-    "alarm": "", "pull": None, "canary": "unknown", "canary_seconds": None, "canary_time": None, "canary_alarm": "",
-}  # fmt: skip
+    "state": "connected",
+    "url": "http://hub",
+    "connected_since": NOW - 9000,
+    "hold": "",
+    "pending_records": 0,
+    "delivery_seconds": None,
+    "ping_seconds": 0.02,
+    "budget_bytes": None,
+    "next_try": None,
+    "last_error": "",
+    "alarm": "",
+    "pull": None,
+    "canary": "unknown",
+    "canary_seconds": None,
+    "canary_time": None,
+    "canary_alarm": "",
+}
 PROVEN = {"canary": "proven", "canary_seconds": 0.084, "canary_time": NOW - 180, "canary_alarm": ""}
 
 

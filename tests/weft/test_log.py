@@ -144,10 +144,16 @@ def test_a_record_of_a_dump_is_told_as_everywhere_else(log: SegmentLog, tmp_path
     _, lines = dump(tmp_path / "data", "--records")
     assert [line for line in lines if line.get("kind") == "record"] == [
         {
-            "kind": "record", "seq": 0, "time": "1970-01-01T00:00:00.000000007Z", "time_ns": 7, "key": "plant/a",
-            "payload_base64": "/w==", "headers": [["unit", "C"]], "flags": ["retained"],
+            "kind": "record",
+            "seq": 0,
+            "time": "1970-01-01T00:00:00.000000007Z",
+            "time_ns": 7,
+            "key": "plant/a",
+            "payload_base64": "/w==",
+            "headers": [["unit", "C"]],
+            "flags": ["retained"],
         }
-    ]  # fmt: skip
+    ]
 
 
 def test_a_batch_of_a_function_names_it(log: SegmentLog, tmp_path: Path) -> None:

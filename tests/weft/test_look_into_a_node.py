@@ -159,8 +159,11 @@ def test_a_follower_sees_each_record_once_through_a_kill_and_a_restart(
         assert [item["seq"] for item in follower.items] == list(range(1502))
         assert {item["kind"] for item in follower.items} == {"record"}
         assert [item["payload"].partition(" x")[0] for item in follower.items] == [
-            "first", *(f"500 {i}" for i in range(500)), *(f"1000 {i}" for i in range(1000)), "end"
-        ]  # fmt: skip
+            "first",
+            *(f"500 {i}" for i in range(500)),
+            *(f"1000 {i}" for i in range(1000)),
+            "end",
+        ]
     wait_until(lambda: filtered.items)
     assert [(item["stream"], item["key"], item["payload"]) for item in filtered.items] == [
         ("alarms", "plant/a/m1/alarm", "hot")
@@ -184,9 +187,7 @@ def test_a_tail_for_people(start: Start, edge_yaml: Path) -> None:
 
 
 def test_tails_that_cannot_be(edge_yaml: Path) -> None:
-    for arguments in (
-        ("--last", 1, "--seq", 1), ("--filter", "a#"), ("misspelt",), ("--seq", 1), ("--from", "soon"),
-    ):  # fmt: skip
+    for arguments in (("--last", 1, "--seq", 1), ("--filter", "a#"), ("misspelt",), ("--seq", 1), ("--from", "soon")):
         done = weft("edge", "tail", edge_yaml, *arguments)
         assert isinstance(done.exception, Refused | Failed), arguments
     assert "holds no log" in str(weft("edge", "tail", edge_yaml).exception)
@@ -201,8 +202,11 @@ def test_query_output(start: Start, edge_yaml: Path) -> None:
     assert lines("edge", "query", edge_yaml, sql) == [{"machine": "m1", "t": 19}, {"machine": "m1", "t": 21.5}]
     assert weft("edge", "query", edge_yaml, sql, "--csv").stdout == "machine,t\nm1,19\nm1,21.5\n"
     assert weft("edge", "query", edge_yaml, sql).stdout.splitlines() == [
-        "machine  t", "-------  ----", "m1       19", "m1       21.5"
-    ]  # fmt: skip
+        "machine  t",
+        "-------  ----",
+        "m1       19",
+        "m1       21.5",
+    ]
     assert lines("edge", "query", edge_yaml, "SELECT x'00ff' AS x, NULL AS n") == [{"x_base64": "AP8=", "n": None}]
     wrong = weft("edge", "query", edge_yaml, "SELECT * FROM misspelt").exception
     assert isinstance(wrong, Refused)

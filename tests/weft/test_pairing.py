@@ -55,9 +55,22 @@ def test_an_edge_is_paired_by_a_code_and_its_record_is_at_the_hub(start: Start, 
     assert "was used" in again
 
     done(
-        "edge", "init", edge_yaml, "--node", "press-7", "--hub", url, "--token-file", token, "--listen",
-        f"127.0.0.1:{mqtt}", "--disk", "1GiB", "--ca-file", authority,
-    )  # fmt: skip
+        "edge",
+        "init",
+        edge_yaml,
+        "--node",
+        "press-7",
+        "--hub",
+        url,
+        "--token-file",
+        token,
+        "--listen",
+        f"127.0.0.1:{mqtt}",
+        "--disk",
+        "1GiB",
+        "--ca-file",
+        authority,
+    )
     edge_yaml.write_text(edge_yaml.read_text() + "http: null\n")
     start("edge", edge_yaml)
     publish(mqtt, "a", ["x"] * 3)
@@ -79,10 +92,7 @@ def test_an_edge_is_paired_by_a_code_and_its_record_is_at_the_hub(start: Start, 
     [
         (("http://hub.example.com",), "in clear text to http://hub.example.com. Use https, or add --plain-http"),
         (("hub.example.com",), "expected the URL of a hub"),
-        (
-            ("https://other.example.com", "--config", "{config}"),
-            "has no link to https://other.example.com; there",
-        ),
+        (("https://other.example.com", "--config", "{config}"), "has no link to https://other.example.com; there"),
         (("https://hub.example.com", "--config", "{config}"), "links.cloud has no token_file. Add `token_file: "),
         (("http://127.0.0.1:{port}", "CODE", "--to", "{token}"), "The same command continues with the same token"),
     ],

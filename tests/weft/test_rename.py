@@ -65,9 +65,16 @@ class Fabric:
 
     def name(self, node: str, tenant: str = "default", links: tuple[str, ...] = ("cloud",)) -> None:
         """Write the edge's configuration."""
-        reported = {link: {"to": f"http://127.0.0.1:{self.ports[link]}", "retry_min": "50ms", "retry_max": "200ms",
-                       "hold_at_start": "200ms"}
-                | ({"token_file": self.tokens[link]} if link in self.tokens else {}) for link in links}  # fmt: skip
+        reported = {
+            link: {
+                "to": f"http://127.0.0.1:{self.ports[link]}",
+                "retry_min": "50ms",
+                "retry_max": "200ms",
+                "hold_at_start": "200ms",
+            }
+            | ({"token_file": self.tokens[link]} if link in self.tokens else {})
+            for link in links
+        }
         self.edge_yaml.write_text(EDGE.format(node=node, tenant=tenant, links=json.dumps(reported)))
 
     def hub(self, link: str = "cloud", more: str = "") -> Node:
@@ -177,8 +184,11 @@ def test_another_name_over_a_log_is_refused_with_both_ways_out(
     checked = command("edge", "check", str(fabric.edge_yaml))
     run = forked.run(
         [sys.executable, "-m", "weft", "edge", "run", str(fabric.edge_yaml)],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
     for found in (Done(run.returncode, run.stdout, run.stderr), checked):
         # As for every mistake in a configuration, so that systemd does not start it again and again.
         assert found.returncode == 2
@@ -191,8 +201,9 @@ def test_another_name_over_a_log_is_refused_with_both_ways_out(
     assert "next start REFUSED: the log in" in shown
     assert f"weft edge rename {fabric.edge_yaml}" in shown
     assert json.loads(weft("edge", "status", fabric.edge_yaml, "--json").output)["owner"] == {
-        "tenant": "default", "node": "press-1"
-    }  # fmt: skip
+        "tenant": "default",
+        "node": "press-1",
+    }
     fabric.name("press-1")
     assert command("edge", "check", str(fabric.edge_yaml)).returncode == 0
     fabric.run(numbered(3, 4))
@@ -223,8 +234,12 @@ def test_after_a_rename_nothing_is_there_twice_and_nothing_is_missing(fabric: Fa
     done = fabric.rename("--json")
     assert done.returncode == 0, done
     assert json.loads(done.stdout) == {
-        "renamed": True, "from": "default/press-1", "to": "default/press-2", "waiting": [], "all_records": False
-    }  # fmt: skip
+        "renamed": True,
+        "from": "default/press-1",
+        "to": "default/press-2",
+        "waiting": [],
+        "all_records": False,
+    }
     edge = fabric.edge()
     publish(edge.mqtt_port, TOPIC, numbered(70, 100))
     wait_until(lambda: records(hub) == numbered(0, 100))
@@ -237,8 +252,9 @@ def test_after_a_rename_nothing_is_there_twice_and_nothing_is_missing(fabric: Fa
     edge.stop()
     again = fabric.rename()
     assert (again.returncode, again.stdout.rstrip()) == (
-        0, f"the log in {fabric.folder}/data belongs to default/press-2 already: nothing was changed"
-    )  # fmt: skip
+        0,
+        f"the log in {fabric.folder}/data belongs to default/press-2 already: nothing was changed",
+    )
 
 
 @pytest.mark.slow
@@ -476,9 +492,14 @@ class _WholeLog:
 async def send_all_as(fabric: Fabric, name: NodeName) -> None:
     """What a node with another name over the same log once did."""
     log = SegmentLog.open(
-        str(fabric.folder / "data"), LogSettings(segment_bytes=1 << 20), wall_clock=time.time_ns,
-        clock_reading=clock_reader(), random_bits=lambda bits: 7, post=lambda deliver: deliver(), start_writer=False,
-    )  # fmt: skip
+        str(fabric.folder / "data"),
+        LogSettings(segment_bytes=1 << 20),
+        wall_clock=time.time_ns,
+        clock_reading=clock_reader(),
+        random_bits=lambda bits: 7,
+        post=lambda deliver: deliver(),
+        start_writer=False,
+    )
     status = LinkStatus("cloud")
     identity = LinkIdentity(*name, log.log_id, "test")
     settings = LinkSettings((f"http://127.0.0.1:{fabric.ports['cloud']}",))

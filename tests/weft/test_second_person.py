@@ -83,9 +83,13 @@ def test_an_act_is_asked_for_approved_and_done_once(folder: Path, monkeypatch: p
     assert asyncio.run(is_retired(folder))
     assert waiting() == []
     assert lines() == [
-        ("declared", "second-person", "mara"), ("declared", "request", "mara"), ("declared", "request", "ben"),
-        ("withdrew", "request", "mara"), ("began", "act", "mara"), ("ended", "act", "mara"),
-    ]  # fmt: skip
+        ("declared", "second-person", "mara"),
+        ("declared", "request", "mara"),
+        ("declared", "request", "ben"),
+        ("withdrew", "request", "mara"),
+        ("began", "act", "mara"),
+        ("ended", "act", "mara"),
+    ]
     assert "needs the approval of another person" in str(weft(*RETIRE).exception)
     refused = weft("hub", "approve", "hub.yaml", waiting()[0]["id"], "--refuse", "--reason", "not now")
     assert refused.exit_code == 0

@@ -64,9 +64,19 @@ class Hall:
         plain.write_text(f"streams: {{{stream}: {{from: '{stream}/#'}}}}\n")
         edges = ("--edges", "press-*") if "--group" in whose else ()
         self.done(
-            "config", "sign", plain, "--key", self.folder / f"{key}.key", "--for", *whose, *edges, "--number", number,
-            "--out", path,
-        )  # fmt: skip
+            "config",
+            "sign",
+            plain,
+            "--key",
+            self.folder / f"{key}.key",
+            "--for",
+            *whose,
+            *edges,
+            "--number",
+            number,
+            "--out",
+            path,
+        )
         return path.read_text()
 
     def declare(self, text: str, whose: tuple[str, ...] = GROUP) -> int:
@@ -86,8 +96,9 @@ class Hall:
     def shows_refusal(self, reason: str) -> None:
         wait_until(
             lambda: self.outcome().get("outcome") == "refused" and reason in self.outcome()["reason"],
-            what=f"the refusal: {reason}", seconds=30,
-        )  # fmt: skip
+            what=f"the refusal: {reason}",
+            seconds=30,
+        )
         self.publish()
 
     def publish(self) -> None:
@@ -133,8 +144,9 @@ def test_an_edge_takes_what_its_keys_signed_and_the_hub_shows_why_not(start: Sta
     assert hall.edge.process.poll() is None
     wait_until(
         lambda: len(hall.hub.json("v1/streams/telemetry/records?limit=10000")["records"]) == len(hall.sent),
-        what="every record", seconds=60,
-    )  # fmt: skip
+        what="every record",
+        seconds=60,
+    )
     records = hall.hub.json("v1/streams/telemetry/records?limit=10000")["records"]
     assert [each["payload"] for each in records] == hall.sent
 
@@ -189,8 +201,9 @@ def test_a_node_runs_code_as_it_was_signed_and_goes_on_with_it(start: Start, tmp
     code.write_text(CODE % "two")
     wait_until(
         lambda: scored(4)[-1]["by"] == "one" and "was changed after it was signed" in edge.text("status"),
-        what="the changed code to be refused", seconds=60,
-    )  # fmt: skip
+        what="the changed code to be refused",
+        seconds=60,
+    )
     sign()
     wait_until(lambda: scored(5)[-1]["by"] == "two", what="the signed code", seconds=60)
     assert {line["by"] for line in scored(6) if line["n"] < 5} == {"one"}

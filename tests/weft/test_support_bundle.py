@@ -76,11 +76,16 @@ def test_no_planted_secret_is_in_the_bundle_of_an_edge(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     "text",
     [
-        "Authorization: Bearer {}", "GET https://user:{}@host/x", "https://store/x?sig={}&v=1", "password = {}",
-        '"token": "{}"', "secret: '{}'", "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----",
+        "Authorization: Bearer {}",
+        "GET https://user:{}@host/x",
+        "https://store/x?sig={}&v=1",
+        "password = {}",
+        '"token": "{}"',
+        "secret: '{}'",
+        "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----",
         "-----BEGIN EC PRIVATE KEY-----\n{}",
     ],
-)  # fmt: skip
+)
 def test_what_looks_like_a_secret_is_taken_out(text: str) -> None:
     left = Secrets({}, {}).removed_from(f"before {text.format('v3rySecret')} after")
     assert "v3rySecret" not in left

@@ -206,14 +206,22 @@ def test_aliases_of_sparkplug_have_the_names_of_their_birth(edge_yaml: Path) -> 
 def test_what_tail_prints_is_a_sample(edge_yaml: Path) -> None:
     """Also beside records of other streams, gap notices and damage."""
     lines = [
-        {"kind": "record", "stream": "pis", "seq": 5, "time": "2026-11-20T07:00:00.123456789Z",
-         "time_ns": 1795158000123456789, "key": "sensors/a/telemetry", "payload": '{"data": {"temp": 23}}',
-         "headers": [["a", "b"]], "flags": ["resent"]},
+        {
+            "kind": "record",
+            "stream": "pis",
+            "seq": 5,
+            "time": "2026-11-20T07:00:00.123456789Z",
+            "time_ns": 1795158000123456789,
+            "key": "sensors/a/telemetry",
+            "payload": '{"data": {"temp": 23}}',
+            "headers": [["a", "b"]],
+            "flags": ["resent"],
+        },
         {"kind": "record", "stream": "alarms", "seq": 1, "time_ns": 5, "key": "x", "payload": "y"},
         {"kind": "gap", "stream": "pis", "time": "2026-11-20T07:00:01Z", "first": 6, "end": 8, "reason": "expired"},
         {"kind": "missing", "stream": "pis", "first": 8, "end": 9},
         {"kind": "damage", "file": "x", "offset": 1, "end": 2},
-    ]  # fmt: skip
+    ]
     given = "".join(json.dumps(line) + "\n" for line in lines)
     record, gap, missing, summary = tried(edge_yaml, "warm", "-", given=given)
     assert record["outcomes"][0]["time_ns"] == 1795158000123456789

@@ -53,10 +53,17 @@ class AsyncClient(Operations):
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, token_file: str | None = None, ca_file: str | None = None,
-        tls: ssl.SSLContext | None = None, timeout_s: float = TIMEOUT_S, bytes_max: int = ANSWER_BYTES_MAX,
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        token_file: str | None = None,
+        ca_file: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = TIMEOUT_S,
+        bytes_max: int = ANSWER_BYTES_MAX,
         connections_max: int = 100,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._url, self._token, self._token_file = checked(url, token, token_file), token, token_file
         self._tls = tls if ca_file is None else trusting(ca_file)
         self._timeout = aiohttp.ClientTimeout(connect=timeout_s, sock_connect=timeout_s, sock_read=timeout_s)
@@ -76,9 +83,13 @@ class AsyncClient(Operations):
             await self._session.close()
 
     async def fetch(
-        self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, *,
+        self,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
         method: str | None = None,
-    ) -> Fetched:  # fmt: skip
+    ) -> Fetched:
         """Return the answer to ``method``: GET unless given, or with a body POST. Raises as ``Client.fetch``."""
         async with self.opened(path, body, headers, method=method) as answer:
             data = await _first(answer, self._bytes_max + 1)
@@ -89,9 +100,13 @@ class AsyncClient(Operations):
 
     @contextlib.asynccontextmanager
     async def opened(
-        self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, *,
+        self,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
         method: str | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:  # fmt: skip
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield the answer to a request, to read it as it comes. Raises as ``fetch``, also while it is read."""
         if self._session is None:
             raise ValueError("the client is not open: use it within `async with AsyncClient(...) as hub`")
@@ -104,9 +119,12 @@ class AsyncClient(Operations):
         asked = self._url + path.partition("?")[0]
         try:
             async with self._session.request(
-                method or ("GET" if body is None else "POST"), URL(self._url + path, encoded=True), data=body,
-                headers=sent, allow_redirects=False,
-            ) as answer:  # fmt: skip
+                method or ("GET" if body is None else "POST"),
+                URL(self._url + path, encoded=True),
+                data=body,
+                headers=sent,
+                allow_redirects=False,
+            ) as answer:
                 if answer.status >= 300:
                     problem = await _first(answer, ERROR_BYTES_MAX)
                     raise refusal_of(answer.status, answer.reason or "", answer.headers.get("Retry-After", ""), problem)
@@ -115,17 +133,21 @@ class AsyncClient(Operations):
             raise HubUnreachable(f"{asked} does not answer ({error or 'it took too long'})") from None
 
     async def tail(
-        self, stream: str, *, position: str | None = None, tenant: str | None = None, edge: str | None = None,
-        key: str | None = None, wait_s: float = WAIT_S,
-    ) -> AsyncGenerator[TailEvent, None]:  # fmt: skip
+        self,
+        stream: str,
+        *,
+        position: str | None = None,
+        tenant: str | None = None,
+        edge: str | None = None,
+        key: str | None = None,
+        wait_s: float = WAIT_S,
+    ) -> AsyncGenerator[TailEvent, None]:
         """Yield new records of a stream as they are committed, as ``Client.tail`` does. A loop that is left early
         closes the connection at once within ``contextlib.aclosing``, else some time later."""
         path = with_query(path_of(stream, "/tail"), {"tenant": tenant, "edge": edge, "key": key})
         while True:
             try:
-                async with self.opened(
-                    path, headers={} if position is None else {"Last-Event-ID": position}
-                ) as answer:  # fmt: skip
+                async with self.opened(path, headers={} if position is None else {"Last-Event-ID": position}) as answer:
                     async for line in self._lines(answer):
                         if (event := event_of(line)) is None:
                             continue

@@ -65,9 +65,16 @@ class Client(Operations):
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, token_file: str | None = None, ca_file: str | None = None,
-        tls: ssl.SSLContext | None = None, timeout_s: float = TIMEOUT_S, bytes_max: int = ANSWER_BYTES_MAX,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        token_file: str | None = None,
+        ca_file: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = TIMEOUT_S,
+        bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> None:
         self._url = checked(url, token, token_file)
         tls = tls if ca_file is None else trusting(ca_file)
         self._token, self._token_file = token, token_file
@@ -76,9 +83,13 @@ class Client(Operations):
         self._open = urllib.request.build_opener(_NoRedirects, *handlers).open
 
     def fetch(
-        self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, *,
+        self,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
         method: str | None = None,
-    ) -> Fetched:  # fmt: skip
+    ) -> Fetched:
         """Return the answer to ``method``: GET unless given, or with a body POST.
 
         Raises:
@@ -98,9 +109,13 @@ class Client(Operations):
 
     @contextlib.contextmanager
     def opened(
-        self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, *,
+        self,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
         method: str | None = None,
-    ) -> Iterator[Any]:  # fmt: skip
+    ) -> Iterator[Any]:
         """Yield the answer to a request, an `http.client.HTTPResponse`, to read it as it comes. Raises as ``fetch``,
         also while it is read."""
         token = self._token if self._token_file is None else read_token(self._token_file)
@@ -120,9 +135,15 @@ class Client(Operations):
             raise HubUnreachable(f"{asked} does not answer ({getattr(reason, 'strerror', None) or reason})") from None
 
     def tail(
-        self, stream: str, *, position: str | None = None, tenant: str | None = None, edge: str | None = None,
-        key: str | None = None, wait_s: float = WAIT_S,
-    ) -> Iterator[TailEvent]:  # fmt: skip
+        self,
+        stream: str,
+        *,
+        position: str | None = None,
+        tenant: str | None = None,
+        edge: str | None = None,
+        key: str | None = None,
+        wait_s: float = WAIT_S,
+    ) -> Iterator[TailEvent]:
         """Yield new records of a stream as they are committed, without an end, each once: it continues at the position
         behind the last event when the hub ends or cannot be reached. Without ``position`` it begins at the end.
 

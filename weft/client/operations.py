@@ -90,9 +90,7 @@ class HubRefusal(HubError):
         retry_after_s: time after which to ask again, if the hub says one.
     """
 
-    def __init__(
-        self, status: int, reason: str, detail: str, advice: str, retry_after_s: int | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, status: int, reason: str, detail: str, advice: str, retry_after_s: int | None = None) -> None:
         super().__init__(f"{status} {reason}" + (f": {detail}; {advice}" if detail else ""))
         self.status, self.reason, self.detail, self.advice = status, reason, detail, advice
         self.retry_after_s = retry_after_s
@@ -256,8 +254,11 @@ class Request(Generic[T]):
         """
         try:
             if self.answer is Rows:
-                of = {name: int(fetched.headers[f"Weft-{name}"]) for name in ("Next-Offset", "Next-Chunk", "End-Offset")
-                      if f"Weft-{name}" in fetched.headers}  # fmt: skip
+                of = {
+                    name: int(fetched.headers[f"Weft-{name}"])
+                    for name in ("Next-Offset", "Next-Chunk", "End-Offset")
+                    if f"Weft-{name}" in fetched.headers
+                }
                 rows: Any = Rows(fetched.body, of.get("Next-Offset"), of.get("Next-Chunk"), of["End-Offset"])
                 return rows  # type: ignore[no-any-return]  # mypy does not narrow by a class
             return msgspec.json.decode(fetched.body, type=self.answer)
@@ -338,9 +339,13 @@ class Operations:
 
     @operation
     def edges(
-        self, *, tenant: str | None = None, shards: str | None = None, after: str | None = None,
+        self,
+        *,
+        tenant: str | None = None,
+        shards: str | None = None,
+        after: str | None = None,
         limit: int | None = None,
-    ) -> Request[EdgesAnswer]:  # fmt: skip
+    ) -> Request[EdgesAnswer]:
         """Return a page of the edges that the hub knows."""
         return _get("/v1/edges", EdgesAnswer, tenant=tenant, shards=shards, after=after, limit=limit)
 
@@ -378,50 +383,105 @@ class Operations:
 
     @operation
     def records(
-        self, stream: str, *, tenant: str | None = None, shard: int | None = None, offset: int | None = None,
-        since: str | int | None = None, chunk: int | None = None, from_shard: int | None = None,
+        self,
+        stream: str,
+        *,
+        tenant: str | None = None,
+        shard: int | None = None,
+        offset: int | None = None,
+        since: str | int | None = None,
+        chunk: int | None = None,
+        from_shard: int | None = None,
         limit: int | None = None,
-    ) -> Request[RecordsAnswer]:  # fmt: skip
+    ) -> Request[RecordsAnswer]:
         """Return records, from log and table."""
         return _get(
-            path_of(stream, "/records"), RecordsAnswer, tenant=tenant, shard=shard, offset=offset, since=since,
-            chunk=chunk, from_shard=from_shard, limit=limit,
-        )  # fmt: skip
+            path_of(stream, "/records"),
+            RecordsAnswer,
+            tenant=tenant,
+            shard=shard,
+            offset=offset,
+            since=since,
+            chunk=chunk,
+            from_shard=from_shard,
+            limit=limit,
+        )
 
     @operation
     def series(
-        self, stream: str, *, since: str | int, until: str | int | None = None, late: str | None = None,
-        fields: str | None = None, edge: str | None = None, key: str | None = None, step: str | None = None,
-        value: str | None = None, limit: int | None = None, tenant: str | None = None,
-    ) -> Request[SeriesAnswer]:  # fmt: skip
+        self,
+        stream: str,
+        *,
+        since: str | int,
+        until: str | int | None = None,
+        late: str | None = None,
+        fields: str | None = None,
+        edge: str | None = None,
+        key: str | None = None,
+        step: str | None = None,
+        value: str | None = None,
+        limit: int | None = None,
+        tenant: str | None = None,
+    ) -> Request[SeriesAnswer]:
         """Return numbers of payloads over time, as rows for charts; a row without a value is a gap."""
         return _get(
-            path_of(stream, "/series"), SeriesAnswer, since=since, until=until, late=late, fields=fields, edge=edge,
-            key=key, step=step, value=value, limit=limit, tenant=tenant,
-        )  # fmt: skip
+            path_of(stream, "/series"),
+            SeriesAnswer,
+            since=since,
+            until=until,
+            late=late,
+            fields=fields,
+            edge=edge,
+            key=key,
+            step=step,
+            value=value,
+            limit=limit,
+            tenant=tenant,
+        )
 
     @operation
     def trace(
-        self, stream: str, *, tenant: str | None = None, edge: str | None = None, log: str | None = None,
-        seq: int | None = None, shard: int | None = None, offset: int | None = None, chunk: int | None = None,
+        self,
+        stream: str,
+        *,
+        tenant: str | None = None,
+        edge: str | None = None,
+        log: str | None = None,
+        seq: int | None = None,
+        shard: int | None = None,
+        offset: int | None = None,
+        chunk: int | None = None,
         from_shard: int | None = None,
-    ) -> Request[TraceAnswer]:  # fmt: skip
+    ) -> Request[TraceAnswer]:
         """Return the way of one record, named by edge, log and seq, or by shard and offset."""
         return _get(
-            path_of(stream, "/trace"), TraceAnswer, tenant=tenant, edge=edge, log=log, seq=seq, shard=shard,
-            offset=offset, chunk=chunk, from_shard=from_shard,
-        )  # fmt: skip
+            path_of(stream, "/trace"),
+            TraceAnswer,
+            tenant=tenant,
+            edge=edge,
+            log=log,
+            seq=seq,
+            shard=shard,
+            offset=offset,
+            chunk=chunk,
+            from_shard=from_shard,
+        )
 
     @operation
     def rows(
-        self, stream: str, *, shard: int, tenant: str | None = None, offset: int | None = None,
-        chunk: int | None = None, limit: int | None = None, columns: str | None = "typed",
-    ) -> Request[Rows]:  # fmt: skip
+        self,
+        stream: str,
+        *,
+        shard: int,
+        tenant: str | None = None,
+        offset: int | None = None,
+        chunk: int | None = None,
+        limit: int | None = None,
+        columns: str | None = "typed",
+    ) -> Request[Rows]:
         """Return rows of one shard as a stream of Arrow, with the columns of the stream's declared schema. ``columns``
         None leaves these out."""
-        asked = {
-            "shard": shard, "tenant": tenant, "offset": offset, "chunk": chunk, "limit": limit, "columns": columns,
-        }  # fmt: skip
+        asked = {"shard": shard, "tenant": tenant, "offset": offset, "chunk": chunk, "limit": limit, "columns": columns}
         return Request(Rows, with_query(path_of(stream, "/rows"), asked))
 
     @operation
@@ -431,10 +491,20 @@ class Operations:
 
     @operation
     def publish(
-        self, topic: str, payload: str | bytes = "", *, edge: str | None = None, edges: Sequence[str] | None = None,
-        group: str | None = None, after: str | None = None, expires_s: float | None = None, qos: int | None = None,
-        redirect: bool | None = None, tenant: str | None = None, idempotency_key: str | None = None,
-    ) -> Request[PublishedAnswer]:  # fmt: skip
+        self,
+        topic: str,
+        payload: str | bytes = "",
+        *,
+        edge: str | None = None,
+        edges: Sequence[str] | None = None,
+        group: str | None = None,
+        after: str | None = None,
+        expires_s: float | None = None,
+        qos: int | None = None,
+        redirect: bool | None = None,
+        tenant: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Request[PublishedAnswer]:
         """Publish a message to edges. It is durable when this returns, for each edge that has a number.
 
         Args:
@@ -443,13 +513,21 @@ class Operations:
             idempotency_key: repeated with the same one, the request stores nothing again.
         """
         content = (
-            {"payload": payload} if isinstance(payload, str)
-            else {"payload_base64": base64.b64encode(payload).decode()}
-        )  # fmt: skip
+            {"payload": payload} if isinstance(payload, str) else {"payload_base64": base64.b64encode(payload).decode()}
+        )
         data = json_of(
-            {"topic": topic, **content, "edge": edge, "edges": edges, "group": group, "after": after,
-             "expires_s": expires_s, "qos": qos, "redirect": redirect}
-        )  # fmt: skip
+            {
+                "topic": topic,
+                **content,
+                "edge": edge,
+                "edges": edges,
+                "group": group,
+                "after": after,
+                "expires_s": expires_s,
+                "qos": qos,
+                "redirect": redirect,
+            }
+        )
         headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         return Request(PublishedAnswer, with_query("/v1/messages", {"tenant": tenant}), data, headers)
 
@@ -466,18 +544,31 @@ class Operations:
 
     @operation
     def pull(
-        self, edge: str, stream: str, first: str | int, end: str | int, *, bytes_max: int | None = None,
-        expires_s: float | None = None, tenant: str | None = None,
-    ) -> Request[PullAnswer]:  # fmt: skip
+        self,
+        edge: str,
+        stream: str,
+        first: str | int,
+        end: str | int,
+        *,
+        bytes_max: int | None = None,
+        expires_s: float | None = None,
+        tenant: str | None = None,
+    ) -> Request[PullAnswer]:
         """Ask an edge for the records of a window. The request is durable when this returns.
 
         Args:
             first, end: the window: times (RFC 3339), or nanoseconds since 1970, by the edge's clock.
         """
         data = json_of(
-            {"edge": edge, "stream": stream, "from": str(first), "to": str(end), "bytes_max": bytes_max,
-             "expires_s": expires_s}
-        )  # fmt: skip
+            {
+                "edge": edge,
+                "stream": stream,
+                "from": str(first),
+                "to": str(end),
+                "bytes_max": bytes_max,
+                "expires_s": expires_s,
+            }
+        )
         return Request(PullAnswer, with_query("/v1/pulls", {"tenant": tenant}), data)
 
     @operation
@@ -500,21 +591,39 @@ class Operations:
 
     @operation
     def set_tenant(
-        self, tenant: str, *, edges: int | None = None, streams: int | None = None,
-        bytes_per_second: int | None = None, stored_bytes: int | None = None, records_per_second: int | None = None,
-        lanes: int | None = None, links: int | None = None, table_bytes: int | None = None,
-        reason: str | None = None, version: int | None = None,
-    ) -> Request[TenantAnswer]:  # fmt: skip
+        self,
+        tenant: str,
+        *,
+        edges: int | None = None,
+        streams: int | None = None,
+        bytes_per_second: int | None = None,
+        stored_bytes: int | None = None,
+        records_per_second: int | None = None,
+        lanes: int | None = None,
+        links: int | None = None,
+        table_bytes: int | None = None,
+        reason: str | None = None,
+        version: int | None = None,
+    ) -> Request[TenantAnswer]:
         """Declare all quotas of a tenant. One that is left out bounds nothing.
 
         Args:
             version: of the answer that was changed: after another change of the tenant, it is refused (409).
         """
-        data = json_of({
-            "edges": edges, "streams": streams, "bytes_per_second": bytes_per_second, "stored_bytes": stored_bytes,
-            "records_per_second": records_per_second, "lanes": lanes, "links": links,
-            "table_bytes": table_bytes, "reason": reason, "version": version,
-        })  # fmt: skip
+        data = json_of(
+            {
+                "edges": edges,
+                "streams": streams,
+                "bytes_per_second": bytes_per_second,
+                "stored_bytes": stored_bytes,
+                "records_per_second": records_per_second,
+                "lanes": lanes,
+                "links": links,
+                "table_bytes": table_bytes,
+                "reason": reason,
+                "version": version,
+            }
+        )
         path = f"/v1/tenants/{quote(tenant, safe='')}"
         return Request(TenantAnswer, path, data, method="PUT")
 
@@ -530,23 +639,44 @@ class Operations:
 
     @operation
     def add_token(
-        self, name: str, *, scope: str | None = None, tenant: str = "default", edge: str | None = None,
-        grants: Sequence[str] = (), expires: str | None = None, reason: str = "",
-    ) -> Request[SecretAnswer]:  # fmt: skip
+        self,
+        name: str,
+        *,
+        scope: str | None = None,
+        tenant: str = "default",
+        edge: str | None = None,
+        grants: Sequence[str] = (),
+        expires: str | None = None,
+        reason: str = "",
+    ) -> Request[SecretAnswer]:
         """Declare a token, with a scope or with grants. Its secret is in the answer, and nowhere else.
 
         Args:
             expires: its end: a duration such as ``90d``, or a date; None for none.
         """
-        data = json_of({"name": name, "scope": scope, "tenant": tenant, "edge": edge, "grants": list(grants),
-                      "expires": expires, "reason": reason})  # fmt: skip
+        data = json_of(
+            {
+                "name": name,
+                "scope": scope,
+                "tenant": tenant,
+                "edge": edge,
+                "grants": list(grants),
+                "expires": expires,
+                "reason": reason,
+            }
+        )
         return Request(SecretAnswer, "/v1/tokens", data)
 
     @operation
     def rotate_token(
-        self, name: str, *, expires: str | None = None, overlap: str | None = None, end_oldest: bool = False,
+        self,
+        name: str,
+        *,
+        expires: str | None = None,
+        overlap: str | None = None,
+        end_oldest: bool = False,
         reason: str = "",
-    ) -> Request[SecretAnswer]:  # fmt: skip
+    ) -> Request[SecretAnswer]:
         """Give a token another secret. The one before stays in force for a while.
 
         Args:
@@ -569,11 +699,22 @@ class Operations:
 
     @operation
     def report_pipeline(
-        self, pipeline: str, *, stream: str, state: str, error: str | None = None, batch: int | None = None,
-        records: int | None = None, seconds: float | None = None, rate: float | None = None, lag: int | None = None,
-        complete_until: str | None = None, idle_seconds: float | None = None, every_seconds: float = 10.0,
+        self,
+        pipeline: str,
+        *,
+        stream: str,
+        state: str,
+        error: str | None = None,
+        batch: int | None = None,
+        records: int | None = None,
+        seconds: float | None = None,
+        rate: float | None = None,
+        lag: int | None = None,
+        complete_until: str | None = None,
+        idle_seconds: float | None = None,
+        every_seconds: float = 10.0,
         tenant: str | None = None,
-    ) -> Request[ReportedAnswer]:  # fmt: skip
+    ) -> Request[ReportedAnswer]:
         """Report the state of a pipeline.
 
         Args:
@@ -582,11 +723,21 @@ class Operations:
             every_seconds: longest time until the next report.
         """
         path = with_query(f"/v1/pipelines/{quote(pipeline, safe='')}", {"tenant": tenant})
-        data = json_of({
-            "stream": stream, "state": state, "error": error, "batch": batch, "records": records, "seconds": seconds,
-            "rate": rate, "lag": lag, "complete_until": complete_until, "idle_seconds": idle_seconds,
-            "every_seconds": every_seconds,
-        })  # fmt: skip
+        data = json_of(
+            {
+                "stream": stream,
+                "state": state,
+                "error": error,
+                "batch": batch,
+                "records": records,
+                "seconds": seconds,
+                "rate": rate,
+                "lag": lag,
+                "complete_until": complete_until,
+                "idle_seconds": idle_seconds,
+                "every_seconds": every_seconds,
+            }
+        )
         return Request(ReportedAnswer, path, data, method="PUT")
 
     @operation

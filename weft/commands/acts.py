@@ -132,9 +132,15 @@ def ordering(directory: str, target: str) -> Iterator[None]:
 def _append(path: str, act: str, act_id: str, target: str, decided: Decided, bytes_max: int) -> None:  # noqa: PLR0917
     by, reason = decided
     line = {
-        "at": _moment(), "act": act, "id": act_id, "by": (by or origin())[:TEXT_MAX], "origin": origin(),
-        "command": command_words(), "target": target[:TEXT_MAX], "reason": reason[:TEXT_MAX],
-    }  # fmt: skip
+        "at": _moment(),
+        "act": act,
+        "id": act_id,
+        "by": (by or origin())[:TEXT_MAX],
+        "origin": origin(),
+        "command": command_words(),
+        "target": target[:TEXT_MAX],
+        "reason": reason[:TEXT_MAX],
+    }
     append_private_line(path + SUFFIX, json.dumps(line).encode() + b"\n", bytes_max)
 
 

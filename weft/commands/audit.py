@@ -49,9 +49,15 @@ if TYPE_CHECKING:
 @spark_log_option
 @json_option
 def audit_command(  # noqa: PLR0917
-    stream: str, uri: str | None, regions: tuple[str, str] | None, tenant: str, payloads: bool, master: str | None,
-    spark_log: str | None, as_json: bool,
-) -> int:  # fmt: skip
+    stream: str,
+    uri: str | None,
+    regions: tuple[str, str] | None,
+    tenant: str,
+    payloads: bool,
+    master: str | None,
+    spark_log: str | None,
+    as_json: bool,
+) -> int:
     """Compare lanes, log and table of STREAM, record by record.
 
     Exit status 1 if they disagree or if there is no such stream. The command reads the whole log of the stream, and the
@@ -143,9 +149,7 @@ RECORDS_MAX = 1_000_000
 @click.option("--from", "lineage", metavar="JSON", help="Value of a column _from, instead of a table's row.")
 @click.option("--record", metavar="EDGE/LOG/SEQ", help="One record, or EDGE/LOG/FIRST-LAST, instead of a table's row.")
 @click.option(
-    "--forward",
-    is_flag=True,
-    help="Show the records that edge functions made of --record, instead of its inputs.",
+    "--forward", is_flag=True, help="Show the records that edge functions made of --record, instead of its inputs."
 )
 @click.option(
     "--within",

@@ -166,9 +166,10 @@ class Authority:
             AuthorityUnusable: none counts.
         """
         found = [
-            each for each in self.issued
+            each
+            for each in self.issued
             if wanted in (each.serial, each.name) and each.revoked is None and each.until > now
-        ]  # fmt: skip
+        ]
         if not found:
             raise AuthorityUnusable(f"no certificate of {wanted!r} counts now. `weft ca list` has all of them")
         self.issued = [msgspec.structs.replace(each, revoked=now) if each in found else each for each in self.issued]
@@ -322,9 +323,16 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
     from cryptography import x509
 
     return x509.KeyUsage(
-        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _pem(certificate: x509.Certificate) -> bytes:
@@ -358,9 +366,12 @@ to_option = click.option(
 )
 replace_option = click.option("--replace", "replaces", is_flag=True, help="Replace files that are there: a renewal.")
 list_days_option = click.option(
-    "--list-days", type=_days, default=LIST_DAYS, show_default=True,
+    "--list-days",
+    type=_days,
+    default=LIST_DAYS,
+    show_default=True,
     help="Days until the list of revoked certificates has to be renewed.",
-)  # fmt: skip
+)
 host_help = "Name or address by which others call it; repeatable."
 
 
@@ -484,9 +495,16 @@ def list_certificates(folder: str, *, as_json: bool) -> None:
 
 
 def issue(
-    folder: str, kind: Kind, name: str, hosts: Sequence[str], to: str, *, days: int, replaces: bool,
+    folder: str,
+    kind: Kind,
+    name: str,
+    hosts: Sequence[str],
+    to: str,
+    *,
+    days: int,
+    replaces: bool,
     file: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Issue a certificate and write it, with its key and the authority's own certificate, into a folder.
 
     Args:

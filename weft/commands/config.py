@@ -53,9 +53,12 @@ from weft.storage.filesystem import read_private_file, replace_private_file
 _FILE_BYTES_MAX = 1 << 20
 file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 key_option = click.option(
-    "--key", "key_file", required=True, type=click.Path(dir_okay=False),
+    "--key",
+    "key_file",
+    required=True,
+    type=click.Path(dir_okay=False),
     help="PEM file with the private key of Ed25519. No other user may be able to read it.",
-)  # fmt: skip
+)
 
 
 @click.command("keygen")
@@ -87,17 +90,23 @@ def keygen(name: str) -> None:
 )
 @click.option("--group", "is_group", is_flag=True, help="NAME is a group of edges, not an edge.")
 @click.option(
-    "--edges", multiple=True, metavar="PATTERN",
+    "--edges",
+    multiple=True,
+    metavar="PATTERN",
     help="With --group: edges that may take the settings, several times; `*` matches any characters.",
-)  # fmt: skip
+)
 @click.option(
-    "--order", type=click.IntRange(-ORDER_MAX, ORDER_MAX), default=0, show_default=True,
+    "--order",
+    type=click.IntRange(-ORDER_MAX, ORDER_MAX),
+    default=0,
+    show_default=True,
     help="Place of the group among others, as `weft hub group set --order` declares it.",
-)  # fmt: skip
+)
 @click.option(
-    "--number", type=click.IntRange(1, NUMBER_MAX),
+    "--number",
+    type=click.IntRange(1, NUMBER_MAX),
     help="Number that is higher than those signed before for this target. Without it: the seconds since 1970.",
-)  # fmt: skip
+)
 @click.option(
     "--withdraws", multiple=True, metavar="GROUP", help="Group whose settings edges may lose with these, several times."
 )
@@ -105,9 +114,17 @@ def keygen(name: str) -> None:
     "--out", type=click.Path(dir_okay=False), help="File to write. Without it: FILE with `.signed` in its name."
 )
 def sign_settings(
-    file: str, key_file: str, whose: str, *, is_group: bool, edges: tuple[str, ...], order: int, number: int | None,
-    withdraws: tuple[str, ...], out: str | None,
-) -> None:  # fmt: skip
+    file: str,
+    key_file: str,
+    whose: str,
+    *,
+    is_group: bool,
+    edges: tuple[str, ...],
+    order: int,
+    number: int | None,
+    withdraws: tuple[str, ...],
+    out: str | None,
+) -> None:
     """Sign the settings in FILE for an edge, or with --group for a group, and write them with the signature behind.
 
     `weft hub config set` declares the written file. An edge takes it if its `config_signed_by` has the public key, and
@@ -119,9 +136,13 @@ def sign_settings(
     """
     tenant, name = key_of(whose)
     statement = Statement(
-        tenant, f"{'group' if is_group else 'edge'} {name}", _edges(name, edges, is_group=is_group), order,
-        int(time.time()) if number is None else number, tuple(f"group {each}" for each in withdraws),
-    )  # fmt: skip
+        tenant,
+        f"{'group' if is_group else 'edge'} {name}",
+        _edges(name, edges, is_group=is_group),
+        order,
+        int(time.time()) if number is None else number,
+        tuple(f"group {each}" for each in withdraws),
+    )
     for each in (tenant, name, *withdraws, *(pattern.replace("*", "x") for pattern in edges)):
         if not valid_name(each):
             raise Refused(f"{each!r} cannot be a name: {NAME_RULE}")
@@ -167,9 +188,13 @@ def sign_code(files: tuple[str, ...], key_file: str) -> None:
 @click.command("verify")
 @file_argument
 @click.option(
-    "--key", "key_files", required=True, multiple=True, type=click.Path(exists=True, dir_okay=False),
+    "--key",
+    "key_files",
+    required=True,
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
     help="PEM file with a public key, several times.",
-)  # fmt: skip
+)
 @json_option
 def verify(file: str, key_files: tuple[str, ...], *, as_json: bool) -> None:
     """Check the signature in FILE, or of the file of a function in FILE.sig, and show for whom it is.

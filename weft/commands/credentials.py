@@ -27,11 +27,7 @@ from weft.output import Failed, Refused, harmless, print_facts, print_json, prin
 PASSWORD_FILE_BYTES_MAX = 4096
 
 users_file_option = click.option(
-    "--file",
-    "path",
-    required=True,
-    type=click.Path(dir_okay=False, readable=False),
-    help="The node's auth.users_file.",
+    "--file", "path", required=True, type=click.Path(dir_okay=False, readable=False), help="The node's auth.users_file."
 )
 password_option = click.option(
     "--password-file",
@@ -153,9 +149,17 @@ def _asked(*, confirm: bool) -> bytes:
 @click.option("--forget", is_flag=True, help="Remove NAME and its token instead.")
 @json_option
 def login_command(
-    name: str | None, url: str | None, *, token_file: str | None, no_token: bool, ca_file: str | None,
-    certificate: str | None, key: str | None, forget: bool, as_json: bool,
-) -> None:  # fmt: skip
+    name: str | None,
+    url: str | None,
+    *,
+    token_file: str | None,
+    no_token: bool,
+    ca_file: str | None,
+    certificate: str | None,
+    key: str | None,
+    forget: bool,
+    as_json: bool,
+) -> None:
     """Keep the hub at URL with its token as NAME, which commands then take as HUB.
 
     The hub is asked whose token it is before anything is kept. The file, ~/.config/weft/hubs.json, has mode 600.
@@ -234,11 +238,14 @@ def _list(known: dict[str, Login], *, as_json: bool) -> None:
         return
     rows = [
         (
-            each["name"], each["url"], "yes" if each["has_token"] else "no", each["ca_file"] or "",
+            each["name"],
+            each["url"],
+            "yes" if each["has_token"] else "no",
+            each["ca_file"] or "",
             each["certificate"] or "",
         )
         for each in facts
-    ]  # fmt: skip
+    ]
     print_table(("name", "url", "token", "authorities", "certificate"), rows)
 
 

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.common import (
-    cannot_be_done,
-    config_argument,
-    located,
-    located_edge,
-    log_level_option,
-)
+from weft.commands.common import cannot_be_done, config_argument, located, located_edge, log_level_option
 from weft.commands.edge_overlay import overlay_of
 from weft.config.errors import Finding, format_path
 from weft.config.release import SOFTWARE

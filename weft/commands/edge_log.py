@@ -197,9 +197,11 @@ def _segment(path: str, with_records: bool) -> Iterator[Facts]:
                 yield from _problem(path, found)
             elif isinstance(found.value, SegmentHeader):
                 yield {
-                    "file": path, "log_id": format_log_id(found.value.log_id), "created": found.value.created,
+                    "file": path,
+                    "log_id": format_log_id(found.value.log_id),
+                    "created": found.value.created,
                     "bytes": size,
-                }  # fmt: skip
+                }
             elif found.kind is not None:
                 place = {"position": found.position, "kind": found.kind.name.lower()}
                 yield from _entry(place, found, _Meanings(names, origins), with_records)

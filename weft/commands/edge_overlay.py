@@ -298,12 +298,14 @@ def edge_config(config_file: str, *, as_json: bool) -> None:
     if link is None:
         click.echo(f"{config_file} lets no hub set anything: its settings count alone")
         return
-    print_facts({
-        "hub": f"link {link} ({facts['right']})",
-        "in force": f"version {said.active_version}" if said.active_version else "the file alone",
-        "last one": f"version {said.version}: {facts['outcome']}" if said.version else "none",
-        **({"reason": said.reason} if said.reason else {}),
-    })  # fmt: skip
+    print_facts(
+        {
+            "hub": f"link {link} ({facts['right']})",
+            "in force": f"version {said.active_version}" if said.active_version else "the file alone",
+            "last one": f"version {said.version}: {facts['outcome']}" if said.version else "none",
+            **({"reason": said.reason} if said.reason else {}),
+        }
+    )
     if settings:
         rows = [
             (each["setting"], each["value"], f"{each['from']}, version {each['version']}") for each in settings.values()

@@ -175,9 +175,16 @@ def _asked(question: str, default: str, changes: Callable[[str], dict[str, Any]]
 
     def checked(text: str) -> str:
         trial: dict[str, Any] = {
-            "node": "n", "tenant": "default", "data_dir": "data", "listen": LISTEN, "streams": (), "disk": None,
-            "hub": None, "ca_file": None, "user": "u",
-        }  # fmt: skip
+            "node": "n",
+            "tenant": "default",
+            "data_dir": "data",
+            "listen": LISTEN,
+            "streams": (),
+            "disk": None,
+            "hub": None,
+            "ca_file": None,
+            "user": "u",
+        }
         try:
             check_text(text_of(answers_of({**trial, **changes(text.strip())})), "edge.yaml")
         except Refused as refused:
@@ -233,9 +240,14 @@ _STDIN = "<stdin>"
 @click.option("--disk", metavar="SIZE", help="Maximum disk space of the log, such as 16GiB.")
 @json_option
 def edge_init(
-    config_file: str, *, password_file: BinaryIO | None, generate_password: bool, token_file: str | None,
-    as_json: bool, **given: Any,
-) -> None:  # fmt: skip
+    config_file: str,
+    *,
+    password_file: BinaryIO | None,
+    generate_password: bool,
+    token_file: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Write a first CONFIG (edge.yaml) of an edge node, checked as at a start of the node.
 
     At a terminal the command asks for what no option says. Users and the token go into files beside CONFIG that only
@@ -350,9 +362,16 @@ class _Asking(NamedTuple):
 @click.option("--plain-http", is_flag=True, help="Send the code without TLS to another machine.")
 @json_option
 def edge_pair(
-    url: str, code: str | None, *, config_file: str | None, to: str | None, ca_file: str | None, replaces: bool,
-    plain_http: bool, as_json: bool,
-) -> None:  # fmt: skip
+    url: str,
+    code: str | None,
+    *,
+    config_file: str | None,
+    to: str | None,
+    ca_file: str | None,
+    replaces: bool,
+    plain_http: bool,
+    as_json: bool,
+) -> None:
     """Get a token from the hub at URL for this machine, by the CODE that `weft hub token pair` has shown.
 
     The token is made here, and only its hash goes to the hub. Without CODE the command asks for it. With --config,

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.commands.acts import ordering
-from weft.commands.common import (
-    CheckAnswer,
-    config_argument,
-    json_option,
-    located_edge,
-    print_verdicts,
-    until,
-)
+from weft.commands.common import CheckAnswer, config_argument, json_option, located_edge, print_verdicts, until
 from weft.commands.node_log import NodeLog, readable, target_argument
 from weft.config.errors import Finding
 from weft.config.release import SOFTWARE

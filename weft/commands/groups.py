@@ -123,8 +123,13 @@ def _short(entry: Command | Group, room: int = 45) -> str:
 
 
 _TOKEN_COMMANDS = {
-    "create": "add", "new": "add", "issue": "add", "revoke": "remove", "delete": "remove", "withdraw": "remove",
-}  # fmt: skip
+    "create": "add",
+    "new": "add",
+    "issue": "add",
+    "revoke": "remove",
+    "delete": "remove",
+    "withdraw": "remove",
+}
 
 COMMANDS = Group(
     """Carry device messages from edge nodes to open tables: acknowledged is on disk, and in the table exactly once.
@@ -263,10 +268,7 @@ later. Columns are only added: a field of another type or unit gets another colu
                 "status": Command("hub_status:status"),
                 "stream": Group(
                     "Work on the streams of a hub's store, whether nodes run or not. `weft streams` lists them.",
-                    {
-                        "delete": Command("hub_streams:delete"),
-                        "expect": Command("hub_streams:expect"),
-                    },
+                    {"delete": Command("hub_streams:delete"), "expect": Command("hub_streams:expect")},
                 ),
                 "support-bundle": Command("support_bundle:hub_support_bundle"),
                 "table": Group(
@@ -337,10 +339,7 @@ first token can be added before the first start of a hub.""",
         ),
         "log": Group(
             "Inspect an edge node's log, or drop a backlog from it.",
-            {
-                "drop": Command("edge_log:drop"),
-                "dump": Command("edge_log:dump"),
-            },
+            {"drop": Command("edge_log:drop"), "dump": Command("edge_log:dump")},
         ),
         "user": Group(
             """Manage the user names and passwords of MQTT clients.

@@ -125,9 +125,14 @@ def _supervise(config_file: str, count: int, log_level: str, advertise: tuple[st
 
 
 def _serve(
-    config_file: str, loaded: Loaded[HubConfig], number: int, count: int, advertise: tuple[str, ...], *,
+    config_file: str,
+    loaded: Loaded[HubConfig],
+    number: int,
+    count: int,
+    advertise: tuple[str, ...],
+    *,
     begins: bool = True,
-) -> None:  # fmt: skip
+) -> None:
     """Run one process of the node."""
     from weft.cloud_hub.hub import Hub
 

@@ -87,12 +87,19 @@ async def _waiting(store: ObjectStore) -> list[dict[str, Any]]:
     found = []
     for name, request in requests_of(await load_facts(store)).items():
         kept = await options_of(store, name)
-        found.append({
-            "id": name, "command": request.command, "target": request.target,
-            "options": None if kept is None else kept.options, "by": request.by, "origin": request.origin,
-            "reason": request.reason, "until": moment(request.expires),
-            "approved_by": [each.by for each in request.approvals],
-        })  # fmt: skip
+        found.append(
+            {
+                "id": name,
+                "command": request.command,
+                "target": request.target,
+                "options": None if kept is None else kept.options,
+                "by": request.by,
+                "origin": request.origin,
+                "reason": request.reason,
+                "until": moment(request.expires),
+                "approved_by": [each.by for each in request.approvals],
+            }
+        )
     return found
 
 
@@ -113,11 +120,17 @@ def requests(config_file: str, *, as_json: bool) -> None:
         return
     rows = [
         (
-            each["id"], f"{each['command']}: {each['target']}", _shown(each["options"]), each["by"], each["origin"],
-            each["reason"], (each["until"] or "")[:19].replace("T", " "), ", ".join(each["approved_by"]),
+            each["id"],
+            f"{each['command']}: {each['target']}",
+            _shown(each["options"]),
+            each["by"],
+            each["origin"],
+            each["reason"],
+            (each["until"] or "")[:19].replace("T", " "),
+            ", ".join(each["approved_by"]),
         )
         for each in found
-    ]  # fmt: skip
+    ]
     titles = ("id", "act", "options", "by", "from", "why", "until", "approved by")
     print_table(titles, [[harmless(str(cell)) for cell in row] for row in rows])
 

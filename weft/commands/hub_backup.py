@@ -125,17 +125,19 @@ def backup(config_file: str, target: str, *, prune: bool, as_json: bool) -> None
     record, copied, deleted = _on_stores(f"{uri} to {target}", copying)
     _declare(config_file, target, record)
     if as_json:
-        print_json({
-            "started": record.started,
-            "finished": record.finished,
-            "shards": [{"shard": each.shard, "first": each.first, "end": each.end} for each in record.shards],
-            "tables": [
-                {"tenant": each.tenant, "stream": each.stream, "version": each.version} for each in record.tables
-            ],
-            "copied": copied.objects,
-            "copied_bytes": copied.bytes,
-            "deleted": deleted,
-        })  # fmt: skip
+        print_json(
+            {
+                "started": record.started,
+                "finished": record.finished,
+                "shards": [{"shard": each.shard, "first": each.first, "end": each.end} for each in record.shards],
+                "tables": [
+                    {"tenant": each.tenant, "stream": each.stream, "version": each.version} for each in record.tables
+                ],
+                "copied": copied.objects,
+                "copied_bytes": copied.bytes,
+                "deleted": deleted,
+            }
+        )
         return
     if prune:
         click.echo(f"deleted {counted(deleted, 'object')} of earlier states")
@@ -149,8 +151,9 @@ def _declare(config_file: str, target: str, record: BackupRecord) -> None:
     try:
         declare(config_file, note_backup(target, done), None, "")
     except Failed as failure:  # the backup is complete all the same, as with credentials that may only read
-        click.echo(f"warning: hubs do not know of this backup, and continue to report the age of the last: {failure}",
-                   err=True)  # fmt: skip
+        click.echo(
+            f"warning: hubs do not know of this backup, and continue to report the age of the last: {failure}", err=True
+        )
 
 
 @click.command()

@@ -26,14 +26,7 @@ from weft.commands.common import (
     tenant_option,
     yes_option,
 )
-from weft.commands.hub_store import (
-    Act,
-    StoreHub,
-    acting,
-    administration_of,
-    decision_options,
-    on_store,
-)
+from weft.commands.hub_store import Act, StoreHub, acting, administration_of, decision_options, on_store
 from weft.commands.running import RunningHub, any_hub_argument, hub_argument
 from weft.config.units import approximate_duration, approximate_size, parse_duration_ns
 from weft.hub_api.status import IntakeOfNode
@@ -153,9 +146,11 @@ def retire(
             "nothing was retired",
         )
     act = acting(config_file, f"edge {_named(tenant, edge, log_id)}", by, reason)
-    ending, state = _end(act, (tenant, edge, log_id), lambda state, log, lanes: lane_ends.retire(
-        state, lanes, reason, said, log.cluster.restored
-    ))  # fmt: skip
+    ending, state = _end(
+        act,
+        (tenant, edge, log_id),
+        lambda state, log, lanes: lane_ends.retire(state, lanes, reason, said, log.cluster.restored),
+    )
     lost = sum(gap.end - gap.first for update in ending.updates for gap in update.gaps)
     click.echo(f"retired {len(ending.controls)} lanes of {tenant}/{edge}; {lost} records count as lost")
     _print_open_gaps(state, ending)
@@ -197,7 +192,7 @@ def adopt(
     act = acting(config_file, f"edge {_named(tenant, edge, log_id)}", by, reason)
     ending, state = _end(
         act, (tenant, edge, log_id), lambda state, log, lanes: lane_ends.adopt(state, log, lanes, said)
-    )  # fmt: skip
+    )
     lanes = {(control.log_id, control.stream) for control in ending.controls}
     click.echo(f"adopted {len(lanes)} lanes of {tenant}/{edge}")
     _print_open_gaps(state, ending)
@@ -228,9 +223,11 @@ async def _write_end(act: Act, of: EdgeLog, plan: LanePlan) -> tuple[Ending, Sha
         # Lanes that ended may have left the state: these have objects of their own.
         gone = await chunk_log.lanes_of(store, log.lineage, tenant, edge)
         ended = await lane_ends.write_ending(
-            log, lambda state: plan(state, log, _lanes(state, of, gone)),
-            wall_clock=clock, random_bits=random.SystemRandom().getrandbits,
-        )  # fmt: skip
+            log,
+            lambda state: plan(state, log, _lanes(state, of, gone)),
+            wall_clock=clock,
+            random_bits=random.SystemRandom().getrandbits,
+        )
         return ended, await log.load()
 
 
@@ -330,12 +327,13 @@ LOOK_S = 1.0
 @click.argument("node")
 @click.option("--undo", is_flag=True, help="NODE takes shards and edges again.")
 @click.option("--wait", default="60s", show_default=True, help="Longest wait until NODE has no edges; 0s: none.")
-@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token that has the grant nodes, "
-              "for a URL or a login.")  # fmt: skip
+@click.option(
+    "--token-file",
+    type=ExistingPath(dir_okay=False),
+    help="File with a token that has the grant nodes, for a URL or a login.",
+)
 @decision_options
-def drain(
-    hub: str, node: str, *, undo: bool, wait: str, token_file: str | None, reason: str, by: str | None
-) -> None:  # fmt: skip
+def drain(hub: str, node: str, *, undo: bool, wait: str, token_file: str | None, reason: str, by: str | None) -> None:
     """Give shards and edges of NODE, a machine or a process as `weft hub nodes` shows it, to the others of HUB.
 
     HUB is a configuration on this machine, a URL or the name of a login.
@@ -380,13 +378,14 @@ def _links(there: RunningHub | StoreHub, node: str) -> int:
 @hub_argument
 @click.argument("shard", type=click.IntRange(0))
 @click.option("--force", is_flag=True, help="Do it though all edges would be in one of the two shards.")
-@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token that has the grant nodes, "
-              "for a URL or a login.")  # fmt: skip
+@click.option(
+    "--token-file",
+    type=ExistingPath(dir_okay=False),
+    help="File with a token that has the grant nodes, for a URL or a login.",
+)
 @decision_options
 @yes_option
-def split(
-    hub: str, shard: int, *, force: bool, token_file: str | None, reason: str, by: str | None, yes: bool
-) -> None:  # fmt: skip
+def split(hub: str, shard: int, *, force: bool, token_file: str | None, reason: str, by: str | None, yes: bool) -> None:
     """Split SHARD of HUB: about half of its edges move to a new shard.
 
     HUB is a configuration on this machine, a URL or the name of a login. With a configuration, the store is written,
@@ -509,9 +508,11 @@ async def _set_back(act: Act, shards: list[int], reason: str) -> list[int]:
         cluster = await open_cluster(store, None)
         for number in shards:
             ending = await lane_ends.write_ending(
-                ShardLog(store, cluster, number), partial(_plan_of_set_back, clock=clock, reason=reason),
-                wall_clock=clock, random_bits=random.SystemRandom().getrandbits,
-            )  # fmt: skip
+                ShardLog(store, cluster, number),
+                partial(_plan_of_set_back, clock=clock, reason=reason),
+                wall_clock=clock,
+                random_bits=random.SystemRandom().getrandbits,
+            )
             lowered += [number] if ending.controls else []
     return lowered
 
@@ -542,8 +543,10 @@ def _show(found: _Times, *, as_json: bool) -> None:
     ]
     print_table(("shard", "chunk", "time", ""), rows)
     if any(map(found.ahead, found.shards)):
-        click.echo("To lower times in the future, after all clocks are right: weft hub clock CONFIG --set-back all "
-                   "--reason '...'")  # fmt: skip
+        click.echo(
+            "To lower times in the future, after all clocks are right: weft hub clock CONFIG --set-back all "
+            "--reason '...'"
+        )
 
 
 def _moment(time_ns: int) -> str:

@@ -48,15 +48,27 @@ def _key(whose: str, *, is_group: bool) -> ConfigKey:
     help="Shares that follow by themselves, such as 50%,100%: each when nine of ten edges have confirmed.",
 )
 @click.option(
-    "--failures", type=click.IntRange(1, 1_000_000), default=1, show_default=True,
+    "--failures",
+    type=click.IntRange(1, 1_000_000),
+    default=1,
+    show_default=True,
     help="Number of edges that refuse or take back at which the rollout stops by itself.",
-)  # fmt: skip
+)
 @click.option("--again", is_flag=True, help="Also if nothing changes: edges that refused or took it back try it again.")
 @decision_options
 def set_config(
-    config_file: str, whose: str, file: str, *, is_group: bool, share: str | None, steps: str | None, failures: int,
-    again: bool, reason: str, by: str | None,
-) -> None:  # fmt: skip
+    config_file: str,
+    whose: str,
+    file: str,
+    *,
+    is_group: bool,
+    share: str | None,
+    steps: str | None,
+    failures: int,
+    again: bool,
+    reason: str,
+    by: str | None,
+) -> None:
     """Declare the settings in FILE for an edge, or with --group for a group, at the hubs of CONFIG.
 
     FILE is YAML with sections of an edge's configuration: streams, links, sources, unrouted, sparkplug, disk,
@@ -155,15 +167,17 @@ def status(config_file: str, *, tenant: str | None, failed: bool, as_json: bool)
         if (tenant is not None and node.tenant != tenant) or (failed and not said.has_failed):
             continue
         desired = configs.of_edge(*node)
-        rows.append({
-            "tenant": node.tenant,
-            "edge": node.edge,
-            "desired": None if desired is None else desired.version,
-            "active": said.active_version,
-            "outcome": _outcome(said.outcome, is_about=desired is not None and said.digest == desired.digest),
-            "reason": said.reason,
-            "at": moment(said.at),
-        })  # fmt: skip
+        rows.append(
+            {
+                "tenant": node.tenant,
+                "edge": node.edge,
+                "desired": None if desired is None else desired.version,
+                "active": said.active_version,
+                "outcome": _outcome(said.outcome, is_about=desired is not None and said.digest == desired.digest),
+                "reason": said.reason,
+                "at": moment(said.at),
+            }
+        )
     rows.sort(key=lambda row: (row["outcome"] not in ("refused", "rolled back"), row["tenant"], row["edge"]))
     if as_json:
         print_json(rows)
@@ -186,18 +200,20 @@ def list_rollouts(config_file: str, *, as_json: bool) -> None:
         if document.rollout is None:
             continue
         found = _progress(state, states, key, document)
-        rows.append({
-            "tenant": key[0],
-            "group": key[2],
-            "version": document.revision,
-            "share": document.rollout.share,
-            "state": document.rollout.state,
-            "confirmed": found.confirmed,
-            "on_trial": found.on_trial,
-            "failed": len(found.failed),
-            "waiting": found.waiting,
-            "why": document.rollout.why,
-        })  # fmt: skip
+        rows.append(
+            {
+                "tenant": key[0],
+                "group": key[2],
+                "version": document.revision,
+                "share": document.rollout.share,
+                "state": document.rollout.state,
+                "confirmed": found.confirmed,
+                "on_trial": found.on_trial,
+                "failed": len(found.failed),
+                "waiting": found.waiting,
+                "why": document.rollout.why,
+            }
+        )
     if as_json:
         print_json(rows)
         return
@@ -344,17 +360,19 @@ def list_groups(config_file: str, *, as_json: bool) -> None:
     for name, fact in state.facts(GROUP).items():
         key = parse_stream_name(name)
         document = known.document(key) or GroupDocument(())
-        found.append({
-            "tenant": key[0],
-            "name": key[1],
-            "order": document.order,
-            "edges": list(document.edges),
-            "version": fact.version,
-            "changed": moment(fact.at),
-            "by": fact.by,
-            "reason": fact.reason,
-            "unusable": known.unusable.get(name),
-        })  # fmt: skip
+        found.append(
+            {
+                "tenant": key[0],
+                "name": key[1],
+                "order": document.order,
+                "edges": list(document.edges),
+                "version": fact.version,
+                "changed": moment(fact.at),
+                "by": fact.by,
+                "reason": fact.reason,
+                "unusable": known.unusable.get(name),
+            }
+        )
     found.sort(key=lambda each: (each["tenant"], each["order"], each["name"]))
     if as_json:
         print_json(found)
@@ -363,12 +381,16 @@ def list_groups(config_file: str, *, as_json: bool) -> None:
         ("group", "order", "edges", "changed", "by", "reason"),
         [
             (
-                f"{each['tenant']}/{each['name']}", each["order"], _shown(each["edges"], each["unusable"]),
-                each["changed"], each["by"], each["reason"],
+                f"{each['tenant']}/{each['name']}",
+                each["order"],
+                _shown(each["edges"], each["unusable"]),
+                each["changed"],
+                each["by"],
+                each["reason"],
             )
             for each in found
         ],
-    )  # fmt: skip
+    )
 
 
 def _shown(edges: list[str], unusable: str | None) -> str:

@@ -87,9 +87,15 @@ def text_of(given: dict[str, Any]) -> str:
 
 def _check_options(given: dict[str, Any]) -> None:
     """Refuse options that do not fit each other."""
-    ways = [name for name, is_given in (
-        ("--ca", given["ca"]), ("--certificate", given["certificate"]), ("--plain-http", given["plain_http"]),
-    ) if is_given]  # fmt: skip
+    ways = [
+        name
+        for name, is_given in (
+            ("--ca", given["ca"]),
+            ("--certificate", given["certificate"]),
+            ("--plain-http", given["plain_http"]),
+        )
+        if is_given
+    ]
     if len(ways) > 1:
         raise Refused(f"{' and '.join(ways)} exclude each other. Leave one out")
     if (given["certificate"] is None) != (given["key"] is None):
@@ -163,8 +169,9 @@ def _print_summary(
     admin = shlex.quote(os.path.join(os.path.dirname(config_file), ADMIN_FILE))
     commands = [
         f"{prefix}weft hub check {file}{offline}",
-        f"{prefix}weft hub token add {file} admin --scope admin --to {admin}", run,
+        f"{prefix}weft hub token add {file} admin --scope admin --to {admin}",
+        run,
         f"{prefix}weft hub status {file} --token-file {admin}",
         f"{prefix}weft hub token pair {file} EDGE",
-    ]  # fmt: skip
+    ]
     print_next(written, commands, as_json=as_json)

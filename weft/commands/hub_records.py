@@ -62,9 +62,17 @@ stream_tenant_option = click.option(
 @token_option
 @json_option
 def tail(
-    hub: str, stream: str, *, edge: str | None, key: str | None, position: str | None, count: int | None,
-    tenant: str | None, token_file: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    hub: str,
+    stream: str,
+    *,
+    edge: str | None,
+    key: str | None,
+    position: str | None,
+    count: int | None,
+    tenant: str | None,
+    token_file: str | None,
+    as_json: bool,
+) -> None:
     """Show new records of STREAM at the running hub HUB, one per line, until Ctrl-C: edge, time, number, key, payload.
 
     Each record comes once, also when hub processes restart meanwhile. The position behind the last one is printed at
@@ -109,9 +117,12 @@ def _told() -> Iterator[None]:
 
 def _line(record: RecordOfStream) -> str:
     payload = (
-        record.payload.encode() if isinstance(record.payload, str)
-        else base64.b64decode(record.payload_base64) if isinstance(record.payload_base64, str) else b""
-    )  # fmt: skip
+        record.payload.encode()
+        if isinstance(record.payload, str)
+        else base64.b64decode(record.payload_base64)
+        if isinstance(record.payload_base64, str)
+        else b""
+    )
     parts = [record.edge, record.time, str(record.seq), shown(record.key), shown_payload(payload)]
     if isinstance(record.headers, list):
         parts.append("{" + ", ".join(f"{shown(name)}: {shown(str(value))}" for name, value in record.headers) + "}")
@@ -127,9 +138,7 @@ def _line(record: RecordOfStream) -> str:
 @stream_tenant_option
 @token_option
 @json_option
-def trace(
-    hub: str, stream: str, record: str, *, tenant: str | None, token_file: str | None, as_json: bool
-) -> int:  # fmt: skip
+def trace(hub: str, stream: str, record: str, *, tenant: str | None, token_file: str | None, as_json: bool) -> int:
     """Show the way of one record of STREAM: edge and number, function, chunk of the log, file and row of the table.
 
     The record is named as columns of tables name it: by _edge, _log and _seq, or by _shard and _offset of its row. Exit
@@ -161,9 +170,12 @@ def trace(
 
 
 _STANDING = {
-    "here": "here", "gone": "it was here, and log and table have it no more", "to_come": "it has still to come",
-    "never_comes": "it never comes", "unknown": "the hub does not know it",
-}  # fmt: skip
+    "here": "here",
+    "gone": "it was here, and log and table have it no more",
+    "to_come": "it has still to come",
+    "never_comes": "it never comes",
+    "unknown": "the hub does not know it",
+}
 
 
 def _show(found: TraceAnswer) -> None:
@@ -209,9 +221,17 @@ edges_tenant_option = tenant_option("Tenant of the edges.")
 @publisher_token_option
 @json_option
 def publish(
-    hub: str, words: tuple[str, ...], *, group: str, expires: str, qos: int, key: str, tenant: str,
-    token_file: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    hub: str,
+    words: tuple[str, ...],
+    *,
+    group: str,
+    expires: str,
+    qos: int,
+    key: str,
+    tenant: str,
+    token_file: str | None,
+    as_json: bool,
+) -> None:
     """Publish PAYLOAD to TOPIC at edges of the running hub HUB; `-` reads the payload from standard input.
 
     The command ends when the message is durable at the hub. An edge that is not linked gets it when it links, within
@@ -383,9 +403,20 @@ pull_token_option = click.option(
 @pull_token_option
 @json_option
 def pull(
-    hub: str, edge: str | None, stream: str | None, *, since: str | None, until: str | None, size: str,
-    expires: str, wait: bool, cancel: str | None, tenant: str, token_file: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    hub: str,
+    edge: str | None,
+    stream: str | None,
+    *,
+    since: str | None,
+    until: str | None,
+    size: str,
+    expires: str,
+    wait: bool,
+    cancel: str | None,
+    tenant: str,
+    token_file: str | None,
+    as_json: bool,
+) -> None:
     """Ask EDGE for the records of STREAM that it received from --from on and before --to.
 
     For streams that no link carries: their records become those of the same stream at the hub, and rows of its table. A
@@ -439,12 +470,19 @@ def pulls(hub: str | None, *, edge: str | None, tenant: str, token_file: str | N
         return
     rows = [
         (
-            each.id, each.edge, each.stream, _short(each.from_), _short(each.to), each.state,
-            f"{each.records_received}/{each.records}", approximate_size(each.bytes_received),
-            "" if each.rest_seconds is None else approximate_duration(each.rest_seconds), _why(each),
+            each.id,
+            each.edge,
+            each.stream,
+            _short(each.from_),
+            _short(each.to),
+            each.state,
+            f"{each.records_received}/{each.records}",
+            approximate_size(each.bytes_received),
+            "" if each.rest_seconds is None else approximate_duration(each.rest_seconds),
+            _why(each),
         )
         for each in facts.pulls
-    ]  # fmt: skip
+    ]
     print_table(
         ("pull", "edge", "stream", "from", "to", "state", "records", "bytes", "rest", "why"),
         [[harmless(str(cell)) for cell in row] for row in rows],
@@ -455,7 +493,7 @@ def pulls(hub: str | None, *, edge: str | None, tenant: str, token_file: str | N
 
 def until_over(
     made: PullAnswer, look: Callable[[], PullAnswer], sleep: Callable[[float], None] = time.sleep
-) -> PullAnswer:  # fmt: skip
+) -> PullAnswer:
     """Return a pull that is over. A hub that restarts meanwhile does not end the wait.
 
     Raises:

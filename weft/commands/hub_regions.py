@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from weft.cloud_hub.settings import RegionSettings
 
 _token_file_option = click.option(
-    "--token-file", type=ExistingPath(dir_okay=False),
+    "--token-file",
+    type=ExistingPath(dir_okay=False),
     help="File with a token that has the grant nodes, for a URL or a login.",
-)  # fmt: skip
+)
 
 
 @click.command()
@@ -55,11 +56,20 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
         return
     print_table(
         (
-            "region", "shard", "state", "records behind", "bytes behind", "behind by", "log waits", "next", "seen",
-            "lost chunks", "error",
+            "region",
+            "shard",
+            "state",
+            "records behind",
+            "bytes behind",
+            "behind by",
+            "log waits",
+            "next",
+            "seen",
+            "lost chunks",
+            "error",
         ),
         [[harmless(cell) if isinstance(cell, str) else cell for cell in _row(each)] for each in found],
-    )  # fmt: skip
+    )
     for link in found:
         for line in _behind(link):
             click.echo(harmless(line))
@@ -150,9 +160,7 @@ async def _bring(act: Act, region: str, settings: RegionSettings) -> History:
     from weft.cloud_hub.regions.history import HistoryTransfer
 
     async with act as (store, _):
-        return await HistoryTransfer(
-            store, region, settings, wall_clock=time.time_ns, monotonic=time.monotonic
-        ).run()  # fmt: skip
+        return await HistoryTransfer(store, region, settings, wall_clock=time.time_ns, monotonic=time.monotonic).run()
 
 
 def _known(config_file: str, region: str) -> None:
@@ -165,14 +173,18 @@ def _row(link: RegionLinkOfStore) -> tuple[object, ...]:
     if link.seen_seconds_ago is None:
         return link.region, link.shard, link.state, "", "", "", "", "", "", "", ""
     return (
-        link.region, link.shard, link.state,
+        link.region,
+        link.shard,
+        link.state,
         "unknown" if link.lag_records is None else link.lag_records,
         "unknown" if link.lag_bytes is None else f"about {format_size(link.lag_bytes)}",
         approximate_duration(link.lag_seconds) if link.lag_seconds else "",
-        _left(link.left_seconds), link.next, f"{approximate_duration(link.seen_seconds_ago)} ago",
+        _left(link.left_seconds),
+        link.next,
+        f"{approximate_duration(link.seen_seconds_ago)} ago",
         ", ".join(f"{each.first} to {each.end - 1}" for each in link.lost_chunks),
         link.error or link.hold,
-    )  # fmt: skip
+    )
 
 
 def _left(seconds: float | None) -> str:

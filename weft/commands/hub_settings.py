@@ -113,16 +113,17 @@ def _region(region: Region) -> RegionSettings:
             token=no_token if region.token_file is None else partial(read_token, region.token_file),
             tls=ClientTlsFiles(ca_file=region.ca_file, certificate=region.certificate, key=region.key),
             redirects=region.redirects,
-            sender=SenderSettings(
-                mark_interval=int(region.mark_interval_s * SECOND), cluster_id=region.cluster or ""
-            ),
+            sender=SenderSettings(mark_interval=int(region.mark_interval_s * SECOND), cluster_id=region.cluster or ""),
         ),
-        tenant=region.tenant, streams=region.streams, forwards=region.forward_relayed, rate=region.rate or 0,
+        tenant=region.tenant,
+        streams=region.streams,
+        forwards=region.forward_relayed,
+        rate=region.rate or 0,
         every_s=region.every_s,
         schedule=() if times is None else (StreamWindows.of(("*",), times.between, times.days, times.zone),),
         budget=None if budget is None else BudgetRule(budget.size_bytes, budget.day, ZoneInfo(budget.zone)),
         pin_s=region.pin_s,
-    )  # fmt: skip
+    )
 
 
 def _tls(config: HubConfig) -> TlsFiles | None:
@@ -133,9 +134,12 @@ def _tls(config: HubConfig) -> TlsFiles | None:
     if tls is None:
         return None
     return TlsFiles(
-        certificate=tls.certificate, key=tls.key, client_ca=tls.client_ca, crl_file=tls.crl_file,
+        certificate=tls.certificate,
+        key=tls.key,
+        client_ca=tls.client_ca,
+        crl_file=tls.crl_file,
         client_certificate_required=False,
-    )  # fmt: skip
+    )
 
 
 def _certificate_readers(config: HubConfig) -> dict[str, CertificateRights]:

@@ -9,13 +9,7 @@ import click
 import msgspec
 from msgspec import UNSET
 
-from weft.commands.common import (
-    ExistingPath,
-    config_argument,
-    json_option,
-    load_hub,
-    print_verdicts,
-)
+from weft.commands.common import ExistingPath, config_argument, json_option, load_hub, print_verdicts
 from weft.commands.running import RunningHub, any_hub_argument, running_hub, whole
 from weft.output import Failed, harmless, print_facts, print_json, print_table
 from weft.text.fleet import (
@@ -84,9 +78,11 @@ def status(hub: str | None, token_file: str | None, edges: int, as_json: bool) -
         click.echo(f"CLOCK: {trouble}. Off by a minute, the node takes no links, writes no chunk and claims nothing")
     if differ := [each for each in facts.links if abs(each.clock_off_seconds or 0.0) > CLOCK_DIFFERS_S]:
         named = ", ".join(f"{each.tenant}/{each.edge}" for each in differ[:CLOCKS_NAMED])
-        click.echo(f"CLOCK: {len(differ)} of {len(facts.links)} linked edges have synchronised clocks a minute or "
-                   f"more from this hub's ({named}{', ...' if len(differ) > CLOCKS_NAMED else ''}): one side is "
-                   "wrong")  # fmt: skip
+        click.echo(
+            f"CLOCK: {len(differ)} of {len(facts.links)} linked edges have synchronised clocks a minute or "
+            f"more from this hub's ({named}{', ...' if len(differ) > CLOCKS_NAMED else ''}): one side is "
+            "wrong"
+        )
     _show_troubles(troubles)
     if makers := table_makers(facts.tables):
         print_table(("tables", "made by", "since", "records behind"), makers)
@@ -119,8 +115,10 @@ def _show_troubles(found: TroublesAnswer) -> None:
         click.echo(f"and {found.open_gaps_more} more open gaps")
     lost = [(f"{each.tenant}/{each.edge}", each.log, each.stream, each.records, each.first_seq) for each in found.lost]
     if lost:
-        click.echo("LOST: this hub had acknowledged these records. Its store was restored to an earlier state, or lost "
-                   "objects; the edges send again what they still have")  # fmt: skip
+        click.echo(
+            "LOST: this hub had acknowledged these records. Its store was restored to an earlier state, or lost "
+            "objects; the edges send again what they still have"
+        )
         print_table(("edge", "log", "stream", "records", "from seq"), lost)
     if found.lost_unknown_at:
         unknown = harmless(", ".join(found.lost_unknown_at))

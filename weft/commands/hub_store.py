@@ -273,9 +273,14 @@ class StoreHub(Operations):
             orders = DeclaredRegions()
             orders.refresh(state)
             administration = Administration(
-                read_only(store) if operation.method == "get" else store, log, clock, settings_of(self._config),
-                ClusterCache(cluster), orders=orders, known=lambda: state,
-            )  # fmt: skip
+                read_only(store) if operation.method == "get" else store,
+                log,
+                clock,
+                settings_of(self._config),
+                ClusterCache(cluster),
+                orders=orders,
+                known=lambda: state,
+            )
             try:
                 return await administration.perform(
                     operation, texts, body, lambda reason: author_of(clock.sound(), self._by, reason)

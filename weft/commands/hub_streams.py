@@ -119,9 +119,13 @@ async def _delete(act: Act, wanted: StreamDeletion, patience: Patience | None) -
 
     async with act as (store, clock):
         return await delete(
-            store, await open_cluster(store, None), wanted,
-            wall_clock=clock, random_bits=random.SystemRandom().getrandbits, patience=patience,
-        )  # fmt: skip
+            store,
+            await open_cluster(store, None),
+            wanted,
+            wall_clock=clock,
+            random_bits=random.SystemRandom().getrandbits,
+            patience=patience,
+        )
 
 
 async def _has_table(store: ObjectStore, key: tuple[str, str]) -> bool:
@@ -157,8 +161,11 @@ def expect(
         click.echo(f"withdrew the edges of {'/'.join(key)}" if withdraw else f"declared the edges of {'/'.join(key)}")
         if edges and load_hub(config_file).tables is not None and not on_store(config_file, _has_table, key):
             name = "/".join(key)
-            click.echo(f"warning: there is no table of {name} yet: is the name right? `weft streams` lists those "
-                       "that are there", err=True)  # fmt: skip
+            click.echo(
+                f"warning: there is no table of {name} yet: is the name right? `weft streams` lists those "
+                "that are there",
+                err=True,
+            )
         return
     fact = read_facts(config_file).facts(STREAM).get(stream_name(key))
     try:
@@ -230,9 +237,7 @@ async def _skip(  # noqa: PLR0917 - what is skipped, and why
             raise Failed(f"--shard {shard}: the hub has shards 0 to {cluster.tree.count - 1}")
         log = ShardLog(store, cluster, shard)
         plan = partial(_plan_of_skip, log=log, stream=stream, first=first, end=end, reason=reason)
-        return await lane_ends.write_ending(
-            log, plan, wall_clock=clock, random_bits=random.SystemRandom().getrandbits
-        )  # fmt: skip
+        return await lane_ends.write_ending(log, plan, wall_clock=clock, random_bits=random.SystemRandom().getrandbits)
 
 
 async def _plan_of_skip(  # noqa: PLR0917 - what is skipped, and why
@@ -424,9 +429,13 @@ async def _erase(act: Act, stream: tuple[str, str], choice: Choice, by: str, rea
 
     async with act as (store, clock):
         eraser = Eraser(
-            store, await open_cluster(store, None), stream,
-            clock=clock, monotonic=time.monotonic, nonce=lambda: secrets.token_hex(8),
-        )  # fmt: skip
+            store,
+            await open_cluster(store, None),
+            stream,
+            clock=clock,
+            monotonic=time.monotonic,
+            nonce=lambda: secrets.token_hex(8),
+        )
         return await eraser.erase(choice, Author(by, reason, clock()))
 
 

@@ -180,22 +180,24 @@ def list_tables(config_file: str, *, as_json: bool) -> None:
     for name, fact in sorted(state.facts(TABLE).items()):
         document = known.documents.get(parse_stream_name(name))
         latest = document.latest if document is not None else None
-        found.append({
-            "stream": name,
-            "latest": list(latest.key) if latest is not None else None,
-            "every": format_duration(latest.every_s) if latest is not None else None,
-            "feed": latest.feed if latest is not None else None,
-            "instead": latest.instead if latest is not None else None,
-            "retain": format_duration(document.retain_s) if document and document.retain_s else None,
-            "retain_size": format_size(document.retain_bytes) if document and document.retain_bytes else None,
-            "retain_log": format_duration(document.log_s) if document and document.log_s else None,
-            "sort": list(document.sort) if document and document.sort else None,
-            "version": fact.version,
-            "changed": moment(fact.at),
-            "by": fact.by,
-            "reason": fact.reason,
-            "unusable": known.unusable.get(name),
-        })  # fmt: skip
+        found.append(
+            {
+                "stream": name,
+                "latest": list(latest.key) if latest is not None else None,
+                "every": format_duration(latest.every_s) if latest is not None else None,
+                "feed": latest.feed if latest is not None else None,
+                "instead": latest.instead if latest is not None else None,
+                "retain": format_duration(document.retain_s) if document and document.retain_s else None,
+                "retain_size": format_size(document.retain_bytes) if document and document.retain_bytes else None,
+                "retain_log": format_duration(document.log_s) if document and document.log_s else None,
+                "sort": list(document.sort) if document and document.sort else None,
+                "version": fact.version,
+                "changed": moment(fact.at),
+                "by": fact.by,
+                "reason": fact.reason,
+                "unusable": known.unusable.get(name),
+            }
+        )
     if as_json:
         print_json(found)
         return
@@ -370,13 +372,16 @@ def list_quality(config_file: str, *, as_json: bool) -> None:
         ("stream", "version", "rules", "changed", "by", "reason"),
         [
             (
-                each["stream"], each["version"],
+                each["stream"],
+                each["version"],
                 f"this release cannot read them: {each['unusable']}" if each["unusable"] else ", ".join(each["rules"]),
-                each["changed"], each["by"], each["reason"],
+                each["changed"],
+                each["by"],
+                each["reason"],
             )
             for each in rows
         ],
-    )  # fmt: skip
+    )
 
 
 def _known_rules(state: ClusterState) -> tuple[dict[str, StreamQuality], dict[str, str]]:
@@ -412,15 +417,19 @@ message_option = click.option(
     "--message", metavar="NAME", help="Message of Protobuf with its package; FILE is a descriptor set then."
 )
 compatibility_option = click.option(
-    "--compatibility", type=click.Choice(["none", "backward", "forward", "full"]),
+    "--compatibility",
+    type=click.Choice(["none", "backward", "forward", "full"]),
     help="Rule between a version and the one before. `backward`: payloads of devices that stay as they are can be "
     "read. `forward`: readers that stay as they are can read new payloads. `full`: both. The rule that holds, by "
     "default; at first none.",
-)  # fmt: skip
+)
 records_option = click.option(
-    "--records", type=click.IntRange(1, RECORDS_MAX), default=100_000, show_default=True,
+    "--records",
+    type=click.IntRange(1, RECORDS_MAX),
+    default=100_000,
+    show_default=True,
     help="Number of records to look at.",
-)  # fmt: skip
+)
 version_option = click.option("--version", type=click.IntRange(min=1), help="Version; the newest by default.")
 
 
@@ -483,12 +492,14 @@ def get_schema(config_file: str, stream: str, *, version: int | None, as_json: b
     key = key_of(stream)
     found = _version(config_file, key, version)
     if as_json:
-        print_json({
-            "version": found.version,
-            "before": found.before or None,
-            "compatibility": found.compatibility,
-            "schema": found.schema,
-        })  # fmt: skip
+        print_json(
+            {
+                "version": found.version,
+                "before": found.before or None,
+                "compatibility": found.compatibility,
+                "schema": found.schema,
+            }
+        )
         return
     before = f", after version {found.before}" if found.before else ""
     rule = "" if found.compatibility == "none" else f", compatibility {found.compatibility}"
@@ -549,9 +560,13 @@ def _compared(
 @click.option("--file", type=click.Path(exists=True, dir_okay=False), help="Read JSON from this file, one on a line.")
 @records_option
 @click.option(
-    "--format", "payload_format", type=click.Choice(["json", "msgpack", "cbor"]), default="json", show_default=True,
+    "--format",
+    "payload_format",
+    type=click.Choice(["json", "msgpack", "cbor"]),
+    default="json",
+    show_default=True,
     help="Format of the payloads.",
-)  # fmt: skip
+)
 def infer(config_file: str, stream: str, *, file: str | None, records: int, payload_format: SchemaFormat) -> None:
     """Draft a schema for STREAM from its newest records, or from a file.
 
@@ -686,19 +701,21 @@ def list_schemas(config_file: str, *, as_json: bool) -> None:
     for name, fact in sorted(state.facts(SCHEMA).items()):
         key = key_of(name)
         schema = known.of(key)
-        found.append({
-            "tenant": key[0],
-            "stream": key[1],
-            "version": fact.version,
-            "format": schema.schema.format if schema else None,
-            "fields": len(schema.schema.fields) if schema else None,
-            "compatibility": schema.compatibility if schema else None,
-            "personal": [name for name, each in schema.schema.fields.items() if each.personal] if schema else None,
-            "changed": moment(fact.at),
-            "by": fact.by,
-            "reason": fact.reason,
-            "unusable": known.unusable.get(name),
-        })  # fmt: skip
+        found.append(
+            {
+                "tenant": key[0],
+                "stream": key[1],
+                "version": fact.version,
+                "format": schema.schema.format if schema else None,
+                "fields": len(schema.schema.fields) if schema else None,
+                "compatibility": schema.compatibility if schema else None,
+                "personal": [name for name, each in schema.schema.fields.items() if each.personal] if schema else None,
+                "changed": moment(fact.at),
+                "by": fact.by,
+                "reason": fact.reason,
+                "unusable": known.unusable.get(name),
+            }
+        )
     if as_json:
         print_json(found)
         return
@@ -706,23 +723,23 @@ def list_schemas(config_file: str, *, as_json: bool) -> None:
         ("stream", "version", "format", "fields", "compatibility", "personal", "changed", "by", "reason"),
         [
             (
-                f"{each['tenant']}/{each['stream']}", each["version"],
-                each["format"] or f"this release cannot read it: {each['unusable']}", each["fields"] or "",
-                each["compatibility"] or "", ", ".join(each["personal"] or ()),
-                each["changed"], each["by"], each["reason"],
+                f"{each['tenant']}/{each['stream']}",
+                each["version"],
+                each["format"] or f"this release cannot read it: {each['unusable']}",
+                each["fields"] or "",
+                each["compatibility"] or "",
+                ", ".join(each["personal"] or ()),
+                each["changed"],
+                each["by"],
+                each["reason"],
             )
             for each in found
         ],
-    )  # fmt: skip
+    )
 
 
 def _fact(change: FieldChange) -> dict[str, Any]:
-    return {
-        "field": change.name,
-        "before": change.before,
-        "after": change.after,
-        "new_column": change.makes_column,
-    }
+    return {"field": change.name, "before": change.before, "after": change.after, "new_column": change.makes_column}
 
 
 def _read_schema(file: str, message: str | None = None) -> PayloadSchema:

@@ -63,13 +63,15 @@ def quota_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 token_file_option = click.option(
-    "--token-file", type=ExistingPath(dir_okay=False),
+    "--token-file",
+    type=ExistingPath(dir_okay=False),
     help="File with a token that has the grant tenants, for a URL or a login.",
-)  # fmt: skip
+)
 isolation_option = click.option(
-    "--isolation", type=click.Choice(("own", "shared")),
+    "--isolation",
+    type=click.Choice(("own", "shared")),
     help="`own`: shards and tables below a prefix of its own, only without data yet.",
-)  # fmt: skip
+)
 
 
 @click.command()
@@ -80,9 +82,15 @@ isolation_option = click.option(
 @token_file_option
 @decision_options
 def add(
-    hub: str, name: str, *, isolation: str | None, token_file: str | None, reason: str, by: str | None,
+    hub: str,
+    name: str,
+    *,
+    isolation: str | None,
+    token_file: str | None,
+    reason: str,
+    by: str | None,
     **given: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """Declare tenant NAME at HUB: a configuration on this machine, a URL or the name of a login.
 
     \b
@@ -110,9 +118,15 @@ def add(
 @token_file_option
 @decision_options
 def set_tenant(
-    hub: str, name: str, *, isolation: str | None, token_file: str | None, reason: str, by: str | None,
+    hub: str,
+    name: str,
+    *,
+    isolation: str | None,
+    token_file: str | None,
+    reason: str,
+    by: str | None,
     **given: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """Change quotas or the isolation of tenant NAME at HUB: a configuration on this machine, a URL or the name of a
     login. Others stay as they are; `none` takes a quota back.
 
@@ -205,9 +219,11 @@ def list_tenants(hub: str | None, *, token_file: str | None, as_json: bool) -> N
             return
         print_table(
             ("tenant", *(name.replace("_", " ") for name in quotas)),
-            [(each.tenant, *("" if (value := getattr(each.quotas, name)) is None else value for name in quotas))
-             for each in there],
-        )  # fmt: skip
+            [
+                (each.tenant, *("" if (value := getattr(each.quotas, name)) is None else value for name in quotas))
+                for each in there
+            ],
+        )
         return
     found = _views(read_facts(named(hub)))
     if as_json:
@@ -218,13 +234,18 @@ def list_tenants(hub: str | None, *, token_file: str | None, as_json: bool) -> N
         ("tenant", *titles, "isolation", "tokens", "streams with edges", "changed", "by", "reason"),
         [
             (
-                each["name"], *("" if each["quotas"][name] is None else each["quotas"][name] for name in quotas),
-                each["isolation"] or "", each["tokens"], each["streams_with_edges"],
-                each["changed"], each["by"], each["reason"],
+                each["name"],
+                *("" if each["quotas"][name] is None else each["quotas"][name] for name in quotas),
+                each["isolation"] or "",
+                each["tokens"],
+                each["streams_with_edges"],
+                each["changed"],
+                each["by"],
+                each["reason"],
             )
             for each in found
         ],
-    )  # fmt: skip
+    )
 
 
 def _views(state: ClusterState) -> list[dict[str, Any]]:
@@ -241,18 +262,20 @@ def _views(state: ClusterState) -> list[dict[str, Any]]:
             document, why = decode(fact.document, TenantDocument), None
         except UnreadableDocument as error:
             document, why = TenantDocument(), str(error)
-        found.append({
-            "name": name,
-            "quotas": {each: getattr(document.quotas, each) for each in _OPTIONS},
-            "isolation": document.isolation,
-            "tokens": tokens.count(name),
-            "streams_with_edges": streams.count(name),
-            "version": fact.version,
-            "changed": moment(fact.at),
-            "by": fact.by,
-            "reason": fact.reason,
-            "unusable": why,
-        })  # fmt: skip
+        found.append(
+            {
+                "name": name,
+                "quotas": {each: getattr(document.quotas, each) for each in _OPTIONS},
+                "isolation": document.isolation,
+                "tokens": tokens.count(name),
+                "streams_with_edges": streams.count(name),
+                "version": fact.version,
+                "changed": moment(fact.at),
+                "by": fact.by,
+                "reason": fact.reason,
+                "unusable": why,
+            }
+        )
     return found
 
 
@@ -331,12 +354,15 @@ def _show(found: UsageAnswer, now: float) -> None:
         ("stream", "records in the log", "bytes received", "records received", "table"),
         [
             (
-                each.stream, each.records, each.received.bytes, each.received.records,
+                each.stream,
+                each.records,
+                each.received.bytes,
+                each.received.records,
                 "unknown" if each.table_bytes is None else approximate_size(each.table_bytes),
             )
             for each in found.streams
         ],
-    )  # fmt: skip
+    )
 
 
 def _growth(received: int, since: str, now: float) -> str:

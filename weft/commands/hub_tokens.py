@@ -48,15 +48,7 @@ from weft.commands.hub_store import (
     read_facts,
 )
 from weft.commands.new_files import write_new
-from weft.commands.running import (
-    RunningHub,
-    any_hub_argument,
-    certificate_of,
-    hub_argument,
-    tls_of,
-    url_here,
-    whole,
-)
+from weft.commands.running import RunningHub, any_hub_argument, certificate_of, hub_argument, tls_of, url_here, whole
 from weft.config.units import approximate_duration
 from weft.hub_api.answers import moment
 from weft.hub_api.rights import InvalidGrant, Right, Rights, Scope, role_grants
@@ -79,21 +71,28 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say what a token opens to a command."""
     for option in (
         click.option(
-            "--tenant", default="default", show_default=True,
+            "--tenant",
+            default="default",
+            show_default=True,
             help="Tenant whose data the token opens; `*` for all, with the scope region.",
         ),
         click.option("--edge", help="Edge that may link with the token; for the scope edge and grants to write."),
         click.option(
-            "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]|ROLE", callback=_with_roles,
+            "--grant",
+            "grants",
+            multiple=True,
+            metavar="RIGHT[:PATTERN]|ROLE",
+            callback=_with_roles,
             help="Instead of a scope, several times: write, read, pull or relay with STREAM, publish with EDGE, edges, "
             "report with PIPELINE, status, metrics. `*` matches any characters. Or a role: viewer, operator, "
             "administrator.",
         ),
         click.option(
-            "--scope", type=click.Choice(["edge", "reader", "publish", "pull", "region", "admin"]),
+            "--scope",
+            type=click.Choice(["edge", "reader", "publish", "pull", "region", "admin"]),
             help="Access that the token gives.",
         ),
-    ):  # fmt: skip
+    ):
         function = option(function)
     return function
 
@@ -287,10 +286,11 @@ class Fleet:
             self.decisions = [
                 import_token(
                     TokenIdentity(each.name, hash_token(secrets[each.path]), access, tenant, each.edge, grants),
-                    known, until,
+                    known,
+                    until,
                 )
                 for each in self.tokens
-            ]  # fmt: skip
+            ]
 
     def declare(self, config_file: str, by: str | None, reason: str, *, as_json: bool) -> None:
         """Write the secrets, and declare the tokens."""
@@ -449,9 +449,18 @@ def add(
 @json_option
 @yes_option
 def pair(
-    config_file: str, edge: str, *, tenant: str, name: str | None, within: str, expires: str | None, reason: str,
-    by: str | None, as_json: bool, yes: bool,
-) -> None:  # fmt: skip
+    config_file: str,
+    edge: str,
+    *,
+    tenant: str,
+    name: str | None,
+    within: str,
+    expires: str | None,
+    reason: str,
+    by: str | None,
+    as_json: bool,
+    yes: bool,
+) -> None:
     """Show a code by which the machine of EDGE gets a token from the hubs of CONFIG: `weft edge pair URL CODE`.
 
     The code counts once, and for a short time. The store has its hash. Another code for the edge replaces it. A token
@@ -544,8 +553,13 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     metavar="TIME",
     help="End of the new secret: a duration such as 90d, a date, or `never`. That of the one before by default.",
 )
-@click.option("--overlap", metavar="DURATION", default="7d", show_default=True, help="Time for which the secret before "
-              "stays in force; 0s for none.")  # fmt: skip
+@click.option(
+    "--overlap",
+    metavar="DURATION",
+    default="7d",
+    show_default=True,
+    help="Time for which the secret before stays in force; 0s for none.",
+)
 @click.option("--end-oldest", is_flag=True, help="If two secrets are in force already, end the older one now.")
 @to_option
 @decision_options
@@ -607,8 +621,10 @@ def remove(hub: str, name: str, *, token_file: str | None, reason: str, by: str 
         return
     click.echo(f"withdrew {name}")
     if not left:
-        click.echo("no token is left in the cluster log: its hubs admit no one until `weft hub token add`, or "
-                   "`weft hub open`", err=True)  # fmt: skip
+        click.echo(
+            "no token is left in the cluster log: its hubs admit no one until `weft hub token add`, or `weft hub open`",
+            err=True,
+        )
 
 
 @click.command("list")
@@ -627,19 +643,37 @@ def list_tokens(hub: str | None, *, token_file: str | None, as_json: bool) -> No
         print_json(found)
         return
     columns = (
-        "name", "scope", "tenant", "edge", "secrets in force", "until", "older secret until", "last used", "changed",
-        "by", "reason",
-    )  # fmt: skip
-    print_table(columns, [
-        (
-            each.name,
-            f"not usable: {each.unusable}" if each.unusable else " ".join(each.grants) or each.scope,
-            each.tenant or "", each.edge or "",
-            each.secrets, each.until or "", each.older_until or "", each.last_used or "not seen",
-            each.changed, each.by, each.reason,
-        )
-        for each in found
-    ])  # fmt: skip
+        "name",
+        "scope",
+        "tenant",
+        "edge",
+        "secrets in force",
+        "until",
+        "older secret until",
+        "last used",
+        "changed",
+        "by",
+        "reason",
+    )
+    print_table(
+        columns,
+        [
+            (
+                each.name,
+                f"not usable: {each.unusable}" if each.unusable else " ".join(each.grants) or each.scope,
+                each.tenant or "",
+                each.edge or "",
+                each.secrets,
+                each.until or "",
+                each.older_until or "",
+                each.last_used or "not seen",
+                each.changed,
+                each.by,
+                each.reason,
+            )
+            for each in found
+        ],
+    )
 
 
 def _print_secret(name: str, token: str, until: int | None, to: str | None, *, as_json: bool, **more: Any) -> None:

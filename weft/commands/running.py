@@ -51,9 +51,14 @@ class RunningHub(Operations):
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, token_file: str | None = None, tls: ssl.SSLContext | None = None,
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        token_file: str | None = None,
+        tls: ssl.SSLContext | None = None,
         port: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.url, self.port = url, port
         self._token, self._token_file, self._tls = token, token_file, tls
 
@@ -73,9 +78,13 @@ class RunningHub(Operations):
     def client(self) -> Client:
         """Return a client of the hub."""
         return Client(
-            self.url, token=self._token, token_file=self._token_file, tls=self._tls, timeout_s=TIMEOUT_S,
+            self.url,
+            token=self._token,
+            token_file=self._token_file,
+            tls=self._tls,
+            timeout_s=TIMEOUT_S,
             bytes_max=STATUS_BYTES_MAX,
-        )  # fmt: skip
+        )
 
     def _answer(self, request: Request[T], /) -> T:
         try:

@@ -439,8 +439,11 @@ LANES_SHOWN_MAX = 3
     "windows, or keep them.",
 )
 @click.option("--report", metavar="URL", help="Hub whose console shows the pipeline: URLs, with commas.")
-@click.option("--report-token-file", metavar="FILE", help="File with a token that has the grant report. Unset: the "
-              "token of WEFT_TOKEN.")  # fmt: skip
+@click.option(
+    "--report-token-file",
+    metavar="FILE",
+    help="File with a token that has the grant report. Unset: the token of WEFT_TOKEN.",
+)
 @click.option("--report-ca-file", metavar="FILE", help="PEM file of the authorities that the hub is trusted by.")
 @spark_log_option
 @json_option
@@ -562,10 +565,12 @@ def reported(
     source = pipeline.source
     is_one = source.stream is not None and "*" not in source.stream
     reporter = Reporter(
-        access, pipeline.name, source.one if is_one else "*",
+        access,
+        pipeline.name,
+        source.one if is_one else "*",
         tenant=None if "*" in source.tenant else source.tenant,
         on_failure=lambda why: click.echo(f"warning: {why}", err=True),
-    )  # fmt: skip
+    )
 
     def look(query: Any) -> None:
         show(query)

@@ -135,9 +135,22 @@ PART_BYTES_MAX = 2 << 20
 COMMAND_S_MAX = 60.0
 LOG_LINES = 5000
 _LIBRARIES = (
-    "weft-fabric", "aiohttp", "argon2-cffi", "cbor2", "click", "cryptography", "deltalake", "msgspec", "obstore",
-    "pyarrow", "pyspark", "pyyaml", "uvloop", "websockets", "zstandard",
-)  # fmt: skip
+    "weft-fabric",
+    "aiohttp",
+    "argon2-cffi",
+    "cbor2",
+    "click",
+    "cryptography",
+    "deltalake",
+    "msgspec",
+    "obstore",
+    "pyarrow",
+    "pyspark",
+    "pyyaml",
+    "uvloop",
+    "websockets",
+    "zstandard",
+)
 
 
 class Bundle:

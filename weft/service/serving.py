@@ -238,8 +238,9 @@ class RunningSettings:
         except Refused as error:
             logger.error(
                 "SIGHUP: %s is not valid, and the node could not start with it. The node keeps its settings: %s",
-                self._path, error,
-            )  # fmt: skip
+                self._path,
+                error,
+            )
             return
         changed = sorted(changed_settings(self._running, now))
         if not changed:
@@ -339,9 +340,14 @@ class Supervisor:
             is_first = number == 0 and not ready.done()
             try:
                 process = self._processes[number] = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "weft", *self._arguments(number, self._alive, is_first),
-                    stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, pass_fds=[self._alive],
-                )  # fmt: skip
+                    sys.executable,
+                    "-m",
+                    "weft",
+                    *self._arguments(number, self._alive, is_first),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=PIPE,
+                    pass_fds=[self._alive],
+                )
             except OSError as error:
                 # A machine without memory or process ids for the moment is no reason to stop the others.
                 ended = f"cannot be started: {error.strerror or error}"

@@ -28,8 +28,16 @@ if TYPE_CHECKING:
 
 _UNKNOWN = "unknown"
 _EDGE_COLUMNS = (
-    "edge", "log", "last seen", "link", "version", "outage left", "records missing", "complete up to", "alarms",
-)  # fmt: skip
+    "edge",
+    "log",
+    "last seen",
+    "link",
+    "version",
+    "outage left",
+    "records missing",
+    "complete up to",
+    "alarms",
+)
 COLUMNS_STREAMS_MAX = 8
 """Number of streams up to which their columns are printed: each is a line of some hundred characters."""
 ENDS_SOON_S = 14 * 86_400.0
@@ -221,8 +229,7 @@ def show_issuer(facts: KeysOfIssuer | None) -> None:
     if facts.keys:
         kept = f"its {counted(facts.keys, 'key')} may be used until {facts.kept_until}"
     age = approximate_duration(facts.failing_seconds)
-    click.echo(f"JWT: the key set {shown(facts.key_set)} could not be read for {age}, {kept}: "
-               f"{shown(facts.trouble)}")  # fmt: skip
+    click.echo(f"JWT: the key set {shown(facts.key_set)} could not be read for {age}, {kept}: {shown(facts.trouble)}")
 
 
 def show_cluster_log(facts: ClusterLogPosition, now: float) -> None:
@@ -236,8 +243,10 @@ def show_cluster_log(facts: ClusterLogPosition, now: float) -> None:
         click.echo(f"CLUSTER LOG: not read for {age}, entry {facts.entry} stays in force: {facts.trouble}")
     end = facts.next_end
     if end and (rest_s := _until(end.until, now)) < ENDS_SOON_S:
-        click.echo(f"TOKENS: {shown(end.token)} ends in {approximate_duration(rest_s)}, and has no later secret: "
-                   f"`weft hub token rotate CONFIG {shown(end.token)}`")  # fmt: skip
+        click.echo(
+            f"TOKENS: {shown(end.token)} ends in {approximate_duration(rest_s)}, and has no later secret: "
+            f"`weft hub token rotate CONFIG {shown(end.token)}`"
+        )
     for each in facts.skipped:
         click.echo(f"CLUSTER LOG: entry {each.entry} is passed over: {each.why}")
     for fact in facts.unusable:

@@ -47,8 +47,9 @@ def graph(mean: np.ndarray, scaled: np.ndarray) -> onnx.ModelProto:
         helper.make_node("ReduceMax", ["sizes", "axis"], ["score"], keepdims=0),
     ]
     axis = np.array([1], dtype=np.int64)
-    constants = [numpy_helper.from_array(each, name) for each, name in
-                 ((mean, "mean"), (scaled, "scaled"), (axis, "axis"))]  # fmt: skip
+    constants = [
+        numpy_helper.from_array(each, name) for each, name in ((mean, "mean"), (scaled, "scaled"), (axis, "axis"))
+    ]
     made = helper.make_model(
         helper.make_graph(
             nodes,

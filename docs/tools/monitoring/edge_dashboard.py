@@ -38,8 +38,10 @@ FLEET = (
             figure("Links down", f"count(weft_edge_link_connected{_FLEET} == 0) or vector(0)", red_from=1),
             figure("Logs low or full", f"count(weft_edge_log_low{_FLEET} == 1) or vector(0)", red_from=1),
             figure(
-                "Nothing becomes durable", f"count(weft_edge_link_canary_overdue{_FLEET} == 1) or vector(0)",
-                red_from=1, about="Links whose hub answers while its store accepts nothing.",
+                "Nothing becomes durable",
+                f"count(weft_edge_link_canary_overdue{_FLEET} == 1) or vector(0)",
+                red_from=1,
+                about="Links whose hub answers while its store accepts nothing.",
             ),
             figure(
                 "Functions in trouble", f"count(weft_edge_function_in_trouble{_FLEET} == 1) or vector(0)", red_from=1
@@ -52,8 +54,10 @@ FLEET = (
         "What comes and goes",
         (
             plot(
-                "Messages", (f"sum({_rate('weft_edge_log_records_total', _FLEET)})", "stored"),
-                (f"sum({_rate('weft_edge_publishes_received_total', _FLEET)})", "received by MQTT"), unit="cps",
+                "Messages",
+                (f"sum({_rate('weft_edge_log_records_total', _FLEET)})", "stored"),
+                (f"sum({_rate('weft_edge_publishes_received_total', _FLEET)})", "received by MQTT"),
+                unit="cps",
             ),
             plot("Sent to hubs", (f"sum({_rate('weft_edge_link_sent_bytes_total', _FLEET)})", "bytes"), unit="Bps"),
             plot("Releases", (f"count by (version) (weft_edge_build_info{_FLEET})", "{{version}}")),
@@ -63,18 +67,23 @@ FLEET = (
         "The edges to look at",
         (
             table(
-                "Oldest record that waits", f"topk({_WORST}, weft_edge_link_pending_seconds{_FLEET} > 60)", "s",
+                "Oldest record that waits",
+                f"topk({_WORST}, weft_edge_link_pending_seconds{_FLEET} > 60)",
+                "s",
                 "Of each link, the 20 that are furthest behind.",
             ),
             table(
-                "Outage that the log can hold", f"bottomk({_WORST}, {_left(_FLEET)})", "s",
+                "Outage that the log can hold",
+                f"bottomk({_WORST}, {_left(_FLEET)})",
+                "s",
                 "Time until the log is full if the link were cut now, at the rate of the last hour.",
             ),
             table(
                 "Slowest acknowledgements",
                 f"topk({_WORST}, histogram_quantile(0.99, sum by (instance, le)"
                 f" ({_rate('weft_edge_ack_latency_seconds_bucket', _FLEET)})) > 0)",
-                "s", "99 of 100 acknowledgements are faster.",
+                "s",
+                "99 of 100 acknowledgements are faster.",
             ),
         ),
         height=9,
@@ -83,7 +92,8 @@ FLEET = (
         "Losses, refusals and certificates",
         (
             table(
-                "Missing records", f"topk({_WORST}, weft_edge_stream_lost_records{_FLEET} > 0)",
+                "Missing records",
+                f"topk({_WORST}, weft_edge_stream_lost_records{_FLEET} > 0)",
                 about="Records behind gap notices that hubs do not have yet, by reason.",
             ),
             table(
@@ -101,19 +111,24 @@ FLEET = (
         ),
         height=9,
     ),
-)  # fmt: skip
+)
 
 ONE = (
     Row(
         "Edge $instance: links",
         (
-            plot("Connected", (f"weft_edge_link_connected{_ONE}", "{{link}}"),
-                 (f"weft_edge_link_held{_ONE}", "{{link}} held by its policy")),
+            plot(
+                "Connected",
+                (f"weft_edge_link_connected{_ONE}", "{{link}}"),
+                (f"weft_edge_link_held{_ONE}", "{{link}} held by its policy"),
+            ),
             plot("Records that wait", (f"weft_edge_link_pending_records{_ONE}", "{{link}}")),
             plot("Oldest record that waits", (f"weft_edge_link_pending_seconds{_ONE}", "{{link}}"), unit="s"),
             plot(
-                "Way to the hub", (f"weft_edge_link_ping_seconds{_ONE}", "{{link}} PING"),
-                (f"weft_edge_link_delivery_seconds{_ONE}", "{{link}} until acknowledged"), unit="s",
+                "Way to the hub",
+                (f"weft_edge_link_ping_seconds{_ONE}", "{{link}} PING"),
+                (f"weft_edge_link_delivery_seconds{_ONE}", "{{link}} until acknowledged"),
+                unit="s",
             ),
         ),
     ),
@@ -121,17 +136,24 @@ ONE = (
         "Edge $instance: disk",
         (
             plot(
-                "Log", (f"weft_edge_log_budget_bytes{_ONE}", "budget"), (f"weft_edge_log_bytes{_ONE}", "used"),
-                (f"weft_edge_log_unsafe_bytes{_ONE}", "no hub has it"), unit="bytes",
+                "Log",
+                (f"weft_edge_log_budget_bytes{_ONE}", "budget"),
+                (f"weft_edge_log_bytes{_ONE}", "used"),
+                (f"weft_edge_log_unsafe_bytes{_ONE}", "no hub has it"),
+                unit="bytes",
             ),
             plot(
-                "Acknowledgements", (_p(0.5, "weft_edge_ack_latency_seconds"), "half"),
-                (_p(0.99, "weft_edge_ack_latency_seconds"), "99 of 100"), unit="s",
+                "Acknowledgements",
+                (_p(0.5, "weft_edge_ack_latency_seconds"), "half"),
+                (_p(0.99, "weft_edge_ack_latency_seconds"), "99 of 100"),
+                unit="s",
                 about="From a commit's first message until it is on disk.",
             ),
             plot(
-                "Write and sync", (_p(0.5, "weft_edge_log_sync_latency_seconds"), "half"),
-                (_p(0.99, "weft_edge_log_sync_latency_seconds"), "99 of 100"), unit="s",
+                "Write and sync",
+                (_p(0.5, "weft_edge_log_sync_latency_seconds"), "half"),
+                (_p(0.99, "weft_edge_log_sync_latency_seconds"), "99 of 100"),
+                unit="s",
             ),
             plot("Outage that the log can hold", (_left(_ONE), "left"), unit="s"),
         ),
@@ -139,21 +161,27 @@ ONE = (
     Row(
         "Edge $instance: clients",
         (
-            plot("Connections", (f"weft_edge_connections{_ONE}", "open"),
-                 (f"weft_edge_sessions{_ONE}", "MQTT sessions")),
             plot(
-                "Messages", (_rate("weft_edge_publishes_received_total"), "MQTT in"),
-                (_rate("weft_edge_deliveries_sent_total"), "MQTT out"),
-                (_rate("weft_edge_log_records_total"), "stored"), unit="cps",
+                "Connections", (f"weft_edge_connections{_ONE}", "open"), (f"weft_edge_sessions{_ONE}", "MQTT sessions")
             ),
             plot(
-                "Refused", (_rate("weft_edge_connections_refused_total"), "connections"),
+                "Messages",
+                (_rate("weft_edge_publishes_received_total"), "MQTT in"),
+                (_rate("weft_edge_deliveries_sent_total"), "MQTT out"),
+                (_rate("weft_edge_log_records_total"), "stored"),
+                unit="cps",
+            ),
+            plot(
+                "Refused",
+                (_rate("weft_edge_connections_refused_total"), "connections"),
                 (_rate("weft_edge_authentications_refused_total"), "passwords"),
                 (_rate("weft_edge_publishes_denied_total"), "messages, by access rules"),
-                (_rate("weft_edge_deliveries_dropped_total"), "deliveries to slow subscribers"), unit="cps",
+                (_rate("weft_edge_deliveries_dropped_total"), "deliveries to slow subscribers"),
+                unit="cps",
             ),
             plot(
-                "Queues", (f"weft_edge_queue_ready_messages{_ONE}", "ready"),
+                "Queues",
+                (f"weft_edge_queue_ready_messages{_ONE}", "ready"),
                 (f"weft_edge_queue_unacknowledged_messages{_ONE}", "unacknowledged"),
             ),
         ),
@@ -164,8 +192,11 @@ ONE = (
             plot("Disk by stream", (f"weft_edge_stream_bytes{_ONE}", "{{stream}}"), unit="bytes"),
             plot("Records by stream", (f"deriv(weft_edge_stream_next_seq{_ONE}[5m])", "{{stream}}"), unit="cps"),
             plot("Functions behind by", (f"weft_edge_function_lag_records{_ONE}", "{{stream}}")),
-            plot("Rows rejected by functions", (_rate("weft_edge_function_rows_rejected_total"), "{{stream}}"),
-                 unit="cps"),
+            plot(
+                "Rows rejected by functions",
+                (_rate("weft_edge_function_rows_rejected_total"), "{{stream}}"),
+                unit="cps",
+            ),
         ),
     ),
     Row(
@@ -176,7 +207,7 @@ ONE = (
             plot("Files", (f"process_open_fds{_ONE}", "open"), (f"process_max_fds{_ONE}", "maximum")),
         ),
     ),
-)  # fmt: skip
+)
 
 
 def edges() -> str:

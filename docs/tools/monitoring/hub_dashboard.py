@@ -45,29 +45,48 @@ ROWS = (
             plot("Records", (_sum("weft_hub_records_total"), "committed"), unit="cps"),
             plot("Bytes", (_sum("weft_hub_bytes_total"), "in chunks"), unit="Bps"),
             plot("Chunks", (_sum("weft_hub_chunks_total", "shard"), "shard {{shard}}"), unit="cps"),
-            plot("Waits for the store", (f"sum by (shard) (weft_hub_pending_bytes{_HUB})", "shard {{shard}}"),
-                 unit="bytes"),
+            plot(
+                "Waits for the store",
+                (f"sum by (shard) (weft_hub_pending_bytes{_HUB})", "shard {{shard}}"),
+                unit="bytes",
+            ),
         ),
     ),
     Row(
         "Commits",
         (
             plot(
-                "Commit", (_p(0.5, "weft_hub_commit_latency_seconds"), "half"),
-                (_p(0.99, "weft_hub_commit_latency_seconds"), "99 of 100"), unit="s",
+                "Commit",
+                (_p(0.5, "weft_hub_commit_latency_seconds"), "half"),
+                (_p(0.99, "weft_hub_commit_latency_seconds"), "99 of 100"),
+                unit="s",
                 about="From a commit's first batch to its acknowledgements: the wait of edges.",
             ),
             plot(
-                "Write to the store", (_p(0.5, "weft_hub_store_put_latency_seconds"), "half"),
-                (_p(0.99, "weft_hub_store_put_latency_seconds"), "99 of 100"), unit="s",
+                "Write to the store",
+                (_p(0.5, "weft_hub_store_put_latency_seconds"), "half"),
+                (_p(0.99, "weft_hub_store_put_latency_seconds"), "99 of 100"),
+                unit="s",
             ),
-            plot("Trouble", (_sum("weft_hub_retries_total"), "waits for the store"),
-                 (_sum("weft_hub_unclear_total"), "unclear creations"),
-                 (_sum("weft_hub_reloads_total"), "shards loaded again"), unit="cps"),
-            plot("Requests", (_sum("weft_hub_store_requests_total", "kind"), "{{kind}}"), unit="cps",
-                 about="Calls of the store, by what it charges for them."),
-            plot("Foreign chunks", (_sum("weft_hub_foreign_chunks_total"), "of other nodes"), unit="cps",
-                 about="Chunks that other processes wrote to shards of this one."),
+            plot(
+                "Trouble",
+                (_sum("weft_hub_retries_total"), "waits for the store"),
+                (_sum("weft_hub_unclear_total"), "unclear creations"),
+                (_sum("weft_hub_reloads_total"), "shards loaded again"),
+                unit="cps",
+            ),
+            plot(
+                "Requests",
+                (_sum("weft_hub_store_requests_total", "kind"), "{{kind}}"),
+                unit="cps",
+                about="Calls of the store, by what it charges for them.",
+            ),
+            plot(
+                "Foreign chunks",
+                (_sum("weft_hub_foreign_chunks_total"), "of other nodes"),
+                unit="cps",
+                about="Chunks that other processes wrote to shards of this one.",
+            ),
         ),
     ),
     Row(
@@ -75,54 +94,86 @@ ROWS = (
         (
             plot("Edges linked", (f"sum by (instance) (weft_hub_links{_HUB})", "{{instance}}")),
             plot("Edges silent", (f"sum by (over) (weft_hub_edges_silent{_HUB})", "{{over}} and longer")),
-            plot("Disks that last for few hours", (f"sum by (under, linked) (weft_hub_edges_outage_left_short{_HUB})",
-                 "under {{under}}, linked {{linked}}"), about="Edges, by how long they can continue without a hub."),
+            plot(
+                "Disks that last for few hours",
+                (
+                    f"sum by (under, linked) (weft_hub_edges_outage_left_short{_HUB})",
+                    "under {{under}}, linked {{linked}}",
+                ),
+                about="Edges, by how long they can continue without a hub.",
+            ),
             plot("Edges in alarm", (f"sum by (reason) (weft_hub_edges_in_alarm{_HUB})", "{{reason}}")),
             plot("Sessions refused", (_sum("weft_hub_sessions_refused_total"), "lanes"), unit="cps"),
-            plot("Handshakes that failed", (_sum("weft_hub_tls_handshakes_failed_total"), "TLS"),
-                 (_sum("weft_hub_tls_connections_rate_limited_total"), "too many from an address"), unit="cps"),
-            table("More than a share", f"topk({_WORST}, sum by (bound, owner)"
-                  f" (increase(weft_hub_refusals_total{_HUB}[1h])) > 0)",
-                  about="Refusals of the last hour, by setting and owner."),
+            plot(
+                "Handshakes that failed",
+                (_sum("weft_hub_tls_handshakes_failed_total"), "TLS"),
+                (_sum("weft_hub_tls_connections_rate_limited_total"), "too many from an address"),
+                unit="cps",
+            ),
+            table(
+                "More than a share",
+                f"topk({_WORST}, sum by (bound, owner) (increase(weft_hub_refusals_total{_HUB}[1h])) > 0)",
+                about="Refusals of the last hour, by setting and owner.",
+            ),
         ),
     ),
     Row(
         "Streams",
         (
             table("Largest", f"topk({_WORST}, max by (tenant, stream) (weft_hub_stream_records{_STREAMS}))"),
-            table("Growth, bytes a day", f"topk({_WORST}, sum by (tenant, stream)"
-                  f" (86400 * rate(weft_hub_stream_received_bytes_total{_STREAMS}[1h])))", "bytes"),
-            table("Largest tables, bytes",
-                  f"topk({_WORST}, max by (tenant, stream) (weft_hub_stream_table_bytes{_STREAMS}))", "bytes"),
-            table("Busiest, records a second",
-                  f"topk({_WORST}, max by (tenant, stream) (deriv(weft_hub_stream_records{_STREAMS}[5m])))", "cps"),
+            table(
+                "Growth, bytes a day",
+                f"topk({_WORST}, sum by (tenant, stream)"
+                f" (86400 * rate(weft_hub_stream_received_bytes_total{_STREAMS}[1h])))",
+                "bytes",
+            ),
+            table(
+                "Largest tables, bytes",
+                f"topk({_WORST}, max by (tenant, stream) (weft_hub_stream_table_bytes{_STREAMS}))",
+                "bytes",
+            ),
+            table(
+                "Busiest, records a second",
+                f"topk({_WORST}, max by (tenant, stream) (deriv(weft_hub_stream_records{_STREAMS}[5m])))",
+                "cps",
+            ),
             table(
                 "Furthest from complete",
                 f"topk({_WORST}, max by (tenant, stream)"
                 f" (time() - (weft_hub_stream_complete_up_to_timestamp_seconds{_STREAMS} > 0)))",
-                "s", "Time for which an edge is missing. Streams whose end is unknown are not here.",
+                "s",
+                "Time for which an edge is missing. Streams whose end is unknown are not here.",
             ),
-            table("Complete up to: unknown",
-                  f"max by (tenant, stream) (weft_hub_stream_complete_up_to_timestamp_seconds{_STREAMS}) == 0"),
+            table(
+                "Complete up to: unknown",
+                f"max by (tenant, stream) (weft_hub_stream_complete_up_to_timestamp_seconds{_STREAMS}) == 0",
+            ),
         ),
         height=9,
     ),
     Row(
         "Tables and quality",
         (
-            table("Rows behind", f"topk({_WORST}, max by (tenant, stream)"
-                  f" (weft_hub_stream_table_lag_records{_STREAMS}) > 0)"),
-            table("Time behind", f"topk({_WORST}, max by (tenant, stream)"
-                  f" (weft_hub_stream_table_lag_seconds{_STREAMS}) > 0)", "s"),
-            table("Quality rules in alarm",
-                  f"max by (tenant, stream, rule) (weft_hub_quality_rule_alarm{_STREAMS}) == 1"),
+            table(
+                "Rows behind",
+                f"topk({_WORST}, max by (tenant, stream) (weft_hub_stream_table_lag_records{_STREAMS}) > 0)",
+            ),
+            table(
+                "Time behind",
+                f"topk({_WORST}, max by (tenant, stream) (weft_hub_stream_table_lag_seconds{_STREAMS}) > 0)",
+                "s",
+            ),
+            table(
+                "Quality rules in alarm", f"max by (tenant, stream, rule) (weft_hub_quality_rule_alarm{_STREAMS}) == 1"
+            ),
             table(
                 "Share of rows that fail",
                 f"topk({_WORST}, sum by (tenant, stream, rule)"
                 f" (increase(weft_hub_quality_failed_rows_total{_STREAMS}[1h]))"
                 " / (sum by (tenant, stream, rule)"
                 f" (increase(weft_hub_quality_rows_total{_STREAMS}[1h])) > 0))",
-                "percentunit", "Of the rows of the last hour.",
+                "percentunit",
+                "Of the rows of the last hour.",
             ),
         ),
         height=9,
@@ -138,7 +189,7 @@ ROWS = (
             plot("Memory", (f"process_resident_memory_bytes{_HUB}", "{{instance}}"), unit="bytes"),
         ),
     ),
-)  # fmt: skip
+)
 
 
 def hubs() -> str:

@@ -31,8 +31,10 @@ ROWS = (
             figure("Paused", f"count(weft_edge_link_paused{_EDGES} == 1) or vector(0)"),
             figure("Held by their policy", f"count(weft_edge_link_held{_EDGES} == 1) or vector(0)"),
             figure(
-                "Nothing becomes durable", f"count(weft_edge_link_canary_overdue{_EDGES} == 1) or vector(0)",
-                red_from=1, about="Links whose hub answers while its store accepts nothing.",
+                "Nothing becomes durable",
+                f"count(weft_edge_link_canary_overdue{_EDGES} == 1) or vector(0)",
+                red_from=1,
+                about="Links whose hub answers while its store accepts nothing.",
             ),
             figure("Hub lost records", f"count(weft_edge_link_alarm{_EDGES} == 1) or vector(0)", red_from=1),
         ),
@@ -43,24 +45,41 @@ ROWS = (
         (
             plot("Sent", (_sum("weft_edge_link_sent_bytes_total", _EDGES, "link"), "{{link}}"), unit="Bps"),
             plot("Records that wait", (f"sum by (link) (weft_edge_link_pending_records{_EDGES})", "{{link}}")),
-            plot("Oldest record that waits", (f"max by (link) (weft_edge_link_pending_seconds{_EDGES})", "{{link}}"),
-                 unit="s", about="Of the edge that is furthest behind."),
-            plot("Slowest round trip", (f"max by (link) (weft_edge_link_ping_seconds{_EDGES})", "{{link}} PING"),
-                 (f"max by (link) (weft_edge_link_delivery_seconds{_EDGES})", "{{link}} until acknowledged"),
-                 unit="s"),
+            plot(
+                "Oldest record that waits",
+                (f"max by (link) (weft_edge_link_pending_seconds{_EDGES})", "{{link}}"),
+                unit="s",
+                about="Of the edge that is furthest behind.",
+            ),
+            plot(
+                "Slowest round trip",
+                (f"max by (link) (weft_edge_link_ping_seconds{_EDGES})", "{{link}} PING"),
+                (f"max by (link) (weft_edge_link_delivery_seconds{_EDGES})", "{{link}} until acknowledged"),
+                unit="s",
+            ),
         ),
     ),
     Row(
         "The links to look at",
         (
-            table("Furthest behind", f"topk({_WORST}, weft_edge_link_pending_seconds{_EDGES} > 60)", "s",
-                  "Age of the oldest record that the hub has not acknowledged."),
-            table("Longest until drained", f"topk({_WORST}, weft_edge_link_drain_seconds{_EDGES} > 60)", "s",
-                  "At the rate of the last minute. Links whose backlog does not shrink are not here."),
+            table(
+                "Furthest behind",
+                f"topk({_WORST}, weft_edge_link_pending_seconds{_EDGES} > 60)",
+                "s",
+                "Age of the oldest record that the hub has not acknowledged.",
+            ),
+            table(
+                "Longest until drained",
+                f"topk({_WORST}, weft_edge_link_drain_seconds{_EDGES} > 60)",
+                "s",
+                "At the rate of the last minute. Links whose backlog does not shrink are not here.",
+            ),
             table("Attempts that failed in a row", f"topk({_WORST}, weft_edge_link_attempts_failed{_EDGES} > 0)"),
-            table("Share of the monthly budget",
-                  f"topk({_WORST}, weft_edge_link_budget_used_bytes{_EDGES}"
-                  f" / (weft_edge_link_budget_bytes{_EDGES} > 0))", "percentunit"),
+            table(
+                "Share of the monthly budget",
+                f"topk({_WORST}, weft_edge_link_budget_used_bytes{_EDGES} / (weft_edge_link_budget_bytes{_EDGES} > 0))",
+                "percentunit",
+            ),
         ),
         height=9,
     ),
@@ -69,23 +88,39 @@ ROWS = (
         (
             plot("Edges linked", (f"sum by (instance) (weft_hub_links{_HUBS})", "{{instance}}")),
             plot("Sessions refused", (_sum("weft_hub_sessions_refused_total", _HUBS), "lanes"), unit="cps"),
-            plot("Disks that last for few hours", (f"sum by (under, linked) (weft_hub_edges_outage_left_short{_HUBS})",
-                 "under {{under}}, linked {{linked}}"), about="Edges, by how long they can continue without a hub."),
+            plot(
+                "Disks that last for few hours",
+                (
+                    f"sum by (under, linked) (weft_hub_edges_outage_left_short{_HUBS})",
+                    "under {{under}}, linked {{linked}}",
+                ),
+                about="Edges, by how long they can continue without a hub.",
+            ),
             plot("Disks of which nothing is known", (f"sum(weft_hub_edges_outage_left_unknown{_HUBS})", "edges")),
         ),
     ),
     Row(
         "Between regions",
         (
-            plot("Links that are up", (f"sum by (region) (weft_hub_region_connected{_HUBS})", "{{region}}"),
-                 about="One for each shard."),
-            plot("Behind by", (f"max by (region) (weft_hub_region_lag_seconds{_HUBS})", "{{region}}"), unit="s",
-                 about="Age of the oldest chunk with records that the region does not have."),
-            plot("Deleted before the region had them", (f"sum by (region) (weft_hub_region_lost_chunks{_HUBS})",
-                 "{{region}}"), about="Runs of chunks."),
+            plot(
+                "Links that are up",
+                (f"sum by (region) (weft_hub_region_connected{_HUBS})", "{{region}}"),
+                about="One for each shard.",
+            ),
+            plot(
+                "Behind by",
+                (f"max by (region) (weft_hub_region_lag_seconds{_HUBS})", "{{region}}"),
+                unit="s",
+                about="Age of the oldest chunk with records that the region does not have.",
+            ),
+            plot(
+                "Deleted before the region had them",
+                (f"sum by (region) (weft_hub_region_lost_chunks{_HUBS})", "{{region}}"),
+                about="Runs of chunks.",
+            ),
         ),
     ),
-)  # fmt: skip
+)
 
 
 def links() -> str:

@@ -152,13 +152,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 def _target(reference: str, query: Query, is_table: bool) -> dict[str, Any]:
     form = {"format": "table", "instant": True, "range": False} if is_table else {"format": "time_series"}
-    return {
-        "refId": reference,
-        "datasource": _SOURCE,
-        "expr": query.expression,
-        "legendFormat": query.legend,
-        **form,
-    }
+    return {"refId": reference, "datasource": _SOURCE, "expr": query.expression, "legendFormat": query.legend, **form}
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {

@@ -36,27 +36,45 @@ ROWS = (
         "Each pipeline",
         (
             plot("Records a second", (_each("records_per_second"), "{{tenant}}/{{pipeline}}"), unit="cps"),
-            plot("Records not read", (_each("lag_records"), "{{tenant}}/{{pipeline}}"),
-                 about="Of the log, behind its end. Pipelines whose source does not say it are not here."),
-            plot("Micro-batch", (_each("batch_seconds"), "{{tenant}}/{{pipeline}}"), unit="s",
-                 about="Time that the last one took."),
-            plot("Time without records", (_each("idle_seconds"), "{{tenant}}/{{pipeline}}"), unit="s",
-                 about="Since the last micro-batch that had some."),
+            plot(
+                "Records not read",
+                (_each("lag_records"), "{{tenant}}/{{pipeline}}"),
+                about="Of the log, behind its end. Pipelines whose source does not say it are not here.",
+            ),
+            plot(
+                "Micro-batch",
+                (_each("batch_seconds"), "{{tenant}}/{{pipeline}}"),
+                unit="s",
+                about="Time that the last one took.",
+            ),
+            plot(
+                "Time without records",
+                (_each("idle_seconds"), "{{tenant}}/{{pipeline}}"),
+                unit="s",
+                about="Since the last micro-batch that had some.",
+            ),
         ),
         height=9,
     ),
     Row(
         "The pipelines to look at",
         (
-            table("Failed or silent", f"topk({_WORST}, {_each('trouble')} == 1)",
-                  about="The console has the last error of each."),
-            table("Longest silent", f"topk({_WORST}, min by (tenant, pipeline)"
-                  f" (weft_hub_pipeline_seen_seconds{_OF}))", "s", "Time since the last report."),
+            table(
+                "Failed or silent",
+                f"topk({_WORST}, {_each('trouble')} == 1)",
+                about="The console has the last error of each.",
+            ),
+            table(
+                "Longest silent",
+                f"topk({_WORST}, min by (tenant, pipeline) (weft_hub_pipeline_seen_seconds{_OF}))",
+                "s",
+                "Time since the last report.",
+            ),
             table("Furthest behind", f"topk({_WORST}, {_each('lag_records')} > 0)"),
         ),
         height=9,
     ),
-)  # fmt: skip
+)
 
 
 def spark() -> str:

@@ -10,9 +10,11 @@ from docs.tools.monitoring.panel import COLUMNS, SCHEMA
 _TYPE = "yesoreyeram-infinity-datasource"
 _SOURCE = {"type": _TYPE, "uid": "$datasource"}
 _CHOICES = (
-    ("tenant", "Tenant", "default"), ("stream", "Stream", "telemetry"), ("fields", "Fields of the payload", "celsius"),
+    ("tenant", "Tenant", "default"),
+    ("stream", "Stream", "telemetry"),
+    ("fields", "Fields of the payload", "celsius"),
     ("key", "Topic filter", "#"),
-)  # fmt: skip
+)
 
 
 def _asked(path: str, root: str, columns: list[tuple[str, str]], parameters: dict[str, str]) -> dict[str, Any]:
@@ -41,12 +43,12 @@ def stream() -> str:
     span = {"since": "${__from:date:iso}", "until": "${__to:date:iso}"}
     columns = [("time", "timestamp"), ("edge", "string"), ("key", "string"), ("field", "string"), ("value", "number")]
     rows = _asked(
-        "/v1/streams/${stream}/series", "rows", columns,
+        "/v1/streams/${stream}/series",
+        "rows",
+        columns,
         {"tenant": "${tenant}", **span, "fields": "${fields}", "key": "${key}", "step": "${__interval}"},
-    )  # fmt: skip
-    moment = _asked(
-        "/v1/streams/${stream}", "", [("complete_up_to", "timestamp")], {"tenant": "${tenant}"}
-    )  # fmt: skip
+    )
+    moment = _asked("/v1/streams/${stream}", "", [("complete_up_to", "timestamp")], {"tenant": "${tenant}"})
     lines = {
         "fieldConfig": {"defaults": {"custom": {"spanNulls": False, "showPoints": "auto"}}, "overrides": []},
         "transformations": [{"id": "prepareTimeSeries", "options": {"format": "multi"}}],
@@ -65,18 +67,36 @@ def stream() -> str:
             "list": [
                 {"name": "datasource", "label": "Hub", "type": "datasource", "query": _TYPE, "current": {}},
                 *(
-                    {"name": name, "label": label, "type": "textbox", "query": value,
-                     "current": {"text": value, "value": value}}
+                    {
+                        "name": name,
+                        "label": label,
+                        "type": "textbox",
+                        "query": value,
+                        "current": {"text": value, "value": value},
+                    }
                     for name, label, value in _CHOICES
                 ),
             ]
         },
         "panels": [
-            _panel(1, "Complete up to", "stat", (0, 0, COLUMNS, 4), targets=[moment],
-                   fieldConfig={"defaults": {"unit": "dateTimeAsIso"}, "overrides": []},
-                   options={"reduceOptions": {"fields": "/.*/", "calcs": ["lastNotNull"]}}),
-            _panel(2, "${fields} of ${stream}", "timeseries", (0, 4, COLUMNS, 14), targets=[rows],
-                   description="A gap in a line: records of the edge are missing there.", **lines),
+            _panel(
+                1,
+                "Complete up to",
+                "stat",
+                (0, 0, COLUMNS, 4),
+                targets=[moment],
+                fieldConfig={"defaults": {"unit": "dateTimeAsIso"}, "overrides": []},
+                options={"reduceOptions": {"fields": "/.*/", "calcs": ["lastNotNull"]}},
+            ),
+            _panel(
+                2,
+                "${fields} of ${stream}",
+                "timeseries",
+                (0, 4, COLUMNS, 14),
+                targets=[rows],
+                description="A gap in a line: records of the edge are missing there.",
+                **lines,
+            ),
         ],
-    }  # fmt: skip
+    }
     return json.dumps(document, indent=1) + "\n"

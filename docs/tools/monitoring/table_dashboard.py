@@ -25,8 +25,12 @@ ROWS = (
         "All tables",
         (
             figure("Tables", f"count({_each('weft_hub_stream_table_files')})"),
-            figure("Stopped", f"sum(weft_hub_stopped_tables{_HUB})", red_from=1,
-                   about="Tables that wait behind records which cannot become rows."),
+            figure(
+                "Stopped",
+                f"sum(weft_hub_stopped_tables{_HUB})",
+                red_from=1,
+                about="Tables that wait behind records which cannot become rows.",
+            ),
             figure("Records taken out", f"sum(weft_hub_skipped_records{_HUB})", about="By operators."),
             figure("Bytes", f"sum({_each('weft_hub_stream_table_bytes')})", "bytes"),
             figure("Files", f"sum({_each('weft_hub_stream_table_files')})"),
@@ -37,13 +41,24 @@ ROWS = (
     Row(
         "How far they are",
         (
-            plot("Records without a row", (f"topk({_WORST}, {_each('weft_hub_stream_table_lag_records')})",
-                 "{{tenant}}/{{stream}}")),
-            plot("Oldest record without a row", (f"topk({_WORST}, {_each('weft_hub_stream_table_lag_seconds')})",
-                 "{{tenant}}/{{stream}}"), unit="s"),
-            plot("Rows a second",
-                 (f"topk({_WORST}, max by (tenant, stream) (deriv(weft_hub_stream_records{_OF}[5m])"
-                  f" - deriv(weft_hub_stream_table_lag_records{_OF}[5m])))", "{{tenant}}/{{stream}}"), unit="cps"),
+            plot(
+                "Records without a row",
+                (f"topk({_WORST}, {_each('weft_hub_stream_table_lag_records')})", "{{tenant}}/{{stream}}"),
+            ),
+            plot(
+                "Oldest record without a row",
+                (f"topk({_WORST}, {_each('weft_hub_stream_table_lag_seconds')})", "{{tenant}}/{{stream}}"),
+                unit="s",
+            ),
+            plot(
+                "Rows a second",
+                (
+                    f"topk({_WORST}, max by (tenant, stream) (deriv(weft_hub_stream_records{_OF}[5m])"
+                    f" - deriv(weft_hub_stream_table_lag_records{_OF}[5m])))",
+                    "{{tenant}}/{{stream}}",
+                ),
+                unit="cps",
+            ),
         ),
         height=9,
     ),
@@ -52,29 +67,41 @@ ROWS = (
         (
             table("Largest", f"topk({_WORST}, {_each('weft_hub_stream_table_bytes')})", "bytes"),
             table("Most files", f"topk({_WORST}, {_each('weft_hub_stream_table_files')})"),
-            table("Smallest files",
-                  f"bottomk({_WORST}, {_each('weft_hub_stream_table_bytes')}"
-                  f" / ({_each('weft_hub_stream_table_files')} > 1))", "bytes",
-                  "Mean size of a file. Small ones are joined as more come."),
-            table("Growth in a day", f"topk({_WORST}, max by (tenant, stream)"
-                  f" (86400 * deriv(weft_hub_stream_table_bytes{_OF}[1h])))", "bytes"),
+            table(
+                "Smallest files",
+                f"bottomk({_WORST}, {_each('weft_hub_stream_table_bytes')}"
+                f" / ({_each('weft_hub_stream_table_files')} > 1))",
+                "bytes",
+                "Mean size of a file. Small ones are joined as more come.",
+            ),
+            table(
+                "Growth in a day",
+                f"topk({_WORST}, max by (tenant, stream) (86400 * deriv(weft_hub_stream_table_bytes{_OF}[1h])))",
+                "bytes",
+            ),
         ),
         height=9,
     ),
     Row(
         "Rows as they should be",
         (
-            table("Quality rules in alarm",
-                  f"max by (tenant, stream, rule) (weft_hub_quality_rule_alarm{_OF}) == 1"),
-            table("Quality rules whose state is unknown",
-                  f"max by (tenant, stream, rule) (weft_hub_quality_rule_unknown{_OF}) == 1"),
-            plot("Rows that fail", ("sum by (tenant, stream, rule)"
-                 f" (rate(weft_hub_quality_failed_rows_total{_OF}[$__rate_interval]))",
-                 "{{tenant}}/{{stream}} {{rule}}"), unit="cps"),
+            table("Quality rules in alarm", f"max by (tenant, stream, rule) (weft_hub_quality_rule_alarm{_OF}) == 1"),
+            table(
+                "Quality rules whose state is unknown",
+                f"max by (tenant, stream, rule) (weft_hub_quality_rule_unknown{_OF}) == 1",
+            ),
+            plot(
+                "Rows that fail",
+                (
+                    f"sum by (tenant, stream, rule) (rate(weft_hub_quality_failed_rows_total{_OF}[$__rate_interval]))",
+                    "{{tenant}}/{{stream}} {{rule}}",
+                ),
+                unit="cps",
+            ),
         ),
         height=9,
     ),
-)  # fmt: skip
+)
 
 
 def tables() -> str:

@@ -88,18 +88,20 @@ def _make(root: Path, home: Path, version: str, navigation: Navigation) -> list[
         "templates_path": [str(HERE / "templates")],
         "html_sidebars": {
             "**": [
-                "sidebar/brand.html", "sidebar/search.html", "sidebar/scroll-start.html", "sidebar/navigation.html",
-                "releases.html", "sidebar/scroll-end.html",
+                "sidebar/brand.html",
+                "sidebar/search.html",
+                "sidebar/scroll-start.html",
+                "sidebar/navigation.html",
+                "releases.html",
+                "sidebar/scroll-end.html",
             ]
         },
-    }  # fmt: skip
+    }
     warnings = io.StringIO()
     # Nothing that Sphinx registers stays in this process, so that it can build another site.
     with tempfile.TemporaryDirectory() as parsed, patch_docutils(), docutils_namespace():
         # Every page is parsed each time: Sphinx says what is wrong with a page only while it reads it.
-        app = Sphinx(
-            str(root), None, str(home), parsed, "html", confoverrides=settings, status=None, warning=warnings
-        )  # fmt: skip
+        app = Sphinx(str(root), None, str(home), parsed, "html", confoverrides=settings, status=None, warning=warnings)
         for name in _NO_LEXER:
             app.add_lexer(name, TextLexer)
 

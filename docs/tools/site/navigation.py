@@ -38,14 +38,7 @@ SECTIONS = (
     Section("Work with it", ["docs/how-to/README", "docs/functions/README", "docs/downsampling"]),
     Section(
         "Plan",
-        [
-            "docs/comparison",
-            "docs/sizing",
-            "docs/upgrades",
-            "docs/benchmarks",
-            "docs/security",
-            "docs/durability",
-        ],
+        ["docs/comparison", "docs/sizing", "docs/upgrades", "docs/benchmarks", "docs/security", "docs/durability"],
     ),
     Section("Look up", ["docs/reference/README", "docs/reference/formats/README"]),
     Section(

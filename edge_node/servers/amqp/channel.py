@@ -55,9 +55,14 @@ class Topology:
             self._queues.declarations.find_exchange(name)
         else:
             self._queues.declarations.declare_exchange(
-                self._client, name, method.exchange_type, durable=method.durable, auto_delete=method.auto_delete,
-                internal=method.internal, arguments=self._names.arguments(method.arguments),
-            )  # fmt: skip
+                self._client,
+                name,
+                method.exchange_type,
+                durable=method.durable,
+                auto_delete=method.auto_delete,
+                internal=method.internal,
+                arguments=self._names.arguments(method.arguments),
+            )
         return Exchange.DeclareOk()
 
     def _delete_exchange(self, method: commands.Exchange.Delete) -> Method:
@@ -77,9 +82,11 @@ class Topology:
     def _between_exchanges(self, method: Any) -> tuple[str, str, str, Mapping[str, Any]]:
         names = self._names
         return (
-            names.name(method.destination), names.name(method.source), names.key(method.source, method.routing_key),
+            names.name(method.destination),
+            names.name(method.source),
+            names.key(method.source, method.routing_key),
             method.arguments or {},
-        )  # fmt: skip
+        )
 
     # --- class queue
 
@@ -91,9 +98,13 @@ class Topology:
             found = self._queues.declarations.find_queue(self._client, name or self._queue(""))
         else:
             found = self._queues.declarations.declare_queue(
-                self._client, name, durable=method.durable, exclusive=method.exclusive, auto_delete=method.auto_delete,
+                self._client,
+                name,
+                durable=method.durable,
+                exclusive=method.exclusive,
+                auto_delete=method.auto_delete,
                 arguments=self._names.arguments(method.arguments),
-            )  # fmt: skip
+            )
         self.last_queue = self._names.own(found.name)
         answer = Queue.DeclareOk("", found.messages, found.consumers)
         answer.queue = self.last_queue  # set unchecked: pamqp allows few characters, and the queue exists
@@ -127,9 +138,11 @@ class Topology:
     def _to_queue(self, method: Any, key: str) -> tuple[str, str, str, Mapping[str, Any]]:
         names = self._names
         return (
-            self._queue(method.queue), names.name(method.exchange), names.key(method.exchange, key),
+            self._queue(method.queue),
+            names.name(method.exchange),
+            names.key(method.exchange, key),
             method.arguments or {},
-        )  # fmt: skip
+        )
 
     def _queue(self, name: str) -> str:
         return self._names.name(name or self.last_queue)
@@ -449,22 +462,34 @@ _HANDLERS: Mapping[int, Callable[[Channel, Any], None]] = {
     commands.Tx.Rollback.index: Channel._on_tx_rollback,
     **dict.fromkeys(
         (
-            commands.Exchange.Declare.index, commands.Exchange.Delete.index, commands.Exchange.Bind.index,
-            commands.Exchange.Unbind.index, commands.Queue.Declare.index, commands.Queue.Delete.index,
-            commands.Queue.Bind.index, commands.Queue.Unbind.index, commands.Queue.Purge.index,
+            commands.Exchange.Declare.index,
+            commands.Exchange.Delete.index,
+            commands.Exchange.Bind.index,
+            commands.Exchange.Unbind.index,
+            commands.Queue.Declare.index,
+            commands.Queue.Delete.index,
+            commands.Queue.Bind.index,
+            commands.Queue.Unbind.index,
+            commands.Queue.Purge.index,
         ),
         Channel._on_topology,
     ),
     **dict.fromkeys(
         (
-            commands.Basic.Qos.index, commands.Basic.Consume.index, commands.Basic.Cancel.index,
-            commands.Basic.CancelOk.index, commands.Basic.Get.index, commands.Basic.Ack.index,
-            commands.Basic.Nack.index, commands.Basic.Reject.index, commands.Basic.Recover.index,
+            commands.Basic.Qos.index,
+            commands.Basic.Consume.index,
+            commands.Basic.Cancel.index,
+            commands.Basic.CancelOk.index,
+            commands.Basic.Get.index,
+            commands.Basic.Ack.index,
+            commands.Basic.Nack.index,
+            commands.Basic.Reject.index,
+            commands.Basic.Recover.index,
             commands.Basic.RecoverAsync.index,
         ),
         Channel._on_consuming,
     ),
-}  # fmt: skip
+}
 """Method -> its handler."""
 
 

@@ -62,12 +62,7 @@ class AmqpSettings:
             for name, listener in config.listeners.items()
             if listener is not None and listener.vhosts is not None and protocol_of(name, listener) == "amqp"
         }
-        return cls(
-            limits=config.limits,
-            channels_total_max=config.queues.channels,
-            software=software,
-            vhosts=vhosts,
-        )
+        return cls(limits=config.limits, channels_total_max=config.queues.channels, software=software, vhosts=vhosts)
 
     def prefix_of(self, listener: str, vhost: str) -> str | None:
         """Return the topic prefix of a virtual host; None for an unknown one."""
@@ -330,10 +325,16 @@ class Targets:
         if is_known:
             headers = packed_headers(headers)
         form = Form(
-            method, target.channel, properties, target.topic, headers, target.publisher, target.route,
+            method,
+            target.channel,
+            properties,
+            target.topic,
+            headers,
+            target.publisher,
+            target.route,
             # The next read makes the form that is kept: a publisher of equal messages would never look for it.
             lasts=is_known if is_small else lasts,
-        )  # fmt: skip
+        )
         if is_known and self._charge(size):
             self._forms[key] = form
         return form

@@ -172,7 +172,7 @@ class AmqpConnection(WritingConnection):
         "reading",
         "slot",
         "targets",
-    )  # fmt: skip
+    )
 
     def __init__(self, shared: AmqpContext, authenticator: Authenticator, accepted: AcceptedConnection) -> None:
         """Begin a connection, which the listener has counted."""

@@ -77,9 +77,7 @@ class ChannelConsumer:
                 if own is None:
                     own = properties[id(headers)] = write_properties(headers, now)
                 origin = _origin(message, names)
-                form = forms[place] = DeliveryForm(
-                    self._number, self._head, origin, own, self._client.frame_bytes_max
-                )  # fmt: skip
+                form = forms[place] = DeliveryForm(self._number, self._head, origin, own, self._client.frame_bytes_max)
             if len(message.payload) <= form.short_max:
                 parts.append(form.write(tag, message.payload, redelivered=delivery.redelivered))
             else:
@@ -143,7 +141,7 @@ class Consuming:
         "_together",
         "reply_queue",
         "unsettled",
-    )  # fmt: skip
+    )
 
     def __init__(self, shared: AmqpContext, client: AmqpClient, number: int) -> None:
         self._shared = shared
@@ -292,9 +290,14 @@ class Consuming:
             self._client, self, self._number, tag, self._shared.context.wall_clock, no_ack=method.no_ack
         )
         consumer.consumption = self._shared.queues.consumptions.consume(
-            self._client.queue_client, queue, consumer, credit,
-            needs_acks=not method.no_ack, exclusive=method.exclusive, arguments=method.arguments or {},
-        )  # fmt: skip
+            self._client.queue_client,
+            queue,
+            consumer,
+            credit,
+            needs_acks=not method.no_ack,
+            exclusive=method.exclusive,
+            arguments=method.arguments or {},
+        )
         self._consumers[tag] = consumer
         if not method.nowait:
             self._client.answer(commands.Basic.ConsumeOk(tag), self._number)
@@ -326,17 +329,15 @@ class Consuming:
             reason = f"{GETS_MAX} basic.get of the channel wait for their answers: send more after these answers"
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, reason, method.index)
         waiting = self._shared.queues.consumptions.get(
-            self._client.queue_client, self._queue(method.queue), partial(self._got, method),
+            self._client.queue_client,
+            self._queue(method.queue),
+            partial(self._got, method),
             needs_acks=not method.no_ack,
-        )  # fmt: skip
+        )
         if waiting.active:
             self._getting.append(waiting)
 
-    def _got(
-        self,
-        method: commands.Basic.Get,
-        found: tuple[Delivery, LogRecord, int] | None,
-    ) -> None:
+    def _got(self, method: commands.Basic.Get, found: tuple[Delivery, LogRecord, int] | None) -> None:
         if self._getting:
             self._getting = [each for each in self._getting if each.active]
         if found is None:

@@ -33,8 +33,18 @@ TERMS_S_MAX = 10.0
 class Liveness:
     """Times of one connection, in seconds of the loop's clock."""
 
-    __slots__ = ("_awaited", "_blocked_at", "_close_at", "_connection", "_heartbeat_s", "_is_blocked", "_next_beat",
-                 "_shared", "wheel_slot", "wrote")  # fmt: skip
+    __slots__ = (
+        "_awaited",
+        "_blocked_at",
+        "_close_at",
+        "_connection",
+        "_heartbeat_s",
+        "_is_blocked",
+        "_next_beat",
+        "_shared",
+        "wheel_slot",
+        "wrote",
+    )
 
     def __init__(self, connection: AmqpClient, shared: AmqpContext) -> None:
         self._connection = connection
@@ -160,9 +170,13 @@ async def check_secret(authenticator: Authenticator, client: AmqpClient, transpo
         level = logging.DEBUG if client.has_sent_wrong_secret else logging.WARNING
         client.has_sent_wrong_secret = True
         log.log(
-            level, "AMQP client at %s, user %r, sent a new secret that is not the user's password (%s): it keeps the "
-            "rights of its login", client.accepted.name, client.peer.identity.username, error,
-        )  # fmt: skip
+            level,
+            "AMQP client at %s, user %r, sent a new secret that is not the user's password (%s): it keeps the "
+            "rights of its login",
+            client.accepted.name,
+            client.peer.identity.username,
+            error,
+        )
     client.answer(commands.Connection.UpdateSecretOk())
     client.reading.resume()
 
@@ -198,7 +212,7 @@ class Handshake:
         "_state",
         "_task",
         "_transport",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, shared: AmqpContext, authenticator: Authenticator, client: AmqpClient, live: Liveness, transport: Any

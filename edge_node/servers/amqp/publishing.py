@@ -52,7 +52,7 @@ class Publishing:
         "publisher",
         "reply_queue",
         "tag",
-    )  # fmt: skip
+    )
 
     def __init__(self, shared: AmqpContext, client: AmqpClient, number: int) -> None:
         self._shared = shared

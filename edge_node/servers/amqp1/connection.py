@@ -204,7 +204,7 @@ class Amqp1Connection(WritingConnection):
         "reading",
         "slot",
         "wheel_slot",
-    )  # fmt: skip
+    )
 
     def __init__(self, parts: Amqp1Context, authenticator: Authenticator, accepted: AcceptedConnection) -> None:
         """Begin a connection, which the listener has counted."""

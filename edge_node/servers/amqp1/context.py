@@ -374,10 +374,16 @@ class Amqp1Context:
         context, shares = self.context, self.context.delivery.shares
         delivery = context.delivery
         subscription = TopicSubscription(
-            f"{name.container[:80]}/{name.link[:80]}", kept.filter, NOBODY, context.subscriptions,
-            context.delivery.readers, context.outbox, context.counters,
-            QueueAccount(delivery.budget, context.settings.limits.session_queue_bytes, name.owner), persistent=True,
-        )  # fmt: skip
+            f"{name.container[:80]}/{name.link[:80]}",
+            kept.filter,
+            NOBODY,
+            context.subscriptions,
+            context.delivery.readers,
+            context.outbox,
+            context.counters,
+            QueueAccount(delivery.budget, context.settings.limits.session_queue_bytes, name.owner),
+            persistent=True,
+        )
         self.restore(subscription, name, kept)
         shares.filter_bytes.hold(name.owner, cost(kept.filter))
         shares.match_cost.hold(name.owner, kept.filter)

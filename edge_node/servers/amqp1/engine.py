@@ -486,8 +486,21 @@ WINDOW_BYTES = 256 << 10
 class OutgoingLink:
     """A link on which a client receives."""
 
-    __slots__ = ("_account", "_client", "_counters", "_has_long", "_is_settled", "_link", "_session",
-                 "_tag", "_unsettled", "_wall_clock", "is_open", "supply", "unsent")  # fmt: skip
+    __slots__ = (
+        "_account",
+        "_client",
+        "_counters",
+        "_has_long",
+        "_is_settled",
+        "_link",
+        "_session",
+        "_tag",
+        "_unsettled",
+        "_wall_clock",
+        "is_open",
+        "supply",
+        "unsent",
+    )
 
     def __init__(
         self, client: OpenConnection, link: Any, account: QueueAccount, wall_clock: Callable[[], int], counters: Any

@@ -101,9 +101,18 @@ class Sending:
     """Common part of the links of one connection on which its client sends."""
 
     __slots__ = (
-        "_joined", "_routes", "_run", "_streams", "batch", "client", "container", "held", "identity", "parts",
+        "_joined",
+        "_routes",
+        "_run",
+        "_streams",
+        "batch",
+        "client",
+        "container",
+        "held",
+        "identity",
+        "parts",
         "queue_client",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -206,9 +215,18 @@ class IncomingLink:
     """A link on which a client sends."""
 
     __slots__ = (
-        "_address", "_forms", "_given_back", "_head", "_link", "_partial", "_pointer", "_sending", "_settles_second",
-        "_text", "is_open",
-    )  # fmt: skip
+        "_address",
+        "_forms",
+        "_given_back",
+        "_head",
+        "_link",
+        "_partial",
+        "_pointer",
+        "_sending",
+        "_settles_second",
+        "_text",
+        "is_open",
+    )
 
     def __init__(self, sending: Sending, link: Any, text: str, address: Address) -> None:
         """Handle a link's messages. Call ``begin`` afterwards.
@@ -442,7 +460,7 @@ class IncomingLink:
         if address.kind is AddressKind.QUEUE:
             route, key, headers = route_to_queue(
                 sending.parts.queues, sending.queue_client, address.name, headers, size
-            )  # fmt: skip
+            )
             return key, route, headers
         return key, sending.route(address, topic, key), headers
 

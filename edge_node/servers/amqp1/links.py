@@ -138,9 +138,14 @@ class Receiving:
         if queues is None:
             raise Refused("amqp:not-found", f"there is no queue {address.name[:80]!r}")
         supply = QueueSupply(
-            found, queues, self.queue_client, address.name, found.lost, parts.context.call_soon,
+            found,
+            queues,
+            self.queue_client,
+            address.name,
+            found.lost,
+            parts.context.call_soon,
             settled=engine.wants_settled(link),
-        )  # fmt: skip
+        )
         found.supply = supply
         try:
             supply.begin()
@@ -167,9 +172,14 @@ class Receiving:
             found.supply = StreamSupply(found, reading, address.name, stream, beginning)
         else:
             found.supply = supply = StreamSupply(
-                found, reading, address.name, stream, beginning, partial(parts.kept.changed, kept.name),
+                found,
+                reading,
+                address.name,
+                stream,
+                beginning,
+                partial(parts.kept.changed, kept.name),
                 partial(self._stopped, kept),
-            )  # fmt: skip
+            )
 
             def update(state: PersistedLink) -> None:
                 state.positions = {address.name: supply.position}
@@ -183,9 +193,7 @@ class Receiving:
         log, links = self._parts.log, self._parts.kept
         if kept is not None and kept.known is not None and name in kept.known.positions:
             doubtful = links.ends.get(stream, 0) if kept.name in links.crashed else 0
-            return Beginning(
-                kept.known.positions[name], owed=kept.known.owed.get(name, ()), doubtful=doubtful
-            )  # fmt: skip
+            return Beginning(kept.known.positions[name], owed=kept.known.owed.get(name, ()), doubtful=doubtful)
         end = log.next_seq(stream)
         if start.place is From.FIRST:
             return Beginning(next((first for first, _ in log.ranges(stream)), end))
@@ -261,9 +269,16 @@ class Receiving:
     def _subscription(self, link: Any, address: Address, account: QueueAccount, *, persistent: bool) -> Any:
         context = self._parts.context
         return TopicSubscription(
-            f"{self.container[:80]}/{link.name[:80]}", address.name, self._identity, context.subscriptions,
-            context.delivery.readers, context.outbox, context.counters, account, persistent=persistent,
-        )  # fmt: skip
+            f"{self.container[:80]}/{link.name[:80]}",
+            address.name,
+            self._identity,
+            context.subscriptions,
+            context.delivery.readers,
+            context.outbox,
+            context.counters,
+            account,
+            persistent=persistent,
+        )
 
     def _subscribe(self, subscription: TopicSubscription) -> None:
         shares, text = self._parts.context.delivery.shares, subscription.filter
@@ -286,7 +301,7 @@ class Receiving:
         name = kept.name
         state = kept.known or PersistedLink(
             VERSION, (str(name.owner.kind), name.owner.name), name.container, name.link, text
-        )  # fmt: skip
+        )
         self._parts.holders[name] = found
         if not self._parts.kept.attach(name, state, update, kept.keep_s):
             of = "limits.user_share of limits.sessions"

@@ -114,10 +114,14 @@ def _add_properties(headers: _Headers, found: Properties, known: Container[str])
         if value is not None:  # an integer can only be a ulong, which the types record where it has more than 63 bits
             headers.add(name, value, has_type=not isinstance(value, int) or value > _INT64_MAX)
     for name, value in (
-        (names.SUBJECT, found.subject), (names.REPLY_TO, found.reply_to), (names.CONTENT_TYPE, found.content_type),
-        (names.CONTENT_ENCODING, found.content_encoding), (GROUP_ID, found.group_id),
-        (GROUP_SEQUENCE, found.group_sequence), (REPLY_TO_GROUP_ID, found.reply_to_group_id),
-    ):  # fmt: skip
+        (names.SUBJECT, found.subject),
+        (names.REPLY_TO, found.reply_to),
+        (names.CONTENT_TYPE, found.content_type),
+        (names.CONTENT_ENCODING, found.content_encoding),
+        (GROUP_ID, found.group_id),
+        (GROUP_SEQUENCE, found.group_sequence),
+        (REPLY_TO_GROUP_ID, found.reply_to_group_id),
+    ):
         if value is not None:
             headers.add(name, value, has_type=False)
     pairs = headers.pairs
@@ -196,11 +200,15 @@ def _symbol(text: str) -> Symbol:
 _INTO: dict[str, tuple[str, tuple[type, ...]]] = {
     names.MESSAGE_ID: ("message_id", (str, bytes, int, UUID)),
     names.CORRELATION_ID: ("correlation_id", (str, bytes, int, UUID)),
-    names.SUBJECT: ("subject", (str,)), names.REPLY_TO: ("reply_to", (str,)),
-    names.CONTENT_TYPE: ("content_type", (str,)), names.CONTENT_ENCODING: ("content_encoding", (str,)),
-    GROUP_ID: ("group_id", (str,)), GROUP_SEQUENCE: ("group_sequence", (int,)),
-    REPLY_TO_GROUP_ID: ("reply_to_group_id", (str,)), TO: ("to", (str,)),
-}  # fmt: skip
+    names.SUBJECT: ("subject", (str,)),
+    names.REPLY_TO: ("reply_to", (str,)),
+    names.CONTENT_TYPE: ("content_type", (str,)),
+    names.CONTENT_ENCODING: ("content_encoding", (str,)),
+    GROUP_ID: ("group_id", (str,)),
+    GROUP_SEQUENCE: ("group_sequence", (int,)),
+    REPLY_TO_GROUP_ID: ("reply_to_group_id", (str,)),
+    TO: ("to", (str,)),
+}
 """Header -> property, and the types that it may have."""
 
 

@@ -292,10 +292,13 @@ class QueueSupply:
 # Queues as targets of AMQP 1.0 clients: by the default exchange, whose routing key is the name of a queue.
 
 _CONDITIONS = {
-    Reason.NOT_FOUND: "amqp:not-found", Reason.ACCESS_REFUSED: "amqp:unauthorized-access",
-    Reason.RESOURCE_LOCKED: "amqp:resource-locked", Reason.TOO_MANY: "amqp:resource-limit-exceeded",
-    Reason.NO_ROOM: "amqp:resource-limit-exceeded", Reason.PRECONDITION_FAILED: "amqp:precondition-failed",
-}  # fmt: skip
+    Reason.NOT_FOUND: "amqp:not-found",
+    Reason.ACCESS_REFUSED: "amqp:unauthorized-access",
+    Reason.RESOURCE_LOCKED: "amqp:resource-locked",
+    Reason.TOO_MANY: "amqp:resource-limit-exceeded",
+    Reason.NO_ROOM: "amqp:resource-limit-exceeded",
+    Reason.PRECONDITION_FAILED: "amqp:precondition-failed",
+}
 
 
 def refused_by_queue(error: QueueError) -> Refused:
@@ -537,9 +540,14 @@ class StreamSupply:
         expires = next((value for name, value in record.headers if name == EXPIRES and isinstance(value, int)), 0)
         qos = 0 if record.flags & Flag.PUBLISHED_QOS0 else 1
         message = Message(
-            record.topic, record.payload, qos, expires_ns=expires, stream=self._stream, seq=record.seq,
+            record.topic,
+            record.payload,
+            qos,
+            expires_ns=expires,
+            stream=self._stream,
+            seq=record.seq,
             headers=record.headers,
-        )  # fmt: skip
+        )
         return Item(message, attempts, (self._name, record.seq))
 
     def _lost(self, count: int) -> None:
@@ -547,8 +555,10 @@ class StreamSupply:
             self._has_reported_loss = True
             log.warning(
                 "%s reads stream %s: the log has deleted %d records before it read them",
-                self._client, self._name, count,
-            )  # fmt: skip
+                self._client,
+                self._name,
+                count,
+            )
 
 
 def first_since(segment_log: SegmentLog, stream: int, time_ns: int) -> int:

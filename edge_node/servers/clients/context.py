@@ -155,13 +155,15 @@ class ProtocolContext:
         self.writes = Writes(fan_out_cap, counters, limits.send_queue_bytes)
         self.fan_out = FanOut(self.subscriptions, outbox)
         self.routing = Routing(
-            Router(settings.patterns, segment_log.stream), self.subscriptions, unrouted,
-            session_topics=segment_log.stream(SESSION_TOPICS_STREAM), topic_levels_max=limits.topic_levels,
-        )  # fmt: skip
+            Router(settings.patterns, segment_log.stream),
+            self.subscriptions,
+            unrouted,
+            session_topics=segment_log.stream(SESSION_TOPICS_STREAM),
+            topic_levels_max=limits.topic_levels,
+        )
         self.ingest = Ingest(
-            segment_log, self.routing, self.fan_out, wall_clock, counters, batch,
-            pending_bytes_max=limits.pending_bytes,
-        )  # fmt: skip
+            segment_log, self.routing, self.fan_out, wall_clock, counters, batch, pending_bytes_max=limits.pending_bytes
+        )
         self.delivery = make_delivery(
             segment_log, self.ingest, self.subscriptions, backlog, outbox, limits, refusals, counters, wall_clock
         )

@@ -103,8 +103,20 @@ class Output:
     congested network drops those of other clients.
     """
 
-    __slots__ = ("_client", "_counters", "_fan_out_cap", "_is_behind", "_is_blocked", "_is_queued", "_transport",
-                 "_waiting", "_waiting_bytes", "_writes", "corked", "owner")  # fmt: skip
+    __slots__ = (
+        "_client",
+        "_counters",
+        "_fan_out_cap",
+        "_is_behind",
+        "_is_blocked",
+        "_is_queued",
+        "_transport",
+        "_waiting",
+        "_waiting_bytes",
+        "_writes",
+        "corked",
+        "owner",
+    )
 
     def __init__(
         self, transport: asyncio.WriteTransport, writes: Writes, client: OutputClient, owner: Owner | None

@@ -124,7 +124,7 @@ class Reading:
         "heard",
         "pause",
         "write_until",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

@@ -173,7 +173,7 @@ class RequestAuth:
         "identity",
         "owner",
         "routes",
-    )  # fmt: skip
+    )
 
     def __init__(self, service: Server, authenticator: Authenticator, accepted: AcceptedConnection) -> None:
         self._service = service

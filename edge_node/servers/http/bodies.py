@@ -40,8 +40,12 @@ PLACES_MAX = 32
 REMEMBERED_MAX = 512
 """Longest key, with placeholders or without, that is remembered."""
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_TEXTS = {b"weft-correlation-id": CORRELATION_ID, b"weft-message-id": MESSAGE_ID, b"weft-reply-to": REPLY_TO,
-          b"weft-subject": SUBJECT}  # fmt: skip
+_TEXTS = {
+    b"weft-correlation-id": CORRELATION_ID,
+    b"weft-message-id": MESSAGE_ID,
+    b"weft-reply-to": REPLY_TO,
+    b"weft-subject": SUBJECT,
+}
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"-?[0-9]{1,15}\.[0-9]{1,15}")
 _STRING = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
@@ -186,9 +190,10 @@ def _rfc3339(text: str) -> int:
 
 def _no_time(value: object) -> Problem:
     return Problem(
-        400, f"{quoted(str(value))} is not a time; send it as 2026-01-31T12:00:00Z, or as a number since 1970 with "
-        "the unit in Weft-Time-Precision (s, ms, us or ns)"
-    )  # fmt: skip
+        400,
+        f"{quoted(str(value))} is not a time; send it as 2026-01-31T12:00:00Z, or as a number since 1970 with "
+        "the unit in Weft-Time-Precision (s, ms, us or ns)",
+    )
 
 
 # --- fields of messages
@@ -317,8 +322,14 @@ BLOCKS_IN_A_STEP = 4096
 _SKIPPABLE = 0x184D2A50
 _FRAME_HEADER_BYTES_MAX = 18
 _REPEATED_BYTE = 1
-_LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/json-lines",
-          "application/jsonlines", "application/x-jsonlines")  # fmt: skip
+_LINES = (
+    "application/x-ndjson",
+    "application/ndjson",
+    "application/jsonl",
+    "application/json-lines",
+    "application/jsonlines",
+    "application/x-jsonlines",
+)
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _VALUE = msgspec.json.Decoder(msgspec.Raw)
 COMMAS_FACTOR = 32
@@ -346,8 +357,11 @@ def expanded(body: bytes, coding: str, longest: LongestBody) -> Generator[None, 
         elif coding == "zstd":
             pieces = _unzstd(body)
         else:
-            raise Problem(415, f"the coding {quoted(coding)} is not known; send gzip, zstd or none",
-                          fields=(("Accept-Encoding", "gzip, zstd"),))  # fmt: skip
+            raise Problem(
+                415,
+                f"the coding {quoted(coding)} is not known; send gzip, zstd or none",
+                fields=(("Accept-Encoding", "gzip, zstd"),),
+            )
         size = 0
         for piece in pieces:
             size += len(piece)

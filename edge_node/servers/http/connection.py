@@ -208,7 +208,7 @@ class HttpConnection(WritingConnection):
         "accepted",
         "reading",
         "wheel_slot",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, service: Server, authenticator: Authenticator, accepted: AcceptedConnection, browsers: Browsers

@@ -427,9 +427,13 @@ class TopicFeed(Feed):
     persistent = False
 
     def __init__(
-        self, base: tuple[Any, ...], subscriptions: Subscriptions, topic_filter: str, objects: EventObjects,
+        self,
+        base: tuple[Any, ...],
+        subscriptions: Subscriptions,
+        topic_filter: str,
+        objects: EventObjects,
         counters: HttpCounters,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(*base)
         self._subscriptions = subscriptions
         self._subscription = ClientSubscription(self, topic_filter, Subscription(topic_filter, 0), None)
@@ -543,9 +547,17 @@ class Readers:
         base = self._open(exchange)
         if base is not None:
             feed = StreamFeed(
-                base, self._pages, self._context.round_robin, stream, lane, start, topic_filter, self._objects,
-                self._counters, self._context.wall_clock,
-            )  # fmt: skip
+                base,
+                self._pages,
+                self._context.round_robin,
+                stream,
+                lane,
+                start,
+                topic_filter,
+                self._objects,
+                self._counters,
+                self._context.wall_clock,
+            )
             exchange.stream_to(feed)
 
     def read_topics(self, exchange: HttpExchange) -> None:

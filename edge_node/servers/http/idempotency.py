@@ -121,7 +121,7 @@ class IdempotencyKeys:
         digest, now = _digest(owner, key), self._wall_clock()
         entry = _Entry(
             VERSION, digest, remembered.fingerprint, remembered.stream, list(remembered.seqs), remembered.messages
-        )  # fmt: skip
+        )
         self._log.append(self._stream, now, [str(owner).encode()], [self._encode(entry)])
         self._keep(str(owner), digest, now, remembered)
 

@@ -38,9 +38,17 @@ _POINT = re.compile(rb"[.eE]")
 _FLOAT = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _TIME = re.compile(rb"-?[0-9]{1,19}")
 _BOOLEANS = {
-    b"t": b"true", b"T": b"true", b"true": b"true", b"True": b"true", b"TRUE": b"true",
-    b"f": b"false", b"F": b"false", b"false": b"false", b"False": b"false", b"FALSE": b"false",
-}  # fmt: skip
+    b"t": b"true",
+    b"T": b"true",
+    b"true": b"true",
+    b"True": b"true",
+    b"TRUE": b"true",
+    b"f": b"false",
+    b"F": b"false",
+    b"false": b"false",
+    b"False": b"false",
+    b"FALSE": b"false",
+}
 _ESCAPE = re.compile(rb"\\([,= ])")
 _ESCAPE_IN_STRING = re.compile(rb'\\(["\\])')
 # A comma, an equals sign or a space ends a name or value, unless a backslash precedes it. The patterns never backtrack
@@ -218,9 +226,17 @@ def _text(raw: bytes, what: str) -> str:
 
 
 _UNITS = {
-    "": 1, "ns": 1, "n": 1, "us": 1_000, "u": 1_000, "µ": 1_000, "ms": 1_000_000, "s": 1_000_000_000,
-    "m": 60_000_000_000, "h": 3_600_000_000_000,
-}  # fmt: skip
+    "": 1,
+    "ns": 1,
+    "n": 1,
+    "us": 1_000,
+    "u": 1_000,
+    "µ": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
 SLICE = 16
 """Number of lines parsed before others may have their turn."""
 _NS_MAX = (1 << 63) - 1

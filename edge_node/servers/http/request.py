@@ -61,9 +61,16 @@ class Problem(Exception):
 
 
 _CODES = {
-    401: "unauthorized", 403: "forbidden", 404: "not found", 405: "method not allowed", 409: "conflict",
-    413: "request too large", 429: "too many requests", 500: "internal error", 503: "unavailable",
-}  # fmt: skip
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not found",
+    405: "method not allowed",
+    409: "conflict",
+    413: "request too large",
+    429: "too many requests",
+    500: "internal error",
+    503: "unavailable",
+}
 
 
 def quoted(text: str) -> str:
@@ -90,16 +97,35 @@ KNOWN_HEADS_MAX = 2048
 KNOWN_HEAD_BYTES_MAX = 1024
 """Longest head that is remembered."""
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
-_OF_ONE_REQUEST = frozenset({
-    b"content-encoding", b"expect", b"idempotency-key", b"traceparent", b"transfer-encoding", b"weft-expiry",
-    b"weft-time",
-})  # fmt: skip
+_OF_ONE_REQUEST = frozenset(
+    {
+        b"content-encoding",
+        b"expect",
+        b"idempotency-key",
+        b"traceparent",
+        b"transfer-encoding",
+        b"weft-expiry",
+        b"weft-time",
+    }
+)
 """Fields with which a head is not remembered: another request will have others, or is not handled by its head alone."""
 _ABSOLUTE = re.compile(rb"https?://([^/?#@]+)", re.IGNORECASE)
-_ONCE = frozenset({
-    b"authorization", b"content-encoding", b"content-type", b"expect", b"host", b"idempotency-key",
-    b"last-event-id", b"origin", b"transfer-encoding", b"weft-key", b"weft-time", b"weft-time-field",
-})  # fmt: skip
+_ONCE = frozenset(
+    {
+        b"authorization",
+        b"content-encoding",
+        b"content-type",
+        b"expect",
+        b"host",
+        b"idempotency-key",
+        b"last-event-id",
+        b"origin",
+        b"transfer-encoding",
+        b"weft-key",
+        b"weft-time",
+        b"weft-time-field",
+    }
+)
 """Fields that must occur at most once."""
 
 
@@ -195,8 +221,9 @@ class Request:
         if self._query is None:
             text = self.target.partition(b"?")[2]
             try:
-                pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, errors="strict",
-                                  max_num_fields=QUERY_FIELDS_MAX)  # fmt: skip
+                pairs = parse_qsl(
+                    text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=QUERY_FIELDS_MAX
+                )
             except ValueError:
                 raise Problem(400, "the query of the URL cannot be read; send up to 32 fields in UTF-8") from None
             self._query = dict(pairs)
@@ -272,8 +299,22 @@ class RequestParser:
         on_head: called when a head is complete; may raise ``Problem``.
     """
 
-    __slots__ = ("_failed", "_head_bytes", "_heads", "_in_body", "_is_between", "_longest_body", "_now", "_on_head",
-                 "_parser", "_request", "_tail_bytes", "began", "complete", "rest")  # fmt: skip
+    __slots__ = (
+        "_failed",
+        "_head_bytes",
+        "_heads",
+        "_in_body",
+        "_is_between",
+        "_longest_body",
+        "_now",
+        "_on_head",
+        "_parser",
+        "_request",
+        "_tail_bytes",
+        "began",
+        "complete",
+        "rest",
+    )
 
     def __init__(
         self,
@@ -356,8 +397,12 @@ class RequestParser:
             has_grown = self._request is not within or self._request.size > size
             self._tail_bytes = 0 if has_grown else self._tail_bytes + len(data)
             if self._tail_bytes > TAIL_BYTES_MAX:
-                raise Problem(431, f"a trailer, or what follows the size of a chunk, has more than {TAIL_BYTES_MAX} "
-                                   "bytes; send less there", closes=True)  # fmt: skip
+                raise Problem(
+                    431,
+                    f"a trailer, or what follows the size of a chunk, has more than {TAIL_BYTES_MAX} "
+                    "bytes; send less there",
+                    closes=True,
+                )
 
     def close(self) -> None:
         """End the parser: it and this object hold each other."""
@@ -479,16 +524,18 @@ def _without_authority(request: Request) -> None:
 def _check_upgrade(request: Request) -> None:
     is_websocket = request.headers.get(b"upgrade", b"").lower() == b"websocket"
     if request.method != "GET" or not is_websocket or request.has_body:
-        raise Problem(400, "this listener changes to WebSocket only, by GET; send the request without Upgrade",
-                      closes=True)  # fmt: skip
+        raise Problem(
+            400, "this listener changes to WebSocket only, by GET; send the request without Upgrade", closes=True
+        )
     request.upgrades = True
 
 
 def _long_head() -> Problem:
     return Problem(
-        431, f"the head of the request has more than {HEAD_BYTES_MAX} bytes or {FIELDS_MAX} fields; send fewer",
+        431,
+        f"the head of the request has more than {HEAD_BYTES_MAX} bytes or {FIELDS_MAX} fields; send fewer",
         closes=True,
-    )  # fmt: skip
+    )
 
 
 def _reason(error: Exception) -> str:
@@ -632,8 +679,21 @@ class HttpExchange:
 
     protocol = "http"
     """Name of the protocol in traces."""
-    __slots__ = ("_transport", "answer_fields", "identity", "is_influx", "keeps_alive", "owner", "publisher", "ready",
-                 "request", "routes", "status", "stored", "whole")  # fmt: skip
+    __slots__ = (
+        "_transport",
+        "answer_fields",
+        "identity",
+        "is_influx",
+        "keeps_alive",
+        "owner",
+        "publisher",
+        "ready",
+        "request",
+        "routes",
+        "status",
+        "stored",
+        "whole",
+    )
 
     def __init__(self, transport: HttpTransport, request: Request, owner: Owner, answer_fields: Fields = ()) -> None:
         self._transport = transport
@@ -678,9 +738,14 @@ class HttpExchange:
         if is_usual and self.keeps_alive and not request.is_http10 and request.method == "POST":
             return answers.done(body)
         return answers.whole(
-            self.status, body, content_type, (*self.answer_fields, *fields), keeps_alive=self.keeps_alive,
-            is_http10=request.is_http10, is_head=request.method == "HEAD",
-        )  # fmt: skip
+            self.status,
+            body,
+            content_type,
+            (*self.answer_fields, *fields),
+            keeps_alive=self.keeps_alive,
+            is_http10=request.is_http10,
+            is_head=request.method == "HEAD",
+        )
 
     def fail(self, problem: Problem) -> None:
         """Answer that the request is refused."""
@@ -722,8 +787,9 @@ def problem_of(error: BaseException) -> Problem:
         return try_later(503, f"not stored: {error}; send it again later", FULL_RETRY_S)
     if isinstance(error, RecordTooLarge):
         return Problem(413, f"not stored: {error}; send less in one message")
-    return try_later(503, "not stored: the node's log has failed; send it again when the node has started again",
-                     FULL_RETRY_S)  # fmt: skip
+    return try_later(
+        503, "not stored: the node's log has failed; send it again when the node has started again", FULL_RETRY_S
+    )
 
 
 # Interface of the HTTP side for its connections. ``HttpService`` implements it.

@@ -219,8 +219,9 @@ class HttpService:
         if method == "POST" and not request.has_body:
             # Not treated as an empty message: the body of an old client that sends no length would be lost, and
             # acknowledged.
-            raise Problem(411, "the request has no length; send Content-Length, or `Transfer-Encoding: chunked`",
-                          closes=True)  # fmt: skip
+            raise Problem(
+                411, "the request has no length; send Content-Length, or `Transfer-Encoding: chunked`", closes=True
+            )
 
     def _target(self, name: str) -> PostTarget:
         target = self.streams.takes.get(name)

@@ -172,9 +172,10 @@ class PostMisfits:
         shown = ", ".join(rule.patterns[:PATTERNS_SHOWN]) + (f" and {more} more" if more > 0 else "")
         if is_named:
             problem = Problem(
-                422, f"the stream {rule.name} accepts topics that match {shown}, and {quoted(topic)} does not; correct "
+                422,
+                f"the stream {rule.name} accepts topics that match {shown}, and {quoted(topic)} does not; correct "
                 "the topic, or add it to the stream's `from`",
-            )  # fmt: skip
+            )
         else:
             problem = Problem(
                 400, f"the request names no topic; send one that matches {shown} in the path or as Weft-Key"
@@ -195,8 +196,14 @@ class PostMisfits:
         except NO_JSON as error:
             for rule in rules:
                 if not rule.takes:
-                    self._refused(rule, Problem(400, f"the payload is not JSON: {error}; the stream {rule.name} has "
-                                                "`payload: json`. Nothing was stored, correct it"))  # fmt: skip
+                    self._refused(
+                        rule,
+                        Problem(
+                            400,
+                            f"the payload is not JSON: {error}; the stream {rule.name} has "
+                            "`payload: json`. Nothing was stored, correct it",
+                        ),
+                    )
             self._counters.http_misfits_taken += 1
 
     def fits(self, stream: int, payload: bytes) -> bool:
@@ -220,8 +227,10 @@ class PostMisfits:
             self._reported.add(rule.name)
             log.warning(
                 "refused a request that posts to the stream %s: %s. Further ones are counted in `weft edge status`; "
-                "`misfits: take` accepts them", rule.name, problem,
-            )  # fmt: skip
+                "`misfits: take` accepts them",
+                rule.name,
+                problem,
+            )
         raise problem
 
 
@@ -378,10 +387,11 @@ class Storing:
         if once is not None:
             if cost > ONCE_COST_MAX and len(records) > 1:
                 raise Problem(
-                    413, f"with an Idempotency-Key, all messages are stored in one commit, of at most {ONCE_COST_MAX} "
+                    413,
+                    f"with an Idempotency-Key, all messages are stored in one commit, of at most {ONCE_COST_MAX} "
                     f"deliveries to subscribers and queues. These have about {cost}: nothing was stored, send less at "
                     "once",
-                )  # fmt: skip
+                )
             self._store_once(exchange, records, routed, _stream_of(target, routed), once, answer)
         elif cost > COST_MAX:
             return self._store_in_slices(exchange, target, records, answer)

@@ -32,9 +32,11 @@ def upgrade(request: Request) -> bytes:
     response = library.accept(WebSocketRequest(request.target.decode("latin-1"), headers))
     if response.status_code != 101:
         raise Problem(
-            response.status_code, f"no WebSocket: {library.handshake_exc}; see RFC 6455", closes=True,
+            response.status_code,
+            f"no WebSocket: {library.handshake_exc}; see RFC 6455",
+            closes=True,
             fields=(("Sec-WebSocket-Version", "13"), ("Upgrade", "websocket")),
-        )  # fmt: skip
+        )
     return response.serialize()
 
 

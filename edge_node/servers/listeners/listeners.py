@@ -348,8 +348,12 @@ def with_files_for(limits: AdmissionLimits, other_connections: int = 0) -> Admis
     connections = min(connections, possible - half_open)
     log.warning(
         "this process may have %d files open, so it takes %d connections and not the %d of limits.connections, and %d "
-        "half open. Raise its limit (systemd: LimitNOFILE)", soft, connections, limits.connections_max, half_open,
-    )  # fmt: skip
+        "half open. Raise its limit (systemd: LimitNOFILE)",
+        soft,
+        connections,
+        limits.connections_max,
+        half_open,
+    )
     return dataclasses.replace(limits, connections_max=connections, half_open_max=half_open)
 
 

@@ -38,8 +38,14 @@ counts and logs these itself."""
 silent.setLevel(logging.CRITICAL + 1)
 
 _READ = (
-    "Connection", "Host", "Origin", "Upgrade", "Sec-WebSocket-Key", "Sec-WebSocket-Protocol", "Sec-WebSocket-Version",
-)  # fmt: skip
+    "Connection",
+    "Host",
+    "Origin",
+    "Upgrade",
+    "Sec-WebSocket-Key",
+    "Sec-WebSocket-Protocol",
+    "Sec-WebSocket-Version",
+)
 """Header fields that matter here. They are ASCII; cookies, which are ignored, may have any bytes."""
 
 
@@ -148,9 +154,19 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
     """
 
     __slots__ = (
-        "_charged", "_connection", "_head", "_is_paused", "_library", "_protocol", "_rest", "_shared", "_stopped",
-        "_timer", "_transport", "_waits",
-    )  # fmt: skip
+        "_charged",
+        "_connection",
+        "_head",
+        "_is_paused",
+        "_library",
+        "_protocol",
+        "_rest",
+        "_shared",
+        "_stopped",
+        "_timer",
+        "_transport",
+        "_waits",
+    )
 
     def __init__(self, shared: WebSocketContext, connection: NetworkConnection) -> None:
         super().__init__()

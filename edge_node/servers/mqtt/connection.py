@@ -234,7 +234,7 @@ class ClientConnection(WritingConnection):
         "accepted",
         "reading",
         "wheel_slot",
-    )  # fmt: skip
+    )
 
     def __init__(self, server: MqttServer, authenticator: Authenticator, accepted: AcceptedConnection) -> None:
         """Begin a connection, which the listener has counted."""

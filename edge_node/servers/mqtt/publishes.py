@@ -70,12 +70,17 @@ class Publishes:
         "known",
         "publisher",
         "routes",
-    )  # fmt: skip
+    )
 
     def __init__(  # noqa: PLR0917
-        self, server: MqttServer, client: MqttClient, session: Session, routes: RouteCache, answers_due_max: int,
+        self,
+        server: MqttServer,
+        client: MqttClient,
+        session: Session,
+        routes: RouteCache,
+        answers_due_max: int,
         encode: Callable[[PubAck | PubRec], bytes],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Begin for a client.
 
         Args:
@@ -130,10 +135,19 @@ class Publishes:
         before = len(gathered.answers)
         until = len(data) if len(data) - at <= LONG_READ_BYTES else at + SCAN_BYTES_MAX
         after = scan(
-            data, at, self.known, gathered, self, self._session.received, self._opened,
-            self._context.settings.limits.message_bytes, self._session.version, _QOS_FLAGS, until,
+            data,
+            at,
+            self.known,
+            gathered,
+            self,
+            self._session.received,
+            self._opened,
+            self._context.settings.limits.message_bytes,
+            self._session.version,
+            _QOS_FLAGS,
+            until,
             COST_MAX - gathered.cost,
-        )  # fmt: skip
+        )
         if after > at and not self.joined:
             self._join()
         if len(gathered.answers) > before:

@@ -92,10 +92,17 @@ class MqttServer:
             keep_alive_s_max=settings.keep_alive_s_max,
         )
         self.session_context = make_context(
-            PersistedState(context.log, state.journal, state.changes, state.retained), context.delivery, context.ingest,
-            context.subscriptions, context.outbox, context.round_robin, self._match_retained, limits, counters,
+            PersistedState(context.log, state.journal, state.changes, state.retained),
+            context.delivery,
+            context.ingest,
+            context.subscriptions,
+            context.outbox,
+            context.round_robin,
+            self._match_retained,
+            limits,
+            counters,
             context.wall_clock,
-        )  # fmt: skip
+        )
         self.sessions = Sessions(self.session_context, limits, counters, context.wheel, context.clock)
         self._sys: SysTopics | None = None
         if settings.sys_interval_s is not None:

@@ -19,15 +19,28 @@ from spark_sinks.pipelines.steps import Context
 
 MAD_TO_DEVIATION = 1.4826
 """Factor from the median absolute deviation to the standard deviation of a normal distribution."""
-ALERT = ", ".join((
-    "_shard int, _offset bigint, _time timestamp, machine string, value double",
-    "expected_low double, expected_high double, median double, score double",
-    f"records int, key string, payload string, _from {FROM_TYPE}",
-))  # fmt: skip
+ALERT = ", ".join(
+    (
+        "_shard int, _offset bigint, _time timestamp, machine string, value double",
+        "expected_low double, expected_high double, median double, score double",
+        f"records int, key string, payload string, _from {FROM_TYPE}",
+    )
+)
 _COLUMNS = [
-    "_shard", "_offset", "_time", "machine", "value", "expected_low", "expected_high", "median", "score", "records",
-    "key", "payload", FROM_COLUMN,
-]  # fmt: skip
+    "_shard",
+    "_offset",
+    "_time",
+    "machine",
+    "value",
+    "expected_low",
+    "expected_high",
+    "median",
+    "score",
+    "records",
+    "key",
+    "payload",
+    FROM_COLUMN,
+]
 _NEEDED = (*POSITION, "_time", EDGE, FROM_COLUMN, "machine", "value")
 
 
@@ -136,15 +149,29 @@ class AlertRule(msgspec.Struct, frozen=True):
         moment = pd.Timestamp(int(row["_time"]) * 1000, tz="UTC")
         machine, value = str(row["machine"]), float(row["value"])
         alert = {
-            "machine": machine, "time": moment.isoformat(), "value": value,
-            "expected_low": low, "expected_high": high, "score": round(found.score, 2),
-        }  # fmt: skip
+            "machine": machine,
+            "time": moment.isoformat(),
+            "value": value,
+            "expected_low": low,
+            "expected_high": high,
+            "score": round(found.score, 2),
+        }
         made_of = np.append(found.places, at)
         return (
-            int(row["_shard"]), int(row["_offset"]), moment, machine, value, low, high, found.median, found.score,
-            len(found.places), f"alerts/{machine}", msgspec.json.encode(alert).decode(),
+            int(row["_shard"]),
+            int(row["_offset"]),
+            moment,
+            machine,
+            value,
+            low,
+            high,
+            found.median,
+            found.score,
+            len(found.places),
+            f"alerts/{machine}",
+            msgspec.json.encode(alert).decode(),
             Lineage(rows[FROM_COLUMN].iloc[made_of]).of(np.arange(len(made_of))),
-        )  # fmt: skip
+        )
 
 
 def _us(span: timedelta) -> int:

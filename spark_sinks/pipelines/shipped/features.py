@@ -86,10 +86,15 @@ class Lineage:
             part = slice(*np.searchsorted(at, (low, high + 1)))
             chosen = part if has_all else part.start + np.flatnonzero(np.isin(at[part], places))
             if len(at[chosen]):
-                found.append({
-                    "edge": edge, "log": log, "first": int(first[chosen].min()), "last": int(last[chosen].max()),
-                    "count": int(count[chosen].sum()),
-                })  # fmt: skip
+                found.append(
+                    {
+                        "edge": edge,
+                        "log": log,
+                        "first": int(first[chosen].min()),
+                        "last": int(last[chosen].max()),
+                        "count": int(count[chosen].sum()),
+                    }
+                )
         return found
 
 
@@ -150,10 +155,19 @@ class Rolling(msgspec.Struct, frozen=True):
             used = np.append(earlier, at)
             moment = pd.Timestamp(int(times[at]) * 1000, tz="UTC")
             numbers = _numbers(times[used], values[used]) if len(used) >= self.warm_up else (values[at], *[None] * 6)
-            made.append((
-                int(shards[at]), int(offsets[at]), edges[at], moment, machines[at], *numbers, len(used),
-                FEATURES_VERSION, lineage.of(used),
-            ))  # fmt: skip
+            made.append(
+                (
+                    int(shards[at]),
+                    int(offsets[at]),
+                    edges[at],
+                    moment,
+                    machines[at],
+                    *numbers,
+                    len(used),
+                    FEATURES_VERSION,
+                    lineage.of(used),
+                )
+            )
         return pd.DataFrame(made, columns=_COLUMNS).astype(dict.fromkeys(FEATURES, "float64"))
 
 
@@ -172,9 +186,14 @@ def _numbers(times_us: Times, values: Numbers) -> tuple[float, ...]:
     spread = float(centred @ centred)
     slope = float(centred @ (values - values.mean())) / spread if spread > 0 else 0.0
     return (
-        float(values[-1]), float(values.mean()), float(values.std(ddof=1)), float(values.min()), float(values.max()),
-        slope, float(values[-1] - values[-2]),
-    )  # fmt: skip
+        float(values[-1]),
+        float(values.mean()),
+        float(values.std(ddof=1)),
+        float(values.min()),
+        float(values.max()),
+        slope,
+        float(values[-1] - values[-2]),
+    )
 
 
 # Step of the pipeline *features*: a scikit-learn model scores each row.

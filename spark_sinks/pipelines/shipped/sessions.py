@@ -74,8 +74,7 @@ def rows_with_past(
     )
     known = _same_steps(with_lineage(history), context).select(*frame.columns)
     touched = frame.groupBy(F.col(EDGE).alias("_edge_of"), F.col(by).alias("_machine_of")).agg(
-        (F.min("_time") - interval(before)).alias("_from_time"),
-        (F.max("_time") + interval(after)).alias("_to_time"),
+        (F.min("_time") - interval(before)).alias("_from_time"), (F.max("_time") + interval(after)).alias("_to_time")
     )
     is_near = (F.col("_time") >= F.col("_from_time")) & (F.col("_time") <= F.col("_to_time"))
     is_same = (F.col(EDGE) == F.col("_edge_of")) & (F.col(by) == F.col("_machine_of"))
@@ -270,9 +269,16 @@ def _sessions(marked: DataFrame) -> DataFrame:
         )
     )
     running = _part(
-        F.col("_first"), "", F.col("_first.state"), F.col("_first._time"), F.col("_last._next"),
-        records=F.col("_records"), is_open=~F.col("_last._heard"), ranges=F.col("_ranges"), cause=F.col("_cause"),
-    )  # fmt: skip
+        F.col("_first"),
+        "",
+        F.col("_first.state"),
+        F.col("_first._time"),
+        F.col("_last._next"),
+        records=F.col("_records"),
+        is_open=~F.col("_last._heard"),
+        ranges=F.col("_ranges"),
+        cause=F.col("_cause"),
+    )
     parts = F.array_compact(F.concat(F.array(F.when(F.col("_first._near"), running)), "_ended"))
     # A row without a new record is unchanged since an earlier micro-batch wrote it.
     changed = F.filter(parts, lambda part: part["_offset"] >= F.col("_first_new"))
@@ -280,10 +286,19 @@ def _sessions(marked: DataFrame) -> DataFrame:
     number = F.concat_ws("-", F.col("_shard").cast("string"), F.col("_first_offset").cast("string"))
     return rows.select(
         F.concat(EDGE, F.lit("/"), "machine", F.lit("/"), number, "_suffix").alias("session_id"),
-        EDGE, "machine", "state", "started_at", "ended_at",
+        EDGE,
+        "machine",
+        "state",
+        "started_at",
+        "ended_at",
         ((F.unix_micros("ended_at") - F.unix_micros("started_at")) / F.lit(1e6)).alias("duration_s"),
-        "records", "is_open", F.col("started_at").isNull().alias("is_void"), FROM_COLUMN, "_shard", "_offset",
-    )  # fmt: skip
+        "records",
+        "is_open",
+        F.col("started_at").isNull().alias("is_void"),
+        FROM_COLUMN,
+        "_shard",
+        "_offset",
+    )
 
 
 def _ended(own: Column, *, is_void: bool, suffix: str = "-down") -> Column:
@@ -303,15 +318,30 @@ def _ended(own: Column, *, is_void: bool, suffix: str = "-down") -> Column:
 
 
 def _part(
-    first: Column, suffix: str, state: Column, start: Column, end: Column, *, records: Column, is_open: Column,
-    ranges: Column, cause: Column,
-) -> Column:  # fmt: skip
+    first: Column,
+    suffix: str,
+    state: Column,
+    start: Column,
+    end: Column,
+    *,
+    records: Column,
+    is_open: Column,
+    ranges: Column,
+    cause: Column,
+) -> Column:
     """Return a row of the result as a struct: its first record, its own columns, and its lineage."""
     named = {
-        "_first_offset": first["_offset"], "_shard": first["_shard"], "_suffix": F.lit(suffix),
-        "state": state, "started_at": start, "ended_at": end, "records": records, "is_open": is_open,
-        FROM_COLUMN: ranges, "_offset": cause,
-    }  # fmt: skip
+        "_first_offset": first["_offset"],
+        "_shard": first["_shard"],
+        "_suffix": F.lit(suffix),
+        "state": state,
+        "started_at": start,
+        "ended_at": end,
+        "records": records,
+        "is_open": is_open,
+        FROM_COLUMN: ranges,
+        "_offset": cause,
+    }
     # All parts have one type, or they could not be in one array.
     return F.struct(*(column.alias(name) for name, column in named.items())).cast(_PART)
 

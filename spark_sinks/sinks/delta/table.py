@@ -520,9 +520,7 @@ class TableReading:
         metadata = table.metadata()
         self.id = str(metadata.id)
         self.properties: dict[str, str] = dict(metadata.configuration)
-        self.layout: Layout = table_layout(
-            pa.schema(table.schema()), metadata.partition_columns, self.properties
-        )  # fmt: skip
+        self.layout: Layout = table_layout(pa.schema(table.schema()), metadata.partition_columns, self.properties)
 
     @classmethod
     def open(cls, place: TableLocation) -> TableReading | None:
@@ -590,14 +588,17 @@ class TableReading:
         """Add and remove files and set transactions, in one version on top of this one. Return that version."""
         actions: list[Any] = [
             AddAction(file.path, file.size, file.partition, now_ms, True, file.stats) for file in adds
-        ]  # fmt: skip
+        ]
         actions += [
             RemoveAction(
-                file.path, True, now_ms, file.size,
+                file.path,
+                True,
+                now_ms,
+                file.size,
                 {name: partition_text(value) for name, value in file.partition.items()},
             )
             for file in removes
-        ]  # fmt: skip
+        ]
         schema, partition_by = self._table.schema(), self.layout.partition_by
         guarded(lambda: write(self._table, actions, transactions, schema, partition_by), self._place)
         return self.version + 1

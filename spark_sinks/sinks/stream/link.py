@@ -143,10 +143,14 @@ class Connection:
             )
             raise ConnectionFailed(
                 refused_by_server(
-                    self.url, status, has_token=token is not None, argument="the sink's `hub`",
-                    challenge=challenge, server_reason=reason,
+                    self.url,
+                    status,
+                    has_token=token is not None,
+                    argument="the sink's `hub`",
+                    challenge=challenge,
+                    server_reason=reason,
                 )
-            )  # fmt: skip
+            )
         if failure is not None:
             raise ConnectionFailed(f"{self.url}: {failure}")
 
@@ -566,9 +570,16 @@ class Link:
             if lane.state is LinkLaneState.CLOSED:
                 epoch = lane.offer(self._sender.welcome.clock)  # the hub's own clock orders those of all machines
                 offered = OfferedLane(
-                    number, settings.stream, settings.topics, settings.payload, lane.identity,
-                    self._flags(lane), self._origin, epoch=epoch, continues_hub=True,
-                )  # fmt: skip
+                    number,
+                    settings.stream,
+                    settings.topics,
+                    settings.payload,
+                    lane.identity,
+                    self._flags(lane),
+                    self._origin,
+                    epoch=epoch,
+                    continues_hub=True,
+                )
                 self._sender.open_lane(offered, lane.snapshot)
 
     def _flags(self, lane: ProducerLane) -> LaneFlag:

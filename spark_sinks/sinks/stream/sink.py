@@ -59,12 +59,21 @@ from weft.storage.object_store import StoreError
 
 # The work of one Spark task: send the rows of some source shards to the hub, with a lane for each shard.
 
-RESULT = pa.schema([
-    pa.field("shard", pa.int32()), pa.field("end", pa.int64()), pa.field("offset", pa.int64()),
-    pa.field("ordinal", pa.int32()), pa.field("epoch", pa.int64()), pa.field("seen_offset", pa.int64()),
-    pa.field("seen_ordinal", pa.int32()), pa.field("sent", pa.int64()), pa.field("skipped", pa.int64()),
-    pa.field("is_sealed", pa.bool_()), pa.field("behind", pa.string()),
-])  # fmt: skip
+RESULT = pa.schema(
+    [
+        pa.field("shard", pa.int32()),
+        pa.field("end", pa.int64()),
+        pa.field("offset", pa.int64()),
+        pa.field("ordinal", pa.int32()),
+        pa.field("epoch", pa.int64()),
+        pa.field("seen_offset", pa.int64()),
+        pa.field("seen_ordinal", pa.int32()),
+        pa.field("sent", pa.int64()),
+        pa.field("skipped", pa.int64()),
+        pa.field("is_sealed", pa.bool_()),
+        pa.field("behind", pa.string()),
+    ]
+)
 """Columns of a task's answer: one row for each lane, when everything is durable."""
 RESULT_SQL = (
     "shard int, end long, offset long, ordinal int, epoch long, seen_offset long, seen_ordinal int, sent long, "
@@ -470,11 +479,20 @@ class StreamSink:
             raise SinkError(f"tasks and patience_s must be positive; got {tasks} and {patience_s}")
         self._target, self._complete, self._tasks = target, complete, tasks
         self._settings = ProducerSettings(
-            target.urls, target.stream, name, os.fspath(target.store), target.tenant,
-            "" if source is None else source.stream, version, _checked(topics), kind,
-            counts=complete is not None, spread=spread, patience_s=patience_s,
+            target.urls,
+            target.stream,
+            name,
+            os.fspath(target.store),
+            target.tenant,
+            "" if source is None else source.stream,
+            version,
+            _checked(topics),
+            kind,
+            counts=complete is not None,
+            spread=spread,
+            patience_s=patience_s,
             source_log=None if source is None else source.log,
-        )  # fmt: skip
+        )
         self._facts: dict[int, LaneFact] = {}
         self._seen: dict[int, Position] = {}
         """Highest position of this run of the query, by source shard."""

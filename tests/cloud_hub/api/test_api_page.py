@@ -29,9 +29,13 @@ NAMED = {"{stream}": "telemetry", "{tenant}": "default", "{edge}": "press-shop-7
 def shape(value: Any) -> Any:
     """What stays of a document when its values change: keys, and kinds of values."""
     unknown: dict[str, Any] = {
-        "held_back_by": [], "table_bytes": None, "files": None, "bytes": None, "records_per_second": None,
+        "held_back_by": [],
+        "table_bytes": None,
+        "files": None,
+        "bytes": None,
+        "records_per_second": None,
         "intake": None,
-    }  # fmt: skip
+    }
     if isinstance(value, dict):
         # Shard numbers are values.
         # Whom a moment waits for, and whether a rate or the size of a table is known, depends on the machine's speed.

@@ -295,8 +295,10 @@ async def test_errors_say_what_is_wrong_and_what_to_do(hub: Hub, path: str, stat
         answer = msgspec.json.decode(await response.read(), type=Problem)
     assert (response.status, response.content_type) == (status, "application/problem+json")
     assert (answer.status, answer.title, bool(answer.detail and answer.advice)) == (
-        status, HTTPStatus(status).phrase, True,
-    )  # fmt: skip
+        status,
+        HTTPStatus(status).phrase,
+        True,
+    )
     assert answer.type.startswith("/v1/openapi.json#/"), "its type leads to the document that the hub serves"
     described: Any = document()
     for key in answer.type.partition("#/")[2].split("/"):

@@ -39,9 +39,10 @@ def linked(linked: tuple[str, ...] = (), **reports: EdgeReport) -> Callable[[], 
 
     async def reported() -> LinksElsewhere:
         return LinksElsewhere(
-            {NodeName("default", name): Linked(NOW, "weft", None, "hub-1") for name in linked}, [],
+            {NodeName("default", name): Linked(NOW, "weft", None, "hub-1") for name in linked},
+            [],
             {NodeName("default", name): report for name, report in reports.items()},
-        )  # fmt: skip
+        )
 
     return reported
 
@@ -67,9 +68,14 @@ async def test_edges_are_counted_once_by_how_long_they_are_silent() -> None:
     clock = [0.0]
     figures = EdgeFigures(lambda: [first, second], lambda: NOW, lambda: clock[0], peers=False, links=linked())
     assert await counted(figures) == {
-        "": 6, "_silent4m": 4, "_silent1h": 3, "_silent1d": 2, "_silent7d": 1, "_in_alarmsilent": 4,
+        "": 6,
+        "_silent4m": 4,
+        "_silent1h": 3,
+        "_silent1d": 2,
+        "_silent7d": 1,
+        "_in_alarmsilent": 4,
         "_outage_left_unknown": 6,
-    }  # fmt: skip
+    }
     first.state.set_lane(Lane("default", "a", 1, "a"), LaneState(ranges=RangeSet([(0, 5)]), last_seen=NOW))
     assert "_in_alarmno_mark" not in await counted(figures), "counted at most once in some seconds"
     clock[0] += EDGES_REFRESH_S
@@ -77,9 +83,10 @@ async def test_edges_are_counted_once_by_how_long_they_are_silent() -> None:
 
 
 async def test_edges_whose_disk_lasts_for_few_hours_are_counted_by_whether_they_are_linked() -> None:
-    edges = shard({name: heard(1) for name in ("a", "b", "c", "d", "e", "f", "g")} | {
-        "gone": heard(1, retired=Retirement(NOW, 2, ""))
-    })  # fmt: skip
+    edges = shard(
+        {name: heard(1) for name in ("a", "b", "c", "d", "e", "f", "g")}
+        | {"gone": heard(1, retired=Retirement(NOW, 2, ""))}
+    )
     reported = linked(
         ("a", "b"),
         a=lasting(3, age_h=20),  # linked: its outage has not begun
@@ -94,9 +101,12 @@ async def test_edges_whose_disk_lasts_for_few_hours_are_counted_by_whether_they_
     figures = EdgeFigures(lambda: [edges], lambda: NOW, lambda: 0.0, peers=False, links=reported)
     found = await counted(figures)
     assert {name: value for name, value in found.items() if name.startswith("_outage")} == {
-        "_outage_left_short4h1": 1, "_outage_left_short1d1": 1,
-        "_outage_left_short4h0": 1, "_outage_left_short1d0": 2, "_outage_left_unknown": 2,
-    }  # fmt: skip
+        "_outage_left_short4h1": 1,
+        "_outage_left_short1d1": 1,
+        "_outage_left_short4h0": 1,
+        "_outage_left_short1d0": 2,
+        "_outage_left_unknown": 2,
+    }
 
 
 async def test_ten_thousand_edges_have_as_many_series_as_one() -> None:

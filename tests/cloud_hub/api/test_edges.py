@@ -68,10 +68,16 @@ async def test_a_reader_sees_the_edges_of_its_tenant_alone(tmp_path: Path) -> No
         log.append(*records(0, [b"x"]))
         async with running_link(hub, log, LinkIdentity("acme", "press-1", 1, "test"), link):
             await log.until_released(1)
-        seen = [(await get(hub, path, token))[1]["edges"] for path, token in (
-            ("/v1/edges", reader), ("/v1/edges", admin), ("/v1/edges?tenant=acme", admin), ("/v1/edges", other),
-            ("/v1/edges?tenant=other", admin),
-        )]  # fmt: skip
+        seen = [
+            (await get(hub, path, token))[1]["edges"]
+            for path, token in (
+                ("/v1/edges", reader),
+                ("/v1/edges", admin),
+                ("/v1/edges?tenant=acme", admin),
+                ("/v1/edges", other),
+                ("/v1/edges?tenant=other", admin),
+            )
+        ]
         assert [[each["edge"] for each in edges] for edges in seen] == [["press-1"]] * 3 + [[], []]
         assert (await get(hub, "/v1/edges?tenant=acme", other))[0] == 403
         assert (await get(hub, "/v1/edges?shards=mine", admin))[0] == 400
@@ -133,7 +139,5 @@ async def test_an_edge_has_an_alarm_for_each_reason_that_holds_its_lanes_back(
         made.set_lane(Lane("default", "press-1", 1, stream), held)
     ((row,),) = await rows([made], NOW + later)
     view = EdgeViews({}, {}, lambda _: None).view(row)
-    assert (view.missing_records, [each.reason for each in view.alarms], view.retired) == (
-        2 * missing, alarms, retired,
-    )  # fmt: skip
+    assert (view.missing_records, [each.reason for each in view.alarms], view.retired) == (2 * missing, alarms, retired)
     assert all(each.lanes == 2 for each in view.alarms)

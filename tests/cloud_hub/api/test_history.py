@@ -137,9 +137,13 @@ async def test_a_client_gets_all_rows_though_the_log_was_collected(
 ) -> None:
     """What is counted over all rows is right, wherever they are, in answers of any size."""
     log = await tabled(
-        store, 4, key=lambda n: b"plant/a/m%d/telemetry" % (n % 3), origin=lambda n: FUNCTION if n % 2 else None,
-        kind=lambda _: PayloadKind.JSON, payloads=lambda n: [b'{"n": %d}' % n] * 9 + [b"\xff\x00"],
-    )  # fmt: skip
+        store,
+        4,
+        key=lambda n: b"plant/a/m%d/telemetry" % (n % 3),
+        origin=lambda n: FUNCTION if n % 2 else None,
+        kind=lambda _: PayloadKind.JSON,
+        payloads=lambda n: [b'{"n": %d}' % n] * 9 + [b"\xff\x00"],
+    )
     async with running_hub(store) as hub:
         before = [await all_rows(hub, shard) for shard in (0, 1)]
     assert await collect(log) == [20, 20]
@@ -161,10 +165,13 @@ async def test_a_client_gets_all_rows_though_the_log_was_collected(
 async def test_a_level_has_no_values_of_an_older_typed_column_of_its_name(store: ObjectStore, kind: str) -> None:
     payload = {"float": b"1.5", "string": b'"x"', "array<float>": b"[1.5]"}[kind]
     log = await tabled(
-        store, 2, StreamSchema(3, parse_schema({"fields": {"machine": kind}})), kind=lambda _: PayloadKind.JSON,
+        store,
+        2,
+        StreamSchema(3, parse_schema({"fields": {"machine": kind}})),
+        kind=lambda _: PayloadKind.JSON,
         payloads=lambda _: [b'{"machine": %s}' % payload] * 10,
         topics=lambda n: TOPICS if n > 30 else ["plant/{line}/+/telemetry"],
-    )  # fmt: skip
+    )
     await collect(log)
     async with running_hub(store) as hub:
         rows = await all_rows(hub, 0)

@@ -47,9 +47,18 @@ async def test_indexes_are_decoded_for_the_stream_that_is_read_alone(monkeypatch
 
 def found(row: dict[str, int]) -> FoundRecord:
     record = RecordOfStream(
-        shard=0, offset=row["offset"], edge="", log="", stream="", seq=0, time="", clock="", received="", key="",
+        shard=0,
+        offset=row["offset"],
+        edge="",
+        log="",
+        stream="",
+        seq=0,
+        time="",
+        clock="",
+        received="",
+        key="",
         resent=False,
-    )  # fmt: skip
+    )
     return FoundRecord(record, row["bytes"])
 
 

@@ -169,8 +169,9 @@ async def test_messages_and_pulls_are_for_the_edges_and_streams_of_the_grants(tm
         _, answer = await call(hub, "POST", "/v1/messages", tokens["act"], message)
         assert ["number" in each for each in answer["messages"]] == [True, False]
         assert (answer["messages"][1]["status"], answer["messages"][1]["error"]) == (
-            403, "the token 'act' is not for edge 'oven'",
-        )  # fmt: skip
+            403,
+            "the token 'act' is not for edge 'oven'",
+        )
         assert (await call(hub, "GET", "/v1/messages?edge=press-1", tokens["other"]))[0] == 403
         status, asked = await call(hub, "POST", "/v1/pulls", tokens["act"], window)
         assert status == 202
@@ -203,9 +204,12 @@ def test_grants_are_bounded_and_fit_the_scope() -> None:
     with pytest.raises(InvalidGrant, match="more than 64"):
         Rights(["read:a"] * (GRANTS_MAX + 1))
     for scope, edge, grants in (
-        (Scope.READER, None, ("read:a",)), (Scope.GRANTED, None, ()), (Scope.GRANTED, None, ("write:a",)),
-        (Scope.GRANTED, "press-1", ("read:a",)), (Scope.GRANTED, None, ("reed:a",)),
-    ):  # fmt: skip
+        (Scope.READER, None, ("read:a",)),
+        (Scope.GRANTED, None, ()),
+        (Scope.GRANTED, None, ("write:a",)),
+        (Scope.GRANTED, "press-1", ("read:a",)),
+        (Scope.GRANTED, None, ("reed:a",)),
+    ):
         with pytest.raises(TokensUnusable):
             check_identity(TokenIdentity("x", "0" * 64, scope, "default", edge, grants), "here")
 

@@ -93,13 +93,22 @@ class Process:
         node_id = node_id or f"{self.site.host}-{self.site.process}-{now_ns()}"
         loop = asyncio.get_running_loop()
         self.owners = Owners(
-            lambda: SHARDS, self.site, node_id, monotonic=loop.time, wall_clock=now_ns,
+            lambda: SHARDS,
+            self.site,
+            node_id,
+            monotonic=loop.time,
+            wall_clock=now_ns,
             is_drained=lambda host, name: self.is_drained,
-        )  # fmt: skip
+        )
         self.membership = Membership(
-            self.store, node_id, software="weft", level=FIRST_LEVEL, release_level=FIRST_LEVEL,
-            clock=HubClock(now_ns, now_ns), owners=self.owners,
-        )  # fmt: skip
+            self.store,
+            node_id,
+            software="weft",
+            level=FIRST_LEVEL,
+            release_level=FIRST_LEVEL,
+            clock=HubClock(now_ns, now_ns),
+            owners=self.owners,
+        )
         self.owners.watch(self._changed)
         await self.membership.look()
         await self.membership.start(self.site.advertise[self.site.process], self._work)
@@ -137,9 +146,7 @@ def test_hosts_share_the_shards_and_take_over_from_one_that_is_gone() -> None:
         await asyncio.sleep(KNOWN_S + 3 * BEAT_S)
         third = await Process(store, "c", weight=2.0).start()
         await asyncio.sleep(KNOWN_S + 3 * BEAT_S)
-        assert Counter(agreed(first, second, third)) == {
-            "http://a:8090": 4, "http://b:8090": 4, "http://c:8090": 8,
-        }  # fmt: skip
+        assert Counter(agreed(first, second, third)) == {"http://a:8090": 4, "http://b:8090": 4, "http://c:8090": 8}
         assert first.owners.elsewhere("any")(min(third.own)) == "http://c:8090"
         third.kill()
         await asyncio.sleep(GONE_S)

@@ -57,10 +57,15 @@ def readings(first: int, end: int, start: int) -> tuple[BatchHeader, bytes]:
     seqs = range(first, end)
     times = struct.pack(f"<{len(seqs)}q", *(start + seq * STEP_S * NS for seq in seqs))
     payloads = [
-        json.dumps({"temperature": round(61 + 6 * math.sin(seq / 40) + math.sin(seq), 2), "running": seq % 9 > 0,
-                    "motor": {"current": round(4 + math.cos(seq / 25), 3)}}).encode()
+        json.dumps(
+            {
+                "temperature": round(61 + 6 * math.sin(seq / 40) + math.sin(seq), 2),
+                "running": seq % 9 > 0,
+                "motor": {"current": round(4 + math.cos(seq / 25), 3)},
+            }
+        ).encode()
         for seq in seqs
-    ]  # fmt: skip
+    ]
     keys = [b"plant/hall-2/press-1/telemetry"] * len(payloads)
     columns = batch.columns_from_lists(times, keys, payloads)
     data = batch.encode(1, first, columns, ClockReading(1, 1, ClockState.SYNCED))

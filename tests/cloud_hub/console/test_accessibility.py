@@ -19,14 +19,22 @@ from weft.storage.object_store import open_store
 
 pytestmark = [pytest.mark.slow, needs_browser]
 PAGES = {
-    "fleet": ".table tbody th a", "edges/default/press-1": ".lanes rect.gap", "edges/default/edge-00002": ".notice",
-    "streams": ".table tbody th a", "streams/telemetry": ".chart canvas", "topics": ".tree .leaf",
-    "tables": ".table tbody .badge.good", "records/telemetry": ".chart canvas",
+    "fleet": ".table tbody th a",
+    "edges/default/press-1": ".lanes rect.gap",
+    "edges/default/edge-00002": ".notice",
+    "streams": ".table tbody th a",
+    "streams/telemetry": ".chart canvas",
+    "topics": ".tree .leaf",
+    "tables": ".table tbody .badge.good",
+    "records/telemetry": ".chart canvas",
     f"trace/telemetry?edge=press-1&log={PRESS.log_id:016x}&seq=5": ".steps > li:nth-child(4)",
-    "pipelines": ".table tbody .badge.bad", "nodes": "button[aria-label^=Split]",
-    "regions": "button[aria-label^=Pause]", "tokens": "button[aria-label^=Rotate]",
-    "tenants": "button[aria-label^=Set]", "audit": ".table tbody th",
-}  # fmt: skip
+    "pipelines": ".table tbody .badge.bad",
+    "nodes": "button[aria-label^=Split]",
+    "regions": "button[aria-label^=Pause]",
+    "tokens": "button[aria-label^=Rotate]",
+    "tenants": "button[aria-label^=Set]",
+    "audit": ".table tbody th",
+}
 """Page -> what is there when it is whole."""
 FOCUS = """(() => { const at = document.activeElement;
     const named = at.getAttribute("aria-label") || at.labels?.[0]?.textContent || at.textContent.trim().slice(0, 60);
@@ -53,8 +61,15 @@ async def signed_in(page: BrowserPage, tmp_path: Path) -> AsyncIterator[str]:
     }
     async with hub_with_fleet(4, 3, store=store, **quick) as (hub, log):
         await log.until_released(READINGS)
-        failed = {"stream": "telemetry", "state": "failed", "error": "no such column", "batch": 3, "records": 7,
-                  "seconds": 1.5, "rate": 2.5}  # fmt: skip
+        failed = {
+            "stream": "telemetry",
+            "state": "failed",
+            "error": "no such column",
+            "batch": 3,
+            "records": 7,
+            "seconds": 1.5,
+            "rate": 2.5,
+        }
         assert (await call(hub, "PUT", "/v1/pipelines/machine-hours", "", failed))[0] == 200
         await open_to_an_administrator(hub, store)
         await page.size(1440, 1000)

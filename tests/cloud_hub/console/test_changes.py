@@ -21,13 +21,7 @@ from tests.support.tokens import create_token, withdraw_token
 from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub.api.metrics import ShardPositions
 from weft.cloud_hub.http import changes
-from weft.cloud_hub.http.changes import (
-    CHECKED_AT_ONCE,
-    LISTENERS_MAX,
-    NAMED_MAX,
-    REMEMBERED_MAX,
-    ChangesSeen,
-)
+from weft.cloud_hub.http.changes import CHECKED_AT_ONCE, LISTENERS_MAX, NAMED_MAX, REMEMBERED_MAX, ChangesSeen
 from weft.cloud_hub.hub import Hub
 from weft.hub_api.answers import ChangeEvent
 from weft.hub_api.rights import Scope

@@ -80,8 +80,9 @@ async def test_edges_are_found_by_word_and_by_state_and_sorted(page: BrowserPage
         await page.until(f'{ROWS} === 1 && document.querySelector(".table tbody th").textContent === "press-1"')
         assert await page.js('document.querySelector(".count").textContent') == "1, of 41 rows"
         await page.js('document.querySelector("#edge-filter").value = ""')
-        await page.js('const s = document.querySelector("#edge-state"); s.value = "linked"; '
-                      's.dispatchEvent(new Event("change"))')  # fmt: skip
+        await page.js(
+            'const s = document.querySelector("#edge-state"); s.value = "linked"; s.dispatchEvent(new Event("change"))'
+        )
         await page.until(f"{ROWS} === 1")
         await page.js('document.querySelector("#edge-state").value = "any state"')
         await page.js('document.querySelector("#edge-state").dispatchEvent(new Event("change"))')
@@ -96,7 +97,7 @@ COLUMN = '[...document.querySelectorAll(".table thead th")].findIndex((each) => 
 CELL = 'document.querySelector(".table tbody tr").children[{}]'
 NEARLY_FULL = NodeReport(
     950 << 20, 1 << 30, 74 << 20, 10_000, 3 * 3600, [FunctionReport("hot", "where, set", 30, 20, 1, HOSTILE[0])], 2
-)  # fmt: skip
+)
 
 
 async def test_an_edge_whose_disk_is_nearly_full_stands_out_with_its_functions(page: BrowserPage) -> None:
@@ -125,7 +126,7 @@ async def test_an_edge_whose_disk_is_nearly_full_stands_out_with_its_functions(p
 
 HAS_ROOM = NodeReport(
     32 << 20, 1 << 30, 992 << 20, 10_000, 3 * 86400, [FunctionReport("hot", "where", 30, 20, 1, "no " * 50)], 0
-)  # fmt: skip
+)
 LINES_OF = """((cell) => { const text = document.createRange(); text.selectNodeContents(cell.firstElementChild || cell);
     return new Set([...text.getClientRects()].map((each) => Math.round(each.bottom))).size; })"""
 SCROLLS_BY = "((box) => box.scrollWidth - box.clientWidth)(document.querySelector('.table .scroll'))"
@@ -238,16 +239,19 @@ async def test_records_are_decoded_drawn_with_their_gap_and_followed(
             await page.until('document.querySelector(".chart canvas")')
             assert await page.js(FITS), f"the page is wider than {width}"
         assert await page.js('[...document.querySelector("#field").options].map((each) => each.value)') == [
-            "motor.current", "temperature",
-        ]  # fmt: skip
+            "motor.current",
+            "temperature",
+        ]
         assert "60 records are not here" in await page.js('document.querySelector("ul[aria-label^=Gaps]").innerText')
         newest = 'document.querySelector(".table tbody tr").innerText'
         assert '"temperature"' in await page.js(newest)
         await page.until('document.querySelector("#live").textContent === "live"')
         log.append(*readings(READINGS, READINGS + 1, time.time_ns() - READINGS * STEP_S * NS))
         await page.until(f'{newest}.includes("{READINGS}")')
-        await page.js('document.querySelector("#record-edge").value = "none"; '
-                      'document.querySelector("#record-edge").dispatchEvent(new Event("input"))')  # fmt: skip
+        await page.js(
+            'document.querySelector("#record-edge").value = "none"; '
+            'document.querySelector("#record-edge").dispatchEvent(new Event("input"))'
+        )
         await page.until('document.querySelector(".table tbody").innerText.includes("No record.")')
 
 
@@ -286,9 +290,10 @@ async def test_records_are_followed_where_more_streams_change_than_an_event_name
         await page.until(f'{newest}.includes("{READINGS}")')
         # An edge in a shard in which the stream had no record when the page was opened.
         other = next(
-            name for name in (f"saw-{n}" for n in range(50))
+            name
+            for name in (f"saw-{n}" for n in range(50))
             if shard_of("default", name, 2) != shard_of("default", "press-1", 2)
-        )  # fmt: skip
+        )
         second = EdgeLog("telemetry", PayloadKind.JSON)
         second.append(*readings(0, 1, time.time_ns()))
         async with running_link(hub, second, LinkIdentity("default", other, 7, "test")):
@@ -306,8 +311,9 @@ async def test_a_tenant_is_forgotten_with_the_token_that_chose_it(page: BrowserP
         await page.call("Input.insertText", text=admin)
         await page.key("Enter", 13)
         await page.until(f"{ROWS} > 20")
-        await page.js('const t = document.querySelector("#tenant"); t.value = "acme"; '
-                      't.dispatchEvent(new Event("change"))')  # fmt: skip
+        await page.js(
+            'const t = document.querySelector("#tenant"); t.value = "acme"; t.dispatchEvent(new Event("change"))'
+        )
         await page.until('document.querySelector(".table tbody").innerText.includes("No edge")')
         await page.js('document.querySelector("#leave").click()')
         await page.until('document.activeElement.id === "token"')
@@ -566,10 +572,12 @@ LINES = "[...document.querySelectorAll('.table tbody tr')]"
 STREAM = ["nav a|Streams", "tbody a|telemetry"]
 QUESTIONS = {
     "which edge was not heard of for the longest time, and why": (
-        ["thead button|Last seen"], f"{LINES}[0]?.innerText.includes('silent')",
+        ["thead button|Last seen"],
+        f"{LINES}[0]?.innerText.includes('silent')",
     ),
     "what is missing of an edge, and what to do": (
-        ["tbody a|edge-00002"], f"{HAS.format('.notice', 'hole')} && document.querySelector('.lanes rect.pending')",
+        ["tbody a|edge-00002"],
+        f"{HAS.format('.notice', 'hole')} && document.querySelector('.lanes rect.pending')",
     ),
     "is the time before complete for line 4": (
         ["nav a|Streams", "tbody a|line-004", "button|Zoom out", "button|Before"],
@@ -578,10 +586,12 @@ QUESTIONS = {
     ),
     "who holds a stream back": (["nav a|Streams", "tbody a|line-001"], HAS.format("section.notice", "edge-00001")),
     "how many records never come, and for which reason": (
-        STREAM, HAS.format(".lanes rect.gap title", "60 records never come (budget)"),
+        STREAM,
+        HAS.format(".lanes rect.gap title", "60 records never come (budget)"),
     ),
     "how was the temperature, and where is nothing known of it": (
-        STREAM, HAS.format('section[aria-label^="A field"] > p', "1 gap"),
+        STREAM,
+        HAS.format('section[aria-label^="A field"] > p', "1 gap"),
     ),
     "which message made this row": (
         ["nav a|Streams", 'tbody a[aria-label="Records of telemetry"]|', "td.number a|"],
@@ -589,17 +599,19 @@ QUESTIONS = {
     ),
     "what does a machine say now": (["nav a|Topics"], HAS.format(".tree .leaf .value", "temperature")),
     "does a table stand still": (
-        ["nav a|Tables"], f"{LINES}.some((e) => /telemetry/.test(e.innerText) && /good/.test(e.innerText))",
+        ["nav a|Tables"],
+        f"{LINES}.some((e) => /telemetry/.test(e.innerText) && /good/.test(e.innerText))",
     ),
     "is this node well, and what does it own": (
-        ["nav a|Nodes"], f"{HAS.format('.figures', 'ready')} && {LINES}.length === 3",
+        ["nav a|Nodes"],
+        f"{HAS.format('.figures', 'ready')} && {LINES}.length === 3",
     ),
     "how far is the other region behind, and why": (
         ["nav a|Regions"],
         f"{HAS.format('.table tbody', 'cannot connect')} && {HAS.format('.table tbody', 'of at most 7 d')}",
     ),
     "what may a tenant use": (["nav a|Tenants"], HAS.format(".table tbody", "no bound")),
-}  # fmt: skip
+}
 CLICKS_MAX = 4
 
 

@@ -78,9 +78,14 @@ async def test_each_act_is_a_record_once_also_of_a_log_that_was_there_before() -
         found = await copied(hub, 73, "secret of t-0")
         assert [each["entry"] for each in found] == list(range(1, 74))
         assert found[70] == found[70] | {
-            "by": "mara", "origin": "root@ops-1", "command": "hub tenant add", "act": "declared", "kind": "token",
-            "name": "later", "reason": "case 12",
-        }  # fmt: skip
+            "by": "mara",
+            "origin": "root@ops-1",
+            "command": "hub tenant add",
+            "act": "declared",
+            "kind": "token",
+            "name": "later",
+            "reason": "case 12",
+        }
         assert [(each["act"], each["target"]) for each in found[71:]] == [("began", "shard 3"), ("ended", "")]
         assert "sha256" not in json.dumps(found)
     await declare(store, "while-none-runs")
@@ -148,9 +153,10 @@ async def test_readers_of_other_tenants_and_edges_have_no_part_in_the_stream() -
     await declare(store, "auditor")
     log = ClusterLog(store, (await open_cluster(store, None)).cluster_id)
     for name, scope, tenant, edge in (
-        ("ops", Scope.ADMIN, "default", None), ("reader", Scope.READER, "default", None),
+        ("ops", Scope.ADMIN, "default", None),
+        ("reader", Scope.READER, "default", None),
         ("edge", Scope.EDGE, AUDIT_TENANT, "press-1"),
-    ):  # fmt: skip
+    ):
         await log.append(add_token(TokenIdentity(name, hash_token(name), scope, tenant, edge), None), author())
     async with running_hub(store, **SOON) as hub:
         assert (await copied(hub, 4, "ops"))[0]["name"] == "auditor"

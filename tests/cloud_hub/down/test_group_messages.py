@@ -99,9 +99,13 @@ async def test_a_message_to_a_group_is_published_page_by_page(monkeypatch: pytes
             assert await settled(hub, 1) == ["published"]
         assert takers[0].stored == ["x"]
         for fields, status in (
-            ({"group": "ovens"}, 404), ({"group": "*"}, 400), ({"group": "presses", "edge": "oven"}, 400),
-            ({"group": "presses", "edges": ["oven"]}, 400), ({"edge": "oven", "after": "a"}, 400), ({"group": ""}, 400),
-        ):  # fmt: skip
+            ({"group": "ovens"}, 404),
+            ({"group": "*"}, 400),
+            ({"group": "presses", "edge": "oven"}, 400),
+            ({"group": "presses", "edges": ["oven"]}, 400),
+            ({"edge": "oven", "after": "a"}, 400),
+            ({"group": ""}, 400),
+        ):
             assert (await post(hub, **fields))[0] == status, fields
 
 
@@ -176,9 +180,7 @@ async def forgive(hub: Hub) -> None:
 
 
 @pytest.mark.slow
-async def test_a_message_to_ten_thousand_edges_is_durable_within_a_minute(
-    tmp_path: Path,
-) -> None:
+async def test_a_message_to_ten_thousand_edges_is_durable_within_a_minute(tmp_path: Path) -> None:
     """They are of one hub process, with a store on the disk; the answers are read as they come."""
     edges = 10_000
     store = open_store(str(tmp_path / "store"))

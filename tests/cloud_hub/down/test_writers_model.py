@@ -233,6 +233,8 @@ class Writers(RuleBasedStateMachine):
 
 TestWriters = Writers.TestCase
 TestWriters.settings = settings(
-    max_examples=max(settings().max_examples // 5, 1), stateful_step_count=30, deadline=None,
+    max_examples=max(settings().max_examples // 5, 1),
+    stateful_step_count=30,
+    deadline=None,
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)

@@ -63,8 +63,9 @@ async def test_a_token_is_made_rotated_and_withdrawn_and_its_secret_is_shown_onc
         assert (await get(hub, "/v1/streams", first["token"]))[0] == 200, "the one before stays for an hour"
         listed = (await act(hub, "GET", "/v1/tokens"))["tokens"]
         assert [(each["name"], each["scope"], each["secrets"]) for each in listed] == [
-            ("ada", "granted", 1), ("wall/7", "reader", 2),
-        ]  # fmt: skip
+            ("ada", "granted", 1),
+            ("wall/7", "reader", 2),
+        ]
         assert first["token"] not in str(listed)
         assert await act(hub, "DELETE", "/v1/tokens/wall%2F7?reason=taken+down") == {"name": "wall/7", "left": 1}
         await until(lambda: hub._declared.credentials.identify(second["token"]) is None)
@@ -87,11 +88,14 @@ async def test_what_cannot_be_a_token_is_refused_and_so_is_the_first_one_of_a_hu
             assert answer.status == 403
         await open_to_an_administrator(hub, store)
         for body, status in (
-            ({"name": "a"}, 400), ({"name": "a", "scope": "reader", "grants": ["read"]}, 400),
-            ({"name": "a", "scope": "edge"}, 400), ({"name": "a", "grants": ["reed"]}, 400),
-            ({"name": "a", "scope": "reader", "expires": "soon"}, 400), ({"name": "ada", "scope": "reader"}, 409),
+            ({"name": "a"}, 400),
+            ({"name": "a", "scope": "reader", "grants": ["read"]}, 400),
+            ({"name": "a", "scope": "edge"}, 400),
+            ({"name": "a", "grants": ["reed"]}, 400),
+            ({"name": "a", "scope": "reader", "expires": "soon"}, 400),
+            ({"name": "ada", "scope": "reader"}, 409),
             ({"name": "a", "scope": "reader", "tenant": "acme"}, 409),
-        ):  # fmt: skip
+        ):
             got, reported = await call(hub, "POST", "/v1/tokens", ADMIN, body)
             assert (got, bool(reported["advice"])) == (status, True), body
         assert [each["name"] for each in (await act(hub, "GET", "/v1/tokens"))["tokens"]] == ["ada"]
@@ -138,8 +142,9 @@ async def test_a_shard_is_split_after_a_look_and_its_edges_send_on() -> None:
             await log.until_released(2)
         await until_complete(hub, "POST /v1/splits", "done")
         assert [each for each in await lines(hub) if each[1] == "POST /v1/splits"] == [
-            ("token ada", "POST /v1/splits", "a busy line"), ("token ada", "POST /v1/splits", "done"),
-        ]  # fmt: skip
+            ("token ada", "POST /v1/splits", "a busy line"),
+            ("token ada", "POST /v1/splits", "done"),
+        ]
         second = EdgeLog()
         second.append(*records(0, [b"c"]))
         async with running_link(hub, second, LinkIdentity("default", "press-1", 9, "test"), "edge"):
@@ -177,8 +182,9 @@ async def test_records_for_a_region_wait_for_a_request_and_go_on_after_another()
         async with running_link(west, log, NODE, "edge"):
             await until(lambda: has(east, 3))
             assert await act(west, "PUT", "/v1/regions/east", {"paused": True, "reason": "the line is needed"}) == {
-                "region": "east", "paused": True,
-            }  # fmt: skip
+                "region": "east",
+                "paused": True,
+            }
             await until(lambda: all(each.report().state == PAUSED for each in west.regions))
             [reported] = (await act(west, "GET", "/v1/regions"))["configured"]
             assert reported == {"region": "east", "paused": True, "pin_seconds": 7 * 86_400.0, "budget": None}

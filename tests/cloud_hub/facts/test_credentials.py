@@ -145,10 +145,18 @@ def test_a_damaged_entry_that_may_be_the_only_token_opens_no_hub() -> None:
 
 @pytest.mark.parametrize(
     "document",
-    [b"", b"[]", b"\xff", b'{"scope":"planet","secrets":[]}', b'{"scope":"admin"}', b"[" * 5000,
-     b'{"scope":"admin","secrets":[{"sha256":"x"}]}', b'{"scope":"edge","secrets":[{"sha256":"%s"}]}' % (b"0" * 64),
-     b'{"scope":"reader","tenant":"No Name","secrets":[{"sha256":"%s"}]}' % (b"0" * 64)],
-)  # fmt: skip
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"scope":"planet","secrets":[]}',
+        b'{"scope":"admin"}',
+        b"[" * 5000,
+        b'{"scope":"admin","secrets":[{"sha256":"x"}]}',
+        b'{"scope":"edge","secrets":[{"sha256":"%s"}]}' % (b"0" * 64),
+        b'{"scope":"reader","tenant":"No Name","secrets":[{"sha256":"%s"}]}' % (b"0" * 64),
+    ],
+)
 def test_a_broken_or_hostile_document_opens_nothing_and_harms_no_other(document: bytes) -> None:
     cluster = Cluster()
     cluster.add("good", "secret")
@@ -176,10 +184,7 @@ def test_an_entry_cannot_change_what_anothers_secret_opens() -> None:
 def test_a_secret_of_two_tokens_is_refused_and_outlives_the_older_one() -> None:
     cluster = Cluster()
     cluster.add("press", "secret")
-    for decision in (
-        add_token(identity("another", "secret"), None),
-        import_token(identity("another", "secret")),
-    ):
+    for decision in (add_token(identity("another", "secret"), None), import_token(identity("another", "secret"))):
         with pytest.raises(CannotDeclare, match="the secret of 'another' is that of token 'press'"):
             cluster.declare(decision)
     cluster.add("another", "its own")

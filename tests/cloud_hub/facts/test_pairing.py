@@ -138,9 +138,10 @@ async def test_an_edge_links_with_the_token_that_its_code_gave_it() -> None:
         status, reported, _ = await ask(
             hub, code=CODE.lower(), sha256=hash_token("mine"), tenant="default", edge=EDGE.edge
         )
-        assert (status, reported) == (200, msgspec.to_builtins(
-            PairAnswer(tenant=EDGE.tenant, edge=EDGE.edge, token="press-7", until=None)
-        ))  # fmt: skip
+        assert (status, reported) == (
+            200,
+            msgspec.to_builtins(PairAnswer(tenant=EDGE.tenant, edge=EDGE.edge, token="press-7", until=None)),
+        )
         log = EdgeLog()
         log.append(*records(0, [b"a"]))
         async with running_link(hub, log, EDGE, "mine", MemoryEpochs()):

@@ -87,11 +87,9 @@ class Processes:
         self.entries: list[dict[str, tuple[int, int]]] = [{}, {}]
         counts = TenantCounts(None, lambda: 0.0)
         self.tenants = [
-            Tenants(
-                declared, counts, Refusals(lambda: 0.0), lambda: self.now, others=partial(self.other, 1 - number),
-            )
+            Tenants(declared, counts, Refusals(lambda: 0.0), lambda: self.now, others=partial(self.other, 1 - number))
             for number in range(2)
-        ]  # fmt: skip
+        ]
 
     def other(self, number: int) -> list[NodeEntry]:
         return [NodeEntry("id", "url", "weft", 1, 0, tenants=self.entries[number])]

@@ -58,9 +58,13 @@ async def test_who_asked_cannot_approve_under_one_of_two_names() -> None:
     store = await turned_on()
     name = await asked(store)
     for by, origin in (
-        ("mara", "ben@ops-2"), (" Mara", "ben@ops-2"), ("ben", "mara@ops-1"), ("ben", "mara@laptop"),
-        ("ben", "root@ops-1 (sudo by mara)"), ("ben", "weft@ops-2 (sudo by mara)"),
-    ):  # fmt: skip
+        ("mara", "ben@ops-2"),
+        (" Mara", "ben@ops-2"),
+        ("ben", "mara@ops-1"),
+        ("ben", "mara@laptop"),
+        ("ben", "root@ops-1 (sudo by mara)"),
+        ("ben", "weft@ops-2 (sudo by mara)"),
+    ):
         with pytest.raises(CannotDeclare, match="another person"):
             await log_of(store).append(approve(name, Approval(by, origin, BEN.at)), MARA)
     with pytest.raises(CannotDeclare, match="no request"):

@@ -113,10 +113,14 @@ async def test_an_edge_whose_clock_is_off_by_years_is_told_so_by_its_log_and_its
     async with running_hub(MemoryStore()) as hub:
         link = asyncio.create_task(
             run_link(
-                log, LinkIdentity("default", "press-1", 1, "test"), LinkSettings((hub.url,), token=lambda: None),
-                MemoryEpochs(), status, wall_clock=lambda: time.time_ns() - years,
+                log,
+                LinkIdentity("default", "press-1", 1, "test"),
+                LinkSettings((hub.url,), token=lambda: None),
+                MemoryEpochs(),
+                status,
+                wall_clock=lambda: time.time_ns() - years,
             )
-        )  # fmt: skip
+        )
         await log.until_released(1)
         await until(lambda: any("clock is 20.0 years behind the hub's" in each.getMessage() for each in caplog.records))
         link.cancel()
@@ -148,11 +152,15 @@ async def test_a_hub_counts_edges_whose_synchronised_clocks_are_not_its_own(
     async with running_hub(MemoryStore()) as hub:
         link = asyncio.create_task(
             run_link(
-                log, LinkIdentity("default", "press-1", 1, "test"), LinkSettings((hub.url,), token=lambda: None),
-                MemoryEpochs(), status, wall_clock=lambda: time.time_ns() + ahead,
+                log,
+                LinkIdentity("default", "press-1", 1, "test"),
+                LinkSettings((hub.url,), token=lambda: None),
+                MemoryEpochs(),
+                status,
+                wall_clock=lambda: time.time_ns() + ahead,
                 clocks=_SynchronisedClocks() if vouched else None,
             )
-        )  # fmt: skip
+        )
         await log.until_released(1)
         _, metrics = await get(hub, "/metrics")
         _, answer = await get(hub, "/v1/status")

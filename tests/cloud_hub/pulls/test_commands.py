@@ -37,12 +37,33 @@ def test_windows_that_are_none(since: str, until: str) -> None:
 
 
 def pull(**fields: Any) -> PullAnswer:
-    return msgspec.convert({
-        "id": "5f0c", "tenant": "default", "edge": "press-7", "stream": "vibration", "from": "", "to": "",
-        "state": "done", "records": 0, "records_received": 0, "bytes": 0, "bytes_received": 0, "rest_seconds": None,
-        "lost": [], "log": None, "reason": None, "kept_from": None, "linked_here": True, "asked": "", "expires": "",
-        "ended": None, "by": None,
-    } | fields, PullAnswer)  # fmt: skip
+    return msgspec.convert(
+        {
+            "id": "5f0c",
+            "tenant": "default",
+            "edge": "press-7",
+            "stream": "vibration",
+            "from": "",
+            "to": "",
+            "state": "done",
+            "records": 0,
+            "records_received": 0,
+            "bytes": 0,
+            "bytes_received": 0,
+            "rest_seconds": None,
+            "lost": [],
+            "log": None,
+            "reason": None,
+            "kept_from": None,
+            "linked_here": True,
+            "asked": "",
+            "expires": "",
+            "ended": None,
+            "by": None,
+        }
+        | fields,
+        PullAnswer,
+    )
 
 
 @pytest.mark.parametrize(

@@ -303,7 +303,9 @@ async def test_a_token_for_pulls_opens_nothing_else(tmp_path: Path) -> None:
             for path in ("/v1/pulls", "/v1/streams", "/v1/messages?edge=press-7")
         }
         assert {asked for asked, status in found.items() if status != 403} == {
-            ("pull", "/v1/pulls"), ("reader", "/v1/streams"), ("publish", "/v1/messages?edge=press-7"),
-        }  # fmt: skip
+            ("pull", "/v1/pulls"),
+            ("reader", "/v1/streams"),
+            ("publish", "/v1/messages?edge=press-7"),
+        }
         assert (await call(hub, "GET", "/v1/pulls?tenant=other", token=secrets["pull"]))[0] == 403
         assert (await call(hub, "GET", "/v1/pulls"))[0] == 401

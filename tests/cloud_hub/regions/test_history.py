@@ -131,9 +131,8 @@ async def test_records_that_left_the_table_are_gaps_where_they_are_not_known(fab
     cluster = await open_cluster(fabric.west, 2)
     choice, author = Choice([("_key", "plant/a/m1/telemetry")]), Author("mara", "case 12", START)
     eraser = Eraser(
-        fabric.west, cluster, ("default", "telemetry"),
-        clock=lambda: START, monotonic=lambda: 0.0, nonce=lambda: "1",
-    )  # fmt: skip
+        fabric.west, cluster, ("default", "telemetry"), clock=lambda: START, monotonic=lambda: 0.0, nonce=lambda: "1"
+    )
     assert (await eraser.erase(choice, author)).rows == 800
     done = await fabric.bring()
     assert (done.left_out, done.given_up) == ([], 800)

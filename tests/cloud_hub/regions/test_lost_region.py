@@ -39,10 +39,15 @@ class TwoRegions:
         """Start the hub of a region, which names the other one ``peer``."""
         (other,) = self.ports.keys() - {name}
         (link,) = to(f"http://127.0.0.1:{self.ports[other]}", forwards=forwards).values()
-        return await stack.enter_async_context(running_hub(
-            self.stores[name], port=self.ports[name], regions={peer or other: link}, peers=True,
-            cluster_log_interval_s=0.02,
-        ))  # fmt: skip
+        return await stack.enter_async_context(
+            running_hub(
+                self.stores[name],
+                port=self.ports[name],
+                regions={peer or other: link},
+                peers=True,
+                cluster_log_interval_s=0.02,
+            )
+        )
 
     async def lose_the_west(self) -> Hub:
         """Take records in both regions, lose the west, and have its edge go over. Return the east's hub."""

@@ -86,11 +86,16 @@ async def test_a_region_relays_lanes_of_its_tenant_and_does_nothing_else(tmp_pat
     other = LANE._replace(tenant="other")
     async with running_hub(MemoryStore(), tokens=tokens) as hub:
         _, opened, own, foreign, down, acts, beside = await said(
-            hub, of_all, hello(), opening(LANE), opening(LANE._replace(stream="own"), 0, 2), opening(other, RELAY, 3),
+            hub,
+            of_all,
+            hello(),
+            opening(LANE),
+            opening(LANE._replace(stream="own"), 0, 2),
+            opening(other, RELAY, 3),
             opening(LANE._replace(stream=DOWN_STREAM), RELAY, 4),
             opening(Lane(AUDIT_TENANT, "e", 1, AUDIT_STREAM), RELAY, 5),
             opening(Lane(AUDIT_TENANT, "e", 1, "telemetry"), RELAY, 6),
-        )  # fmt: skip
+        )
         answers = {each.lane: each for each in (opened, own, foreign, down, acts, beside)}  # type: ignore[union-attr]
         assert isinstance(answers[1], LaneOpened)
         assert isinstance(answers[3], LaneOpened)
@@ -103,9 +108,11 @@ async def test_a_region_relays_lanes_of_its_tenant_and_does_nothing_else(tmp_pat
         assert isinstance(refused, LaneClosed)
         assert "does not allow to relay lanes of stream telemetry of tenant other" in refused.message
         for denied, greeting in (
-            (of_one, hello("other")), (of_all, hello(features=(CONFIG,))), (of_all, hello(features=(PULL,))),
+            (of_one, hello("other")),
+            (of_all, hello(features=(CONFIG,))),
+            (of_all, hello(features=(PULL,))),
             (edge, hello()),
-        ):  # fmt: skip
+        ):
             [refusal] = await said(hub, denied, greeting)
             assert isinstance(refusal, Refuse)
             assert refusal.code == RefuseCode.UNAUTHORISED

@@ -167,9 +167,15 @@ async def test_a_position_passes_nothing_that_is_not_acknowledged_wherever_the_l
     def begin(position: int) -> RegionSource:
         shard = ShardLog(writer.store, writer.cluster, 0)
         return RegionSource(
-            shard, lambda: writer.states[0], takes, position,
-            hub=lambda: PEER, peer=PEER, now=lambda: now[0], lanes_open_max=3,
-        )  # fmt: skip
+            shard,
+            lambda: writer.states[0],
+            takes,
+            position,
+            hub=lambda: PEER,
+            peer=PEER,
+            now=lambda: now[0],
+            lanes_open_max=3,
+        )
 
     async def settle(source: RegionSource) -> None:
         for _ in range(2000):
@@ -228,9 +234,14 @@ async def test_acknowledgements_of_another_cluster_count_for_nothing() -> None:
     writer = await LogWriter.open(MemoryStore(), 1)
     await writer.append(0, Run(LANE, 0, 5))
     source = RegionSource(
-        ShardLog(writer.store, writer.cluster, 0), lambda: writer.states[0], Selection(), 0,
-        hub=lambda: "cd" * 16, peer=PEER, now=lambda: 0.0,
-    )  # fmt: skip
+        ShardLog(writer.store, writer.cluster, 0),
+        lambda: writer.states[0],
+        Selection(),
+        0,
+        hub=lambda: "cd" * 16,
+        peer=PEER,
+        now=lambda: 0.0,
+    )
     await source.fill()
     [lane] = source.lanes()
     source.released(lane.lane, RangeSet([(0, 5)]))
@@ -244,9 +255,14 @@ async def test_a_link_follows_a_lane_that_is_offered_again_whoever_looked_at_the
     writer = await LogWriter.open(MemoryStore(), 1)
     await writer.append(0, Run(LANE, 3, 2, gaps=[GapRange(0, 3, GapReason.BUDGET)]))
     source = RegionSource(
-        ShardLog(writer.store, writer.cluster, 0), lambda: writer.states[0], Selection(), 0,
-        hub=lambda: PEER, peer=PEER, now=lambda: 0.0,
-    )  # fmt: skip
+        ShardLog(writer.store, writer.cluster, 0),
+        lambda: writer.states[0],
+        Selection(),
+        0,
+        hub=lambda: PEER,
+        peer=PEER,
+        now=lambda: 0.0,
+    )
     await source.fill()
     [before] = source.lanes()
     [gap] = source.states([before.lane])[before.lane].gaps
@@ -276,10 +292,18 @@ async def test_other_lanes_come_although_the_region_closes_one_again_and_again_a
     await writer.append(0, Run(closed, 0, 1), Run(other, 0, 1))
     for seq in range(1, 10 * WINDOW):
         await writer.append(0, Run(other, seq, 1))
-    source, region = RegionSource(
-        ShardLog(writer.store, writer.cluster, 0), lambda: writer.states[0], Selection(), 0,
-        hub=lambda: PEER, peer=PEER, now=lambda: now,
-    ), Region()  # fmt: skip
+    source, region = (
+        RegionSource(
+            ShardLog(writer.store, writer.cluster, 0),
+            lambda: writer.states[0],
+            Selection(),
+            0,
+            hub=lambda: PEER,
+            peer=PEER,
+            now=lambda: now,
+        ),
+        Region(),
+    )
     for _ in range(40):
         now += AGAIN_MAX_S
         await source.fill()
@@ -303,9 +327,14 @@ async def test_streams_that_are_behind_are_named_with_what_the_region_lacks_of_e
     writer = await LogWriter.open(MemoryStore(), 1)
     telemetry, events = LANES[:2]
     source = RegionSource(
-        ShardLog(writer.store, writer.cluster, 0), lambda: writer.states[0], Selection(), 0,
-        hub=lambda: PEER, peer=PEER, now=lambda: 0.0,
-    )  # fmt: skip
+        ShardLog(writer.store, writer.cluster, 0),
+        lambda: writer.states[0],
+        Selection(),
+        0,
+        hub=lambda: PEER,
+        peer=PEER,
+        now=lambda: 0.0,
+    )
     await writer.append(0, Run(telemetry, 0, 5), Run(events, 0, 2))
     await writer.append(0, Run(telemetry, 5, 5))
     writer.created += 1

@@ -57,10 +57,14 @@ class Hub:
 
     def keeper(self) -> LaneKeeper:
         return LaneKeeper(
-            [self.log], lambda _: self.sequencer.state, lambda *_: self.position, HubSettings("memory"),
-            clock=HubClock(self.time, self.time), random_bits=self.random.getrandbits,
+            [self.log],
+            lambda _: self.sequencer.state,
+            lambda *_: self.position,
+            HubSettings("memory"),
+            clock=HubClock(self.time, self.time),
+            random_bits=self.random.getrandbits,
             noted=OwnActs(self.store, CLUSTER.cluster_id, self.time),
-        )  # fmt: skip
+        )
 
     def time(self) -> int:
         return TRUE_START + now_ns() + int(self.ahead_s * NS)

@@ -333,10 +333,11 @@ async def test_the_last_records_of_an_idle_shard_go_in_their_time(
             await log.snapshot(0)
     services = [TableService(folder, log.cluster) for _ in range(2)]
     both = [
-        ShardCollector(ShardLog(folder, log.cluster, 0), service.first_untabled, RETAIN_S,
-                       clock=HubClock(clocks.wall, clocks.boot))
+        ShardCollector(
+            ShardLog(folder, log.cluster, 0), service.first_untabled, RETAIN_S, clock=HubClock(clocks.wall, clocks.boot)
+        )
         for service in services
-    ]  # fmt: skip
+    ]
     objects = []
     for _ in range(8):
         clocks.since += 16 * MINUTE

@@ -45,8 +45,9 @@ def test_lanes_not_seen_for_long_retire_leave_and_count_again_when_they_come_bac
         reported = await lines(ClusterLog(hub.store, CLUSTER.cluster_id), 1, 4)
         assert [(each.act, each.by, each.target, each.reason) for each in reported] == [
             ("began", "the hub", "shard 0: lanes of default/edge-1", "not seen for 90.0 days"),
-            ("ended", "the hub", "", "done"), ("unusable", "", "", UNUSABLE),
-        ]  # fmt: skip
+            ("ended", "the hub", "", "done"),
+            ("unusable", "", "", UNUSABLE),
+        ]
         back = await hub.session(epoch=2)
         assert (await hub.state()).lanes[LANE].counts
         hub.sequencer.leave(back.lane_session)

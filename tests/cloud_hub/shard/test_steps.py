@@ -45,9 +45,12 @@ class Hub:
         self._epoch = 0
 
     def session(
-        self, lane: int = 0, topics: Sequence[str] = (), origins: Sequence[Origin] = (),
+        self,
+        lane: int = 0,
+        topics: Sequence[str] = (),
+        origins: Sequence[Origin] = (),
         clocks: ClockNotices | None = None,
-    ) -> LaneSession:  # fmt: skip
+    ) -> LaneSession:
         self._epoch += 1
         name = Lane("default", "edge-1", 7, f"s{lane}")
         claim = LaneClaim(self._epoch)

@@ -131,8 +131,11 @@ async def test_joined_files_are_sorted_in_slices_of_the_log_and_say_so(
     entry = bytes((await directory.get(f"{tierer.key}/_delta_log/{tierer.version:020d}.json")).data)
     [add] = [json.loads(line)["add"] for line in entry.splitlines() if b'"add"' in line]
     assert json.loads(add["tags"]["weft.sortedBy"]) == [
-        *(["machine", "line"] if declared else ["line", "machine"]), "_edge", "_key", "_time",
-    ]  # fmt: skip
+        *(["machine", "line"] if declared else ["line", "machine"]),
+        "_edge",
+        "_key",
+        "_time",
+    ]
 
 
 async def test_new_rows_are_sorted_by_what_is_declared_since(directory: ObjectStore) -> None:

@@ -129,10 +129,14 @@ async def die_at(root: Path, fatal: int | None, after: bool, fresh: bool, typed:
     with pytest.MonkeyPatch.context() as patch:
         watch_delta(patch, boundaries)
         tierer = Tierer(
-            WatchedStore(store, boundaries), log.cluster, "default", "telemetry",
-            await load_shards(store, log.cluster), schema=lambda: FIRST if typed else None,
+            WatchedStore(store, boundaries),
+            log.cluster,
+            "default",
+            "telemetry",
+            await load_shards(store, log.cluster),
+            schema=lambda: FIRST if typed else None,
             quality=lambda: QUALITY if typed else None,
-        )  # fmt: skip
+        )
         try:
             await tierer.step()
             crashed = False
@@ -140,9 +144,14 @@ async def die_at(root: Path, fatal: int | None, after: bool, fresh: bool, typed:
             crashed = True
         assert crashed == (fatal is not None)
     tierer = Tierer(
-        store, log.cluster, "default", "telemetry", await load_shards(store, log.cluster),
-        schema=lambda: SECOND if typed else None, quality=lambda: QUALITY if typed else None,
-    )  # fmt: skip
+        store,
+        log.cluster,
+        "default",
+        "telemetry",
+        await load_shards(store, log.cluster),
+        schema=lambda: SECOND if typed else None,
+        quality=lambda: QUALITY if typed else None,
+    )
     await drain(tierer)
     with outcome():
         assert contents(store) == expected(runs)
@@ -153,9 +162,9 @@ async def die_at(root: Path, fatal: int | None, after: bool, fresh: bool, typed:
         machines = rows(store, columns=["_shard", "_offset", "machine"])["machine"].to_pylist()
         again = [name for at, name in enumerate(machines) if name and name in machines[:at]]
         again = again if fresh else again[-found.num_rows :]
-        assert counts == [
-            (found.num_rows, misfits), (found.num_rows, nowhere), (found.num_rows, len(again))
-        ], "each row counts once"  # fmt: skip
+        assert counts == [(found.num_rows, misfits), (found.num_rows, nowhere), (found.num_rows, len(again))], (
+            "each row counts once"
+        )
         versions = rows(store, columns=["_shard", "_offset", "_schema"])["_schema"].to_pylist()
         assert {*versions} <= ({3, 9} if fresh else {None, 3, 9}), "each row by a version that its writer knew"
     return boundaries.calls

@@ -48,8 +48,9 @@ async def test_a_bug_that_shows_with_one_stream_does_not_stop_the_next_ones(
     work = DeclaredTableWork(directory, log.cluster, tables, declared, clock)
     await work.look()
     assert [(each.stream, each.lag_records, each.error) for each in work.status()] == [
-        ("broken", 5, "a payload that nobody thought of"), ("telemetry", 0, None),
-    ]  # fmt: skip
+        ("broken", 5, "a payload that nobody thought of"),
+        ("telemetry", 0, None),
+    ]
 
 
 @pytest.mark.slow
@@ -75,8 +76,12 @@ async def test_a_hub_makes_a_declared_table_and_ends_it_when_it_is_withdrawn(tmp
         assert reported["sort"] == ["machine", "_edge"]
         assert "machine, _edge" in await run("list", config)
         assert [reported[name] for name in ("stream", "latest", "every", "retain", "retain_log")] == [
-            "default/telemetry", ["_key"], "1s", "30d", "90d",
-        ]  # fmt: skip
+            "default/telemetry",
+            ["_key"],
+            "1s",
+            "30d",
+            "90d",
+        ]
 
         def is_there() -> bool:
             found = _status(hub.url)

@@ -48,9 +48,18 @@ async def filled(store: ObjectStore) -> LogWriter:
     """Rows of a person among others, in the tables and, the last ones, in the log alone."""
     log = await LogWriter.open(store)
     for n in range(3):
-        await log.append(0, Run(LANE, 10 * n, 6, key=PERSON if n % 2 else OTHERS, topics=TOPICS, kind=JSON, payloads=[
-            b'{"person": {"id": %d}}' % seq for seq in range(10 * n, 10 * n + 6)
-        ]))  # fmt: skip
+        await log.append(
+            0,
+            Run(
+                LANE,
+                10 * n,
+                6,
+                key=PERSON if n % 2 else OTHERS,
+                topics=TOPICS,
+                kind=JSON,
+                payloads=[b'{"person": {"id": %d}}' % seq for seq in range(10 * n, 10 * n + 6)],
+            ),
+        )
         await log.append(1, Run(OTHER, 10 * n, 3, key=PERSON, topics=TOPICS, kind=JSON))
         if n == 1:
             await drain(await new_tierer(store, log))
@@ -66,9 +75,13 @@ async def drain_all(tierer: Tierer) -> None:
 
 async def erased(store: ObjectStore, log: LogWriter, **conditions: str) -> ErasedRows:
     eraser = Eraser(
-        store, log.cluster, STREAM, clock=lambda: START, monotonic=lambda: 0.0,
+        store,
+        log.cluster,
+        STREAM,
+        clock=lambda: START,
+        monotonic=lambda: 0.0,
         nonce=iter(f"{n:016x}" for n in range(1 << 60, (1 << 60) + 1000)).__next__,
-    )  # fmt: skip
+    )
     named = [(name.replace("__", "."), value) for name, value in conditions.items()]
     return await eraser.erase(Choice(named), AUTHOR)
 
@@ -82,8 +95,13 @@ async def test_rows_of_a_key_are_in_no_table_at_once_and_the_audit_says_by_whom(
     assert (found.problems, found.total("missing"), found.total("deleted")) == ([], 0, 15)
     (reported,) = found.deletions
     assert (reported.by, reported.reason, reported.rows, reported.count, reported.time, reported.is_erased) == (
-        "an operator", "case 12", "by _key", 15, START, True,
-    )  # fmt: skip
+        "an operator",
+        "case 12",
+        "by _key",
+        15,
+        START,
+        True,
+    )
     # What comes later is a row, and no part of what was erased.
     await log.append(0, Run(LANE, 100, 2, key=PERSON))
     await drain(await new_tierer(directory, log))
@@ -180,8 +198,9 @@ def held(root: Path) -> str:
             for section in found.footer.streams:
                 body = data[section.position : section.position + section.length]
                 for entry in section_entries(section, body, found.footer.lanes_of(section)):
-                    columns = batch.decode_columns(entry.batch, batch.decode_header(entry.batch),
-                                                   decompressor=zstandard.ZstdDecompressor())  # fmt: skip
+                    columns = batch.decode_columns(
+                        entry.batch, batch.decode_header(entry.batch), decompressor=zstandard.ZstdDecompressor()
+                    )
                     said.append(str(columns.keys) + bytes(columns.payload).decode(errors="replace"))
     return "\n".join(said)
 
@@ -254,9 +273,9 @@ async def test_after_the_grace_no_engine_no_reader_and_no_object_has_it(tmp_path
     await drain_latest(await new_latest(store, log))
     await collect(store, log)
     for found in (table(store), opened(store)):
-        found.alter.set_table_properties({
-            "delta.deletedFileRetentionDuration": "interval 0 hours", "delta.logRetentionDuration": "interval 0 hours",
-        })  # fmt: skip
+        found.alter.set_table_properties(
+            {"delta.deletedFileRetentionDuration": "interval 0 hours", "delta.logRetentionDuration": "interval 0 hours"}
+        )
     (tmp_path / "hub.yaml").write_text(f"store: {root}\nretain_log: 1d\n")
     left = await asyncio.to_thread(weft, "hub", "erasures", tmp_path / "hub.yaml", "telemetry", "--tidy")
     (state,) = await erasures(store, STREAM)
@@ -284,8 +303,14 @@ async def test_dying_at_any_step_is_mended_by_the_same_call(tmp_path: Path) -> N
         except Crash:
             pass
         # As many calls as it takes: the name of a file that was written before is taken.
-        eraser = Eraser(store, log.cluster, STREAM, clock=lambda: START, monotonic=lambda: 0.0,
-                        nonce=iter(f"{n:016x}" for n in range(1 << 61, (1 << 61) + 99)).__next__)  # fmt: skip
+        eraser = Eraser(
+            store,
+            log.cluster,
+            STREAM,
+            clock=lambda: START,
+            monotonic=lambda: 0.0,
+            nonce=iter(f"{n:016x}" for n in range(1 << 61, (1 << 61) + 99)).__next__,
+        )
         await eraser.erase(Choice([("_key", PERSON.decode())]), AUTHOR)
         assert set(rows(store).column("_key").to_pylist()) == {OTHERS.decode()}
         assert [*latest(store)] == [OTHERS.decode()]

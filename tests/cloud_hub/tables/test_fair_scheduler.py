@@ -117,9 +117,14 @@ async def test_a_step_ends_when_its_time_is_over(directory: ObjectStore, monkeyp
     slow = itertools.count()
     views = (await new_tierer(directory, log))._views
     tierer = Tierer(
-        directory, log.cluster, "default", "telemetry", views, settings=TableSettings(step_seconds_max=3),
+        directory,
+        log.cluster,
+        "default",
+        "telemetry",
+        views,
+        settings=TableSettings(step_seconds_max=3),
         monotonic=lambda: next(slow),
-    )  # fmt: skip
+    )
     assert await tierer.step() == 30
     assert await drain(tierer) == 70
     assert contents(directory) == expected({0: [Run(LANE, 0, 100)]})

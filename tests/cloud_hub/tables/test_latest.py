@@ -51,13 +51,15 @@ async def _append(log: LogWriter, runs: Appended, shard: int, run: Run) -> None:
 
 async def test_the_newest_row_of_each_key_is_there_and_deleted_ones_are_not(directory: ObjectStore) -> None:
     log = await LogWriter.open(directory)
-    runs = {0: [
-        Run(LANE, 0, 3, key=b"plant/a/m1/telemetry", topics=TOPICS),
-        Run(LANE, 3, 2, key=b"plant/a/m2/telemetry"),
-        Run(LANE, 5, 1, key=b"plant/a/m2/telemetry", payloads=[b""]),
-        Run(OTHER, 0, 2, key=b"plant/a/m1/telemetry"),
-        Run(LANE, 6, 1, key=b"plant/a/m3/telemetry"),
-    ]}  # fmt: skip
+    runs = {
+        0: [
+            Run(LANE, 0, 3, key=b"plant/a/m1/telemetry", topics=TOPICS),
+            Run(LANE, 3, 2, key=b"plant/a/m2/telemetry"),
+            Run(LANE, 5, 1, key=b"plant/a/m2/telemetry", payloads=[b""]),
+            Run(OTHER, 0, 2, key=b"plant/a/m1/telemetry"),
+            Run(LANE, 6, 1, key=b"plant/a/m3/telemetry"),
+        ]
+    }
     for run in runs[0]:
         log.created += SECOND
         await log.append(0, run)

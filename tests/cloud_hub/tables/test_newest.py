@@ -14,10 +14,18 @@ from weft.cloud_hub.tables.buckets import HIDDEN_US, Bucket, BucketFiles, Key, h
 from weft.storage.table.actions import Action, AddedFile, TableError
 from weft.storage.table.rows import TIMESTAMP
 
-SCHEMA = pa.schema([
-    ("_key", pa.string()), ("_edge", pa.string()), ("_log", pa.string()), ("_seq", pa.int64()),
-    ("_received", TIMESTAMP), ("_shard", pa.int32()), ("_offset", pa.int64()), ("_tombstone", pa.bool_()),
-])  # fmt: skip
+SCHEMA = pa.schema(
+    [
+        ("_key", pa.string()),
+        ("_edge", pa.string()),
+        ("_log", pa.string()),
+        ("_seq", pa.int64()),
+        ("_received", TIMESTAMP),
+        ("_shard", pa.int32()),
+        ("_offset", pa.int64()),
+        ("_tombstone", pa.bool_()),
+    ]
+)
 NOW_US = 100 * HIDDEN_US
 Row = tuple[str | None, str, str, int, int, int, int, bool]
 
@@ -115,8 +123,11 @@ def test_a_hash_is_in_one_bucket_also_where_none_has_a_file() -> None:
     found = files.of(hashes(values, ["_key"]))
     assert set(found) <= {low, *high.halves()}
     assert sorted(number for numbers in found.values() for number in numbers) == [*range(200)]
-    assert all(bucket.first <= value < bucket.end for bucket, numbers in found.items()
-               for value in hashes(values, ["_key"])[numbers].tolist())  # fmt: skip
+    assert all(
+        bucket.first <= value < bucket.end
+        for bucket, numbers in found.items()
+        for value in hashes(values, ["_key"])[numbers].tolist()
+    )
     with pytest.raises(TableError, match="which is none of the hub's files"):
         files.take(Action(add=AddedFile(f"part-{rnd.random()}.parquet", 10)))
 
@@ -134,10 +145,15 @@ def test_a_key_may_be_fields_of_payloads() -> None:
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
-        ([], "1 to 8 parts"), (["a"] * 9, "1 to 8 parts"), (["a", "A"], "differ in case"), (["_seq"], "'_seq' cannot"),
-        (["payload"], "'payload' cannot"), (["payload.a", "payload.a"], "are the same"), (["a b"], "'a b' cannot"),
+        ([], "1 to 8 parts"),
+        (["a"] * 9, "1 to 8 parts"),
+        (["a", "A"], "differ in case"),
+        (["_seq"], "'_seq' cannot"),
+        (["payload"], "'payload' cannot"),
+        (["payload.a", "payload.a"], "are the same"),
+        (["a b"], "'a b' cannot"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_a_key_is_said(parts: list[str], why: str) -> None:
     assert why in str(wrong_part(parts))
     with pytest.raises(ValueError, match=why):

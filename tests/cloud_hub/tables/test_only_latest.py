@@ -168,7 +168,7 @@ async def test_an_erasure_ends_with_the_chunks_that_are_there(directory: ObjectS
     await drain_latest(await new_latest(directory, log, instead=True))
     eraser = Eraser(
         directory, log.cluster, STREAM, clock=time.time_ns, monotonic=time.monotonic, nonce=lambda: "abcdef0123456789"
-    )  # fmt: skip
+    )
     done = await eraser.erase(Choice([("_key", "plant/a/m1/telemetry")]), Author("anna", "case 12", START))
     assert (done.rows, done.latest, done.recorded) == (0, 1, 1)
     assert sorted(latest(directory)) == ["plant/a/m0/telemetry", "plant/a/m2/telemetry"]

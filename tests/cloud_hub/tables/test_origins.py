@@ -50,10 +50,14 @@ def store(tmp_path: Path) -> ObjectStore:
 def log(tmp_path: Path) -> Iterator[SegmentLog]:
     loop = asyncio.new_event_loop()
     log = SegmentLog.open(
-        str(tmp_path / "data"), LogSettings(segment_bytes=1 << 20), wall_clock=wall_clock,
-        clock_reading=clock_reader(), random_bits=random.getrandbits, post=lambda callback: callback(),
+        str(tmp_path / "data"),
+        LogSettings(segment_bytes=1 << 20),
+        wall_clock=wall_clock,
+        clock_reading=clock_reader(),
+        random_bits=random.getrandbits,
+        post=lambda callback: callback(),
         start_writer=False,
-    )  # fmt: skip
+    )
     yield log
     log.close()
     loop.close()

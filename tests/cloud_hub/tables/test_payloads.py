@@ -39,11 +39,21 @@ def columns(store: ObjectStore) -> dict[str, pa.DataType]:
 
 
 AS_JSON = [
-    ('{"t": 21.5}', None), (None, b"\xff\x00"), (None, b"plain"), (None, b""), ('{"t": "é"}', None), (None, b'{"t": 1'),
-]  # fmt: skip
+    ('{"t": 21.5}', None),
+    (None, b"\xff\x00"),
+    (None, b"plain"),
+    (None, b""),
+    ('{"t": "é"}', None),
+    (None, b'{"t": 1'),
+]
 AS_TEXT = [
-    ('{"t": 21.5}', None), (None, b"\xff\x00"), ("plain", None), ("", None), ('{"t": "é"}', None), ('{"t": 1', None),
-]  # fmt: skip
+    ('{"t": 21.5}', None),
+    (None, b"\xff\x00"),
+    ("plain", None),
+    ("", None),
+    ('{"t": "é"}', None),
+    ('{"t": 1', None),
+]
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(JSON, AS_JSON), (TEXT, AS_TEXT)])

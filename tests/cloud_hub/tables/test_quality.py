@@ -123,11 +123,9 @@ async def test_a_check_goes_on_counting_while_others_change(directory: ObjectSto
         await log.append(0, readings({"n": 9}, {"n": 99}, {"n": 1}, first=3 * version - 1))
         await maker.write()
         counted.append(maker.counts(text))
-    assert counted == [
-        {"a": (3, 1), "b": (3, 3)},
-        {"renamed": (6, 2), "c": (3, 2)},
-        {"b": (3, 3)},
-    ], "a check that was withdrawn begins again"
+    assert counted == [{"a": (3, 1), "b": (3, 3)}, {"renamed": (6, 2), "c": (3, 2)}, {"b": (3, 3)}], (
+        "a check that was withdrawn begins again"
+    )
     assert maker.tierer.quality.counts.unchecked(maker.tierer.done) == 0
     names = [name for name in maker.tierer._state.transactions if name.endswith("/rule")]  # type: ignore[union-attr]
     assert len(names) == 2, "places are used again: a name in a table's log is there for good"
@@ -309,5 +307,12 @@ async def test_rows_that_fail_are_marked_where_the_rules_ask_for_it(directory: O
     await log.append(0, readings({"n": 99}, first=7))
     await maker.write()
     assert rows(directory)["_failed"].to_pylist() == [
-        None, None, "hot, number, money", "there", "fits", "there, fits", "number", None,
-    ]  # fmt: skip
+        None,
+        None,
+        "hot, number, money",
+        "there",
+        "fits",
+        "there, fits",
+        "number",
+        None,
+    ]

@@ -49,9 +49,16 @@ class Stream:
         """What a look some seconds later logs."""
         self.now += after_s
         events = self.watch.look(
-            self._declared, self._counts, self._first, 0, self.why_not, ("t", "s"), self.now,
-            NOW_NS + int(self.now * 1e9), is_sound=self.is_sound,
-        )  # fmt: skip
+            self._declared,
+            self._counts,
+            self._first,
+            0,
+            self.why_not,
+            ("t", "s"),
+            self.now,
+            NOW_NS + int(self.now * 1e9),
+            is_sound=self.is_sound,
+        )
         return [(logging.getLevelName(each.level), each.text) for each in events]
 
     def status(self) -> QualityOfNode:

@@ -69,8 +69,10 @@ async def test_each_row_that_fails_is_in_the_quarantine_once(directory: ObjectSt
     await drain(quarantine)
     found = quarantined(directory)
     assert [(row["_shard"], row["_offset"], row["_failed"]) for row in found] == [
-        (0, 2, "odd"), (0, 4, "odd, there"), (1, 1, "there"),
-    ]  # fmt: skip
+        (0, 2, "odd"),
+        (0, 4, "odd, there"),
+        (1, 1, "there"),
+    ]
     assert found == marked(directory), "with all columns"
     version = quarantine.version
     await log.append(0, readings(GOOD, GOOD, first=5))
@@ -193,9 +195,13 @@ async def test_what_is_erased_leaves_the_quarantine_too(directory: ObjectStore) 
     await drain(new(directory, log))
     assert len(quarantined(directory)) == 3
     eraser = Eraser(
-        directory, log.cluster, ("default", "telemetry"), clock=lambda: START, monotonic=lambda: 0.0,
+        directory,
+        log.cluster,
+        ("default", "telemetry"),
+        clock=lambda: START,
+        monotonic=lambda: 0.0,
         nonce=iter(map(str, range(100))).__next__,
-    )  # fmt: skip
+    )
     choice = Choice([("s", "anna")])
     assert (await eraser.erase(choice, Author("mara", "asked", START))).rows == 3
     assert [row["s"] for row in quarantined(directory)] == ["x"]
@@ -212,9 +218,13 @@ async def test_a_maker_that_had_read_what_is_erased_does_not_bring_it_back(direc
     await log.append(0, readings({**BAD, "s": "anna"}, BAD, first=2))
     await maker.write()
     eraser = Eraser(
-        directory, log.cluster, ("default", "telemetry"), clock=lambda: START, monotonic=lambda: 0.0,
+        directory,
+        log.cluster,
+        ("default", "telemetry"),
+        clock=lambda: START,
+        monotonic=lambda: 0.0,
         nonce=iter(map(str, range(100))).__next__,
-    )  # fmt: skip
+    )
     append = quarantine.log.append
 
     async def raced(*given: Any) -> Any:

@@ -40,9 +40,16 @@ class Work:
             tierer=lambda _key: SimpleNamespace(version=self.version), keeps_beside=lambda _key: True
         )
         self.work = QuarantineWork(
-            store, log.cluster, cast(TableService, tables), self.declared, self.retained,
-            settings=DEFAULTS, clock=lambda: self.at, is_sound=lambda: True, monotonic=lambda: self.now,
-        )  # fmt: skip
+            store,
+            log.cluster,
+            cast(TableService, tables),
+            self.declared,
+            self.retained,
+            settings=DEFAULTS,
+            clock=lambda: self.at,
+            is_sound=lambda: True,
+            monotonic=lambda: self.now,
+        )
 
     async def look(self, version: int) -> None:
         self.version = version
@@ -70,9 +77,13 @@ async def test_what_was_erased_leaves_the_store_though_the_stream_is_quiet(
     await maker.write()
     await work.look(1)
     eraser = Eraser(
-        directory, log.cluster, KEY, clock=lambda: START, monotonic=lambda: 0.0,
+        directory,
+        log.cluster,
+        KEY,
+        clock=lambda: START,
+        monotonic=lambda: 0.0,
         nonce=iter(map(str, range(100))).__next__,
-    )  # fmt: skip
+    )
     assert (await eraser.erase(Choice([("s", "anna")]), Author("mara", "asked", START))).rows == 1
     await work.look(2)
     assert [row["s"] for row in quarantined(directory)] == ["x"]

@@ -222,8 +222,9 @@ def test_the_command_skips_once_and_says_what(tmp_path: Path) -> None:
     arguments = ("hub", "skip", config, "telemetry", "--from", "1", "--to", "3", "--reason", "a test", "--yes")
     said = weft(*arguments)
     assert (said.exit_code, said.output) == (
-        0, "the table of default/telemetry skips offsets 1 to 2 of shard 0: a test\n",
-    )  # fmt: skip
+        0,
+        "the table of default/telemetry skips offsets 1 to 2 of shard 0: a test\n",
+    )
     assert weft(*arguments).output == "the table of default/telemetry skips offsets 1 to 2 of shard 0 already\n"
     assert "has offsets 0 to 5 of the stream" in str(weft(*arguments[:7], "90", *arguments[8:]).exception)
 

@@ -54,8 +54,12 @@ async def test_a_row_says_where_it_comes_from(store: ObjectStore, log: LogWriter
     await drain(await new_tierer(store, log))
     row = rows(store).to_pylist()[0]
     assert (row["_edge"], row["_log"], row["_seq"], row["_offset"], row["_shard"]) == (
-        "press-1", "0000000000000007", 3, 0, 0,
-    )  # fmt: skip
+        "press-1",
+        "0000000000000007",
+        3,
+        0,
+        0,
+    )
     assert (row["line"], row["machine"], row["_key"]) == ("a", "m1", "plant/a/m1/telemetry")
     assert (row["_resent"], row["_clock"], row["payload"]) == (True, "synced", b"press-1/7/3")
 

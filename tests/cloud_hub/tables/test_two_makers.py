@@ -61,11 +61,13 @@ class Makers:
         self._schema = [None] * MAKERS
         self._makers = [
             TableService(
-                SlowStore(self.store, random.Random(chance.random())), log.cluster, settings=BOUNDS,
+                SlowStore(self.store, random.Random(chance.random())),
+                log.cluster,
+                settings=BOUNDS,
                 terms=TableTerms(schema=lambda _, number=number: self._schema[number]),  # type: ignore[misc]
             )
             for number in range(MAKERS)
-        ]  # fmt: skip
+        ]
         for each in self._makers:
             each._makes_all = True
 

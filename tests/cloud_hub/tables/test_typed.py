@@ -73,8 +73,11 @@ async def test_a_declared_field_is_a_column_and_what_does_not_fit_is_kept_with_i
     await log.append(0, readings({"temperature": 21.5, "unit": "C", "n": 1}, hot, {"unit": "F"}, b"\xff", kind=kind))
     await (await Process.start(directory, log)).write(FIRST)
     assert columns(directory, "temperature", "unit", "n", "_schema") == [
-        (21.5, "C", 1, 3), (None, None, 2, 3), (None, "F", None, 3), (None, None, None, 3),
-    ]  # fmt: skip
+        (21.5, "C", 1, 3),
+        (None, None, 2, 3),
+        (None, "F", None, 3),
+        (None, None, None, 3),
+    ]
     fits, of_type, missing, unreadable = (dict(row[0] or ()) for row in columns(directory, "_misfit"))
     assert (fits, of_type) == ({}, {"temperature": 'expected a number of 64 bits, got "hot"'})
     assert missing == {"n": "required, and missing"}
@@ -83,9 +86,7 @@ async def test_a_declared_field_is_a_column_and_what_does_not_fit_is_kept_with_i
     assert (raw[1], raw[3]) == (hot.decode() if kind else hot, b"\xff"), "payloads stay as they were sent"
 
 
-async def test_old_rows_stay_as_they_were_and_a_changed_type_is_a_new_column(
-    directory: ObjectStore,
-) -> None:
+async def test_old_rows_stay_as_they_were_and_a_changed_type_is_a_new_column(directory: ObjectStore) -> None:
     log = await LogWriter.open(directory)
     process = await Process.start(directory, log)
     for number, known in enumerate((None, FIRST, SECOND, FIRST, None)):
@@ -93,8 +94,12 @@ async def test_old_rows_stay_as_they_were_and_a_changed_type_is_a_new_column(
         await process.write(known)
     found = columns(directory, "_schema", "temperature", "temperature_2", "n")
     assert found == [
-        (None, None, None, None), (3, 1.0, None, 1), (9, None, None, 2), (3, 3.0, None, 3), (None, None, None, None),
-    ]  # fmt: skip
+        (None, None, None, None),
+        (3, 1.0, None, 1),
+        (9, None, None, 2),
+        (3, 3.0, None, 3),
+        (None, None, None, None),
+    ]
     assert columns(directory, "_misfit")[2] == ([("temperature", "expected text, got 2.0")],)
     kinds = {name: kind for name, kind in process.tierer.columns if name.startswith("temp")}
     assert kinds == {"temperature": "double", "temperature_2": "string"}

@@ -21,6 +21,9 @@ def test_a_flood_of_lines_is_cut_and_counted(caplog: pytest.LogCaptureFixture) -
     finally:
         log.removeFilter(throttle)
     assert caplog.messages == [
-        "closed 0", "closed 1", "closed 2",
-        "closed again: 100% (1,001 lines before this one were left out)", "and again",
-    ]  # fmt: skip
+        "closed 0",
+        "closed 1",
+        "closed 2",
+        "closed again: 100% (1,001 lines before this one were left out)",
+        "and again",
+    ]

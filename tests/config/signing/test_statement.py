@@ -52,11 +52,15 @@ def test_the_signed_bytes_are_those_of_the_format_page() -> None:
 @given(
     st.text(st.characters(codec="utf-8"), max_size=200),
     st.builds(
-        Statement, NAMES, NAMES.map("edge {}".format), st.lists(NAMES, min_size=1, max_size=3).map(tuple),
-        st.integers(-1000, 1000), st.integers(1, (1 << 63) - 1),
+        Statement,
+        NAMES,
+        NAMES.map("edge {}".format),
+        st.lists(NAMES, min_size=1, max_size=3).map(tuple),
+        st.integers(-1000, 1000),
+        st.integers(1, (1 << 63) - 1),
         st.lists(NAMES.map("group {}".format), max_size=3).map(tuple),
     ),
-)  # fmt: skip
+)
 def test_what_is_signed_is_what_is_read(text: str, statement: Statement) -> None:
     text = f"{text}\n"
     found = read_signed(with_signature(text, statement, "0" * 16, bytes(64)))
@@ -67,12 +71,18 @@ def test_what_is_signed_is_what_is_read(text: str, statement: Statement) -> None
 @pytest.mark.parametrize(
     "wrong",
     [
-        f"{SIGNED}data_dir: /tmp\n", f"{SIGNED}# more\n", SIGNED.replace("signature: 1", "signature: 2"),
-        SIGNED.replace("order: -2", "order: -0"), SIGNED.replace("number: 42", "number: 042"),
-        SIGNED.replace("number: 42", "number: 9999999999999999999"), SIGNED.replace("# tenant: acme\n", ""),
-        SIGNED.replace("acme", "acme\r"), SIGNED.replace("Pw==", "Pw="), SIGNED.replace("presses", "a, b"),
+        f"{SIGNED}data_dir: /tmp\n",
+        f"{SIGNED}# more\n",
+        SIGNED.replace("signature: 1", "signature: 2"),
+        SIGNED.replace("order: -2", "order: -0"),
+        SIGNED.replace("number: 42", "number: 042"),
+        SIGNED.replace("number: 42", "number: 9999999999999999999"),
+        SIGNED.replace("# tenant: acme\n", ""),
+        SIGNED.replace("acme", "acme\r"),
+        SIGNED.replace("Pw==", "Pw="),
+        SIGNED.replace("presses", "a, b"),
     ],
-)  # fmt: skip
+)
 def test_another_form_is_no_signature(wrong: str) -> None:
     with pytest.raises(SignatureUnreadable):
         read_signed(wrong)

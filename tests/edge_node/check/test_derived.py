@@ -150,35 +150,53 @@ def test_raw_messages_go_with_the_functions_or_after_a_time() -> None:
 @pytest.mark.parametrize(
     ("streams", "error"),
     [
-        ("  a: {from_stream: b}\n  b: {from_stream: c}\n  c: {from_stream: a}\n",
-         "edge.yaml:6: streams.c.from_stream: the streams form a cycle: a -> c -> b -> a. Remove one of"),
+        (
+            "  a: {from_stream: b}\n  b: {from_stream: c}\n  c: {from_stream: a}\n",
+            "edge.yaml:6: streams.c.from_stream: the streams form a cycle: a -> c -> b -> a. Remove one of",
+        ),
         ("  a: {from_stream: a}\n", "edge.yaml:4: streams.a.from_stream: the streams form a cycle: a -> a."),
         (TELEMETRY + HOT + "  more: {from_stream: [hot-errors, more]}\n", "form a cycle: more -> more"),
-        (TELEMETRY + "  hot: {from_stream: telemetri}\n",
-         'edge.yaml:5: streams.hot.from_stream: "telemetri" is not a stream of this node. Did you mean telemetry?'),
-        (TELEMETRY + "  hot: {from_stream: [telemetry, cold]}\n",
-         'edge.yaml:5: streams.hot.from_stream[1]: "cold" is not a stream of this node. Streams: telemetry, hot'),
+        (
+            TELEMETRY + "  hot: {from_stream: telemetri}\n",
+            'edge.yaml:5: streams.hot.from_stream: "telemetri" is not a stream of this node. Did you mean telemetry?',
+        ),
+        (
+            TELEMETRY + "  hot: {from_stream: [telemetry, cold]}\n",
+            'edge.yaml:5: streams.hot.from_stream[1]: "cold" is not a stream of this node. Streams: telemetry, hot',
+        ),
         (TELEMETRY + "  hot: {from_stream: [telemetry, telemetry]}\n", 'from_stream[1]: "telemetry" is listed twice'),
-        (TELEMETRY + "  hot: {from: x, from_stream: telemetry}\n",
-         "edge.yaml:5: streams.hot.from_stream: a stream has either `from` or `from_stream`. Remove one of them"),
-        ("  hot: {functions: [{where: rms}]}\n",
-         "edge.yaml:4: streams.hot: its functions need records: set `from` (MQTT filters) or `from_stream`"),
+        (
+            TELEMETRY + "  hot: {from: x, from_stream: telemetry}\n",
+            "edge.yaml:5: streams.hot.from_stream: a stream has either `from` or `from_stream`. Remove one of them",
+        ),
+        (
+            "  hot: {functions: [{where: rms}]}\n",
+            "edge.yaml:4: streams.hot: its functions need records: set `from` (MQTT filters) or `from_stream`",
+        ),
         ("  hot: {when_full: refuse}\n", "edge.yaml:4: streams.hot: has no records: set `from` (MQTT filters) or"),
-        (TELEMETRY + HOT + "  hot-errors: {from: x}\n",
-         "edge.yaml:6: streams.hot-errors: is the stream of the errors of hot: it may have `retain`"),
+        (
+            TELEMETRY + HOT + "  hot-errors: {from: x}\n",
+            "edge.yaml:6: streams.hot-errors: is the stream of the errors of hot: it may have `retain`",
+        ),
         ("  t: {from: t, raw: discard}\n", "streams.t.raw: is for a stream with `from` and `functions`"),
         ("  t: {from: t, functions: [{where: a}], raw: {size: 1TiB}}\n", "t.raw.size: expected at most disk.budget"),
         ("  t: {from: t, payload: struct}\n", "streams.t.payload.fields: is missing: a `struct` needs them"),
-        ("  t: {from: t, payload: {format: json, fields: [{name: a, type: i8}]}}\n",
-         "t.payload.fields: is for `format: struct`"),
-        ("  t: {from: t, payload: {format: struct, fields: [{name: a, type: int8}]}}\n",
-         'edge.yaml:4: streams.t.payload.fields[0].type: expected text such as i16, f32 or text[8], got "int8"'),
-        (TELEMETRY + "  b: {from: b}\n  c: {from_stream: [telemetry, b]}\n",
-         "edge.yaml:6: streams.c.from_stream: expected streams with the same payload format: telemetry is json, b is "
-         "bytes. Derive"),
+        (
+            "  t: {from: t, payload: {format: json, fields: [{name: a, type: i8}]}}\n",
+            "t.payload.fields: is for `format: struct`",
+        ),
+        (
+            "  t: {from: t, payload: {format: struct, fields: [{name: a, type: int8}]}}\n",
+            'edge.yaml:4: streams.t.payload.fields[0].type: expected text such as i16, f32 or text[8], got "int8"',
+        ),
+        (
+            TELEMETRY + "  b: {from: b}\n  c: {from_stream: [telemetry, b]}\n",
+            "edge.yaml:6: streams.c.from_stream: expected streams with the same payload format: telemetry is json, b "
+            "is bytes. Derive",
+        ),
         (f"  {'x' * 58}: {{from: x, functions: [{{where: a}}]}}\n", "expected a name of at most 55 characters"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_work_is_refused(streams: str, error: str) -> None:
     assert error in refusal(streams)
 
@@ -186,12 +204,18 @@ def test_what_cannot_work_is_refused(streams: str, error: str) -> None:
 @pytest.mark.parametrize(
     ("streams", "cycle"),
     [
-        ({"a": Stream(from_stream=("b",), functions=(step(to="c"),)), "b": Stream(from_stream=("c",)), "c": Stream()},
-         "a -> c -> b -> a"),
+        (
+            {
+                "a": Stream(from_stream=("b",), functions=(step(to="c"),)),
+                "b": Stream(from_stream=("c",)),
+                "c": Stream(),
+            },
+            "a -> c -> b -> a",
+        ),
         ({"a": Stream(from_=("x/{m}/y", "z"), functions=(step(topic="x/alarm-{m}/y"),))}, "a -> a"),
         ({"a": Stream(from_=("x/#",)), "b": Stream(from_stream=("a",), functions=(step(topic="x"),))}, "a -> b -> a"),
     ],
-)  # fmt: skip
+)
 def test_a_cycle_through_a_route_or_an_alert_is_refused(streams: dict[str, Stream], cycle: str) -> None:
     errors = [finding.message for finding in check(config(**streams))]
     assert errors == [f"the streams form a cycle: {cycle}. Remove one of these steps"]
@@ -209,9 +233,11 @@ def test_a_cycle_through_a_route_or_an_alert_is_refused(streams: dict[str, Strea
 def test_a_route_leads_to_a_stream_that_takes_nothing_else(target: str, error: str) -> None:
     streams = {
         "a": Stream(from_=("y",), functions=(step(to="own"), step(to=target))),
-        "full": Stream(from_=("x",)), "derived": Stream(from_stream=("full",)), "own": Stream(),
+        "full": Stream(from_=("x",)),
+        "derived": Stream(from_stream=("full",)),
+        "own": Stream(),
         "other": Stream(payload=Payload(format="json")),
-    }  # fmt: skip
+    }
     if target != "other":
         streams["other"] = Stream(from_=("z",))
     (finding,) = check(config(**streams))
@@ -222,18 +248,27 @@ def test_a_route_leads_to_a_stream_that_takes_nothing_else(target: str, error: s
 @pytest.mark.parametrize(
     ("functions", "read"),
     [
-        ("{where: 'v > 50'}", "json"), ("{where: 'v > 50 and exists(w)'}", "json"), ("{set: {a: v * 2}}", "json"),
-        ("{sample: {every: 2}}, {where: v > 1}", "json"), ("{window: {every: 1m, emit: {n: mean(v)}}}", "json"),
-        ("{window: {every: 1m, by: zone, emit: {n: count()}}}", "json"), ("{select: [v, w]}", "json"),
+        ("{where: 'v > 50'}", "json"),
+        ("{where: 'v > 50 and exists(w)'}", "json"),
+        ("{set: {a: v * 2}}", "json"),
+        ("{sample: {every: 2}}, {where: v > 1}", "json"),
+        ("{window: {every: 1m, emit: {n: mean(v)}}}", "json"),
+        ("{window: {every: 1m, by: zone, emit: {n: count()}}}", "json"),
+        ("{select: [v, w]}", "json"),
         ("{alert: {when: v > 1, topic: x}}", "json"),
         # These have results of bytes, or may have, so that what runs continues as it was.
-        ("{where: value > 5}", "bytes"), ("{where: 'default(v, 0) < 1'}", "bytes"), ("{where: not exists(v)}", "bytes"),
-        ("{where: machine == 'm' or v > 1}", "bytes"), ("{sample: {every: 2}}", "bytes"),
+        ("{where: value > 5}", "bytes"),
+        ("{where: 'default(v, 0) < 1'}", "bytes"),
+        ("{where: not exists(v)}", "bytes"),
+        ("{where: machine == 'm' or v > 1}", "bytes"),
+        ("{sample: {every: 2}}", "bytes"),
         ("{select: [v, value]}", "bytes"),
-        ("{alert: {when: machine == 'm', topic: x}}, {where: v > 1}", "bytes"), ("{redact: [v]}, {where: v}", "bytes"),
-        ("{window: {every: 1m, by: machine, emit: {n: count()}}}", "bytes"), ("{where: v, missing: null}", "bytes"),
+        ("{alert: {when: machine == 'm', topic: x}}, {where: v > 1}", "bytes"),
+        ("{redact: [v]}, {where: v}", "bytes"),
+        ("{window: {every: 1m, by: machine, emit: {n: count()}}}", "bytes"),
+        ("{where: v, missing: null}", "bytes"),
     ],
-)  # fmt: skip
+)
 def test_functions_that_name_fields_read_json_where_nothing_says_the_format(functions: str, read: str) -> None:
     streams = f"  t: {{from: 'plant/{{machine}}'}}\n  warm: {{from_stream: t, functions: [{functions}]}}\n"
     flow = Flow(edge(streams))

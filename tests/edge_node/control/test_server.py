@@ -47,9 +47,14 @@ Answer = tuple[int, dict[str, Any]]
 
 def open_log(directory: str, *, start_writer: bool = True) -> SegmentLog:
     return SegmentLog.open(
-        directory, SETTINGS, wall_clock=wall_clock, clock_reading=clock_reader(), random_bits=lambda _: LOG_ID,
-        post=poster(asyncio.get_running_loop()), start_writer=start_writer,
-    )  # fmt: skip
+        directory,
+        SETTINGS,
+        wall_clock=wall_clock,
+        clock_reading=clock_reader(),
+        random_bits=lambda _: LOG_ID,
+        post=poster(asyncio.get_running_loop()),
+        start_writer=start_writer,
+    )
 
 
 async def put(log: SegmentLog, stream: str, count: int, payload: bytes = b"21.5") -> None:
@@ -165,8 +170,12 @@ async def test_only_what_is_known_is_taken(tmp_path: Path, log: SegmentLog, cont
     await put(log, "telemetry", 5)
     good = msgspec.to_builtins(request())
     bads: list[Any] = [
-        {**good, "all": True}, {"stream": "telemetry"}, {**good, "below": "5"}, {**good, "below": 2.5}, []
-    ]  # fmt: skip
+        {**good, "all": True},
+        {"stream": "telemetry"},
+        {**good, "below": "5"},
+        {**good, "below": 2.5},
+        [],
+    ]
     for bad in bads:
         assert (await post(tmp_path, msgspec.json.encode(bad)))[0] == 400
     assert (await post(tmp_path, b"\xff"))[0] == 400
@@ -198,9 +207,7 @@ async def test_a_disk_in_trouble_is_told(
     assert list(await ask(tmp_path, request())) == [(0, 5)]
 
 
-async def test_nothing_is_answered_before_the_notices_are_durable_and_one_request_is_worked_on(
-    tmp_path: Path,
-) -> None:
+async def test_nothing_is_answered_before_the_notices_are_durable_and_one_request_is_worked_on(tmp_path: Path) -> None:
     log = open_log(str(tmp_path), start_writer=False)
     log.append(log.stream("telemetry"), 5, [b"k"] * 5, [b"v"] * 5)
     log.committer.run_once()
@@ -367,9 +374,11 @@ async def test_a_hub_that_is_sent_the_records_meanwhile_has_each_number_once(
         await put(log, "telemetry", 10, os.urandom(500))
     async with running_hub(MemoryStore(), shards=1) as hub:
         config = EdgeConfig(
-            node="edge-1", data_dir=str(tmp_path), streams={"telemetry": Stream(from_=("plant/+",))},
+            node="edge-1",
+            data_dir=str(tmp_path),
+            streams={"telemetry": Stream(from_=("plant/+",))},
             links={"cloud": LinkConfig(to=(hub.url,), window_bytes=20_000)},
-        )  # fmt: skip
+        )
         links = Links(config, log, wall_clock=wall_clock)
         links.start()
         given_up, acked, acked_first, below = RangeSet(), 0, 0, 0

@@ -99,9 +99,7 @@ Functions_ = Callable[[], Sequence[tuple[str, Function]]]
 def definition(
     name: str, inputs: Sequence[str], functions: Functions_, others: Sequence[str] = (), digest: bytes = b"1234567890"
 ) -> Definition:
-    return Definition(
-        name, tuple(inputs), tuple(others), digest, lambda: Chain(list(functions()), Json(), Json())
-    )  # fmt: skip
+    return Definition(name, tuple(inputs), tuple(others), digest, lambda: Chain(list(functions()), Json(), Json()))
 
 
 class Inline(ThreadPoolExecutor):
@@ -120,9 +118,13 @@ class Edge:
     """A node that can lose its power. Use within a running loop."""
 
     def __init__(
-        self, disk: FakeFileSystem, *definitions: Definition, now: int = START, settings: LogSettings = SETTINGS,
+        self,
+        disk: FakeFileSystem,
+        *definitions: Definition,
+        now: int = START,
+        settings: LogSettings = SETTINGS,
         gone: Iterable[Range] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start.
 
         Args:
@@ -135,17 +137,27 @@ class Edge:
         self._posted: list[Callable[[], None]] = []
         asyncio.get_running_loop().set_default_executor(Inline(1))
         self.log = SegmentLog.open(
-            "/node/log", settings, filesystem=disk, wall_clock=lambda: self.now,
-            clock_reading=lambda: ClockReading(7, self.now, ClockState.SYNCED), random_bits=lambda bits: 0xABCD,
-            post=self._posted.append, start_writer=False,
-        )  # fmt: skip
+            "/node/log",
+            settings,
+            filesystem=disk,
+            wall_clock=lambda: self.now,
+            clock_reading=lambda: ClockReading(7, self.now, ClockState.SYNCED),
+            random_bits=lambda bits: 0xABCD,
+            post=self._posted.append,
+            start_writer=False,
+        )
         for first, end in gone:
             self.log._state.lane(self.log.stream("weft-functions")).held.remove(first, end)
         self.functions = Functions(
-            definitions, self.log, alerts=self, released=self._released,
-            turn=lambda: asyncio.sleep(0), wall_clock=lambda: self.now, clock=lambda: self.now / SECOND,
+            definitions,
+            self.log,
+            alerts=self,
+            released=self._released,
+            turn=lambda: asyncio.sleep(0),
+            wall_clock=lambda: self.now,
+            clock=lambda: self.now / SECOND,
             sleep=lambda seconds: asyncio.sleep(0),
-        )  # fmt: skip
+        )
         self.functions.start()
 
     def ready(self) -> None:

@@ -64,9 +64,13 @@ def connect(node: LiveNode, name: str, *, clean: bool = True) -> aiomqtt.Client:
     if not clean:
         lasting.SessionExpiryInterval = 600
     return aiomqtt.Client(
-        "127.0.0.1", node.port, identifier=name, protocol=aiomqtt.ProtocolVersion.V5, clean_start=clean,
+        "127.0.0.1",
+        node.port,
+        identifier=name,
+        protocol=aiomqtt.ProtocolVersion.V5,
+        clean_start=clean,
         properties=lasting,
-    )  # fmt: skip
+    )
 
 
 def json(**values: Any) -> bytes:
@@ -83,8 +87,9 @@ async def test_only_what_the_functions_make_is_written(tmp_path: Path) -> None:
         await device.publish("plant/a/vibration", json(rms="n/a"), 1)
         await device.publish("plant/a/vibration", b"{", 1)
         assert await node.payloads("shaking") == [
-            *({"rms": 3, "qos": qos, "mm": 30} for qos in (0, 1, 2)), {"rms": 10, "mm": 100},
-        ]  # fmt: skip
+            *({"rms": 3, "qos": qos, "mm": 30} for qos in (0, 1, 2)),
+            {"rms": 10, "mm": 100},
+        ]
         assert await node.payloads("urgent") == [{"rms": 10}]
         assert {record.key for record in await node.stored("shaking")} == {b"plant/a/vibration"}
         errors = await node.stored("shaking-errors")

@@ -34,13 +34,18 @@ def test_functions_that_work_are_fine() -> None:
 @pytest.mark.parametrize(
     ("streams", "path"),
     [
-        ("  hot: {from_stream: telemetry, functions: [{where: rms}, {where: 'rms >'}]}\n",
-         "streams.hot.functions[1].where: "),
+        (
+            "  hot: {from_stream: telemetry, functions: [{where: rms}, {where: 'rms >'}]}\n",
+            "streams.hot.functions[1].where: ",
+        ),
         ("  hot: {from_stream: telemetry, functions: [{set: {x: open(1)}}]}\n", "streams.hot.functions[0].set.x: "),
-        ("  s: {from: s, payload: {format: struct, fields: [{name: a, type: i8}, {name: a, type: i8}]}}\n"
-         "  hot: {from_stream: s, functions: [{where: a}]}\n", "streams.hot.functions: two fields are called a"),
+        (
+            "  s: {from: s, payload: {format: struct, fields: [{name: a, type: i8}, {name: a, type: i8}]}}\n"
+            "  hot: {from_stream: s, functions: [{where: a}]}\n",
+            "streams.hot.functions: two fields are called a",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_told_at_its_function(streams: str, path: str) -> None:
     (found,) = errors(streams)
     assert found.startswith(path)

@@ -35,18 +35,31 @@ def findings(folder: Path, function: str) -> list[str]:
     [
         ("enrich: {file: good.csv, on: machine}", []),
         ("python: good.py", []),
-        ("enrich: {file: none.csv, on: machine}", ["enrich.file: FOLDER/none.csv: there is no such file. The "
-         "functions of telemetry wait for it"]),
-        ("enrich: {file: good.csv, on: site}", ["enrich.file: good.csv: has no column site. There are: machine. The "
-         "functions of telemetry wait for it"]),
-        ("python: none.py", ["python.file: FOLDER/none.py: there is no such file. The functions of "
-         "telemetry wait for it"]),
-        ("python: bad.py", ["python.file: FOLDER/bad.py, line 2: is not Python: '(' was never closed. The "
-         "functions of telemetry wait for it"]),
-        ("python: {file: good.py, files: [none.onnx]}", ["python.files: FOLDER/none.onnx: there is no such file. The "
-         "functions of telemetry wait for it"]),
+        (
+            "enrich: {file: none.csv, on: machine}",
+            ["enrich.file: FOLDER/none.csv: there is no such file. The functions of telemetry wait for it"],
+        ),
+        (
+            "enrich: {file: good.csv, on: site}",
+            ["enrich.file: good.csv: has no column site. There are: machine. The functions of telemetry wait for it"],
+        ),
+        (
+            "python: none.py",
+            ["python.file: FOLDER/none.py: there is no such file. The functions of telemetry wait for it"],
+        ),
+        (
+            "python: bad.py",
+            [
+                "python.file: FOLDER/bad.py, line 2: is not Python: '(' was never closed. The "
+                "functions of telemetry wait for it"
+            ],
+        ),
+        (
+            "python: {file: good.py, files: [none.onnx]}",
+            ["python.files: FOLDER/none.onnx: there is no such file. The functions of telemetry wait for it"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_files_that_cannot_be_used_are_found(tmp_path: Path, function: str, found: list[str]) -> None:
     (tmp_path / "good.csv").write_text("machine\nm1\n")
     (tmp_path / "good.py").write_text(

@@ -25,8 +25,14 @@ def gap() -> Gap:
     return Gap("load", 1, 2, "expired", 0)
 
 
-EVENTS = st.lists(st.one_of(st.integers(1, 4 * SECOND).map(row), st.sampled_from([1, 2]).map(
-    lambda each: row(each * SECOND)), st.builds(gap)), max_size=30)  # fmt: skip
+EVENTS = st.lists(
+    st.one_of(
+        st.integers(1, 4 * SECOND).map(row),
+        st.sampled_from([1, 2]).map(lambda each: row(each * SECOND)),
+        st.builds(gap),
+    ),
+    max_size=30,
+)
 
 
 def one_by_one(events: list[Event], *, by_second: bool) -> list[list[Event]]:
@@ -62,8 +68,11 @@ def test_the_loop_waits_for_few_large_rows_at_a_time() -> None:
     """A dear expression over 64 KiB of text takes milliseconds, and so does decoding it."""
     sizes = [10, 20_000, 30_000, 30_000, 200_000, 10, 10, 60_000]
     rows: list[Event] = [Row(1, b"k", b"x" * size, {}) for size in sizes]
-    found = [[len(row.payload or b"") for row in piece] for piece in pieces(rows, 256, by_second=False)
-             if not isinstance(piece, Gap)]  # fmt: skip
+    found = [
+        [len(row.payload or b"") for row in piece]
+        for piece in pieces(rows, 256, by_second=False)
+        if not isinstance(piece, Gap)
+    ]
     assert found == [[10, 20_000, 30_000], [30_000], [200_000], [10, 10, 60_000]]
 
 

@@ -40,7 +40,7 @@ streams:
         ("- deadband:\n  field: rms", 1, "deadband", "set `delta` or `relative` for rms"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
-)  # fmt: skip
+)
 def test_a_mistake_is_told_at_its_line(functions: str, line: int, path: str, message: str, tmp_path: Path) -> None:
     indented = functions.replace("\n  ", "\n          ").replace("- ", "      - ", 1)
     (tmp_path / "edge.yaml").write_text(HEAD + indented + "\n")
@@ -54,13 +54,19 @@ def test_a_mistake_is_told_at_its_line(functions: str, line: int, path: str, mes
 @pytest.mark.parametrize(
     ("streams", "line", "message"),
     [
-        ("  shifts: {from_stream: vib, functions: [{redact: [name]}]}\nlinks: {c: {to: 'http://127.0.0.1:1'}}\n", 5,
-         "link c carries vib as it came, with what is redacted here. Set `streams.vib.replicate: false`"),
-        ("  t:\n    from: t\n    payload: number\n    functions: [{window: {every: 1m, emit: {m: max(value)}}}]\n", 7,
-         "results of window have several fields, and payloads of t are `number`, which has one: all of them would go"),
+        (
+            "  shifts: {from_stream: vib, functions: [{redact: [name]}]}\nlinks: {c: {to: 'http://127.0.0.1:1'}}\n",
+            5,
+            "link c carries vib as it came, with what is redacted here. Set `streams.vib.replicate: false`",
+        ),
+        (
+            "  t:\n    from: t\n    payload: number\n    functions: [{window: {every: 1m, emit: {m: max(value)}}}]\n",
+            7,
+            "results of window have several fields, and payloads of t are `number`, which has one: all of them would",
+        ),
     ],
     ids=["redacted and carried", "results without a format"],
-)  # fmt: skip
+)
 def test_what_is_valid_and_not_meant_is_pointed_out(streams: str, line: int, message: str, tmp_path: Path) -> None:
     text = f"node: a\ndata_dir: d\nstreams:\n  vib: {{from: vib, payload: json}}\n{streams}"
     (tmp_path / "edge.yaml").write_text(text)
@@ -73,8 +79,10 @@ def test_what_is_valid_and_not_meant_is_pointed_out(streams: str, line: int, mes
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("def proces(record, ctx):\n    return record\n",
-         "it has no function process. Did you mean proces? Rename it, or set `function`"),
+        (
+            "def proces(record, ctx):\n    return record\n",
+            "it has no function process. Did you mean proces? Rename it, or set `function`",
+        ),
         ("x = 1\n", "it has no function process. Define process"),
         ("async def process(record, ctx): ...\n", None),
         ("process = print\n", None),
@@ -82,7 +90,7 @@ def test_what_is_valid_and_not_meant_is_pointed_out(streams: str, line: int, mes
         ("from scores import *\n", None),
         ("globals()['process'] = print\n", None),
     ],
-)  # fmt: skip
+)
 def test_a_file_without_the_function_is_told_of(code: str, message: str | None, tmp_path: Path) -> None:
     (tmp_path / "score.py").write_text(code)
     (tmp_path / "edge.yaml").write_text(f"{HEAD}      - python: score.py\n")

@@ -21,11 +21,14 @@ async def test_streams_that_share_topics_keep_their_records_apart(tmp_path: Path
             gathered.add(node.context.routing.route(topic), topic, payload, NodeSource(None), flags)
             node.context.ingest.store(gathered)
         assert [(record.payload, record.flags) for record in await node.stored("one")] == [
-            (b"1", 0), (b"3", Flag.RETAINED),
-        ]  # fmt: skip
+            (b"1", 0),
+            (b"3", Flag.RETAINED),
+        ]
         assert [(record.payload, record.flags) for record in await node.stored("both")] == [
-            (b"1", 0), (b"2", 0), (b"3", Flag.RETAINED),
-        ]  # fmt: skip
+            (b"1", 0),
+            (b"2", 0),
+            (b"3", Flag.RETAINED),
+        ]
 
 
 async def test_what_is_remembered_of_topics_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

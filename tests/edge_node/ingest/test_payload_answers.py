@@ -353,8 +353,10 @@ async def test_schemas_change_for_connections_that_are_open(make: type[ProtocolC
 async def test_a_changed_file_counts_from_the_next_reload(tmp_path: Path) -> None:
     file = tmp_path / "telemetry.yaml"
     file.write_text("fields: {t: float}\n")
-    text = "node: a\ndata_dir: data\nhttp: null\nlisteners: {mqtt: {bind: '127.0.0.1:0'}}\n" \
-           "streams: {s: {from: 's/#', schema: telemetry.yaml, on_misfit: dead_letter}}\n"  # fmt: skip
+    text = (
+        "node: a\ndata_dir: data\nhttp: null\nlisteners: {mqtt: {bind: '127.0.0.1:0'}}\n"
+        "streams: {s: {from: 's/#', schema: telemetry.yaml, on_misfit: dead_letter}}\n"
+    )
     async with running(tmp_path, text) as node:
         device = await RawClient.connect(node.port, "device")
         file.write_text("fields: {t: string}\n")
@@ -376,16 +378,19 @@ async def test_figures_metrics_and_a_line_say_what_does_not_fit(
             await device.receive()
         counts = figures(node, "letter")
         assert counts == {
-            "on_misfit": "dead_letter", "checked": 4, "unchecked": 0, "accepted": 0, "dead_lettered": 3, "refused": 0,
+            "on_misfit": "dead_letter",
+            "checked": 4,
+            "unchecked": 0,
+            "accepted": 0,
+            "dead_lettered": 3,
+            "refused": 0,
             "last_misfit": "payload",
-        }  # fmt: skip
+        }
         show_running(node.node.status.facts(), time.time())
         assert "\nletter\t4\t0\t0\t3\t0\tpayload\n" in capsys.readouterr().out
         text = render(node.node.status).decode()
         assert 'weft_edge_schema_checked_total{stream="letter"} 4.0' in text
         assert 'weft_edge_schema_misfits_total{outcome="dead_lettered",stream="letter"} 3.0' in text
     lines = [record.getMessage() for record in caplog.records if "does not fit" in record.getMessage()]
-    assert lines == [
-        "stream letter: a message does not fit the schema (t): it is in letter-errors, with the reason",
-    ]
+    assert lines == ["stream letter: a message does not fit the schema (t): it is in letter-errors, with the reason"]
     assert "hot" not in caplog.text, "logs go further than payloads"

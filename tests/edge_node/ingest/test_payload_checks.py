@@ -236,8 +236,12 @@ async def test_subscribers_and_sessions_get_what_the_stream_has(tmp_path: Path) 
         for topic in topics:
             for number, payload in enumerate((GOOD, BAD, GOOD), 1):
                 await published(device, Publish(topic, payload, 1, number))
-        expected = [(topic, payload) for topic in topics for payload in (GOOD, BAD, GOOD)
-                    if payload == GOOD or topic in topics[:2]]  # fmt: skip
+        expected = [
+            (topic, payload)
+            for topic in topics
+            for payload in (GOOD, BAD, GOOD)
+            if payload == GOOD or topic in topics[:2]
+        ]
         got = [await here.receive() for _ in expected]
         assert [(packet.topic, packet.payload) for packet in got] == expected
         assert await here.silent()
@@ -305,8 +309,9 @@ async def test_what_does_not_fit_is_not_retained_and_neither_is_a_will(tmp_path:
         gone.writer.close()
         await until(lambda: node.node.counters.wills_published == 1)
         assert [(record.key, record.payload) for record in await errors(node, "refuse")] == [
-            (b"refuse/old", BAD), (b"refuse/will", BAD),
-        ]  # fmt: skip
+            (b"refuse/old", BAD),
+            (b"refuse/will", BAD),
+        ]
         late = await RawClient.connect5(node.port, "late")
         await late.subscribe(("refuse/#", 1), ("dead_letter/#", 1), ("accept/#", 1))
         assert {(await late.receive()).topic for _ in range(2)} == {b"refuse/good", b"accept/a"}

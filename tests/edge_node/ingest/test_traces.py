@@ -32,10 +32,16 @@ class TracedNode:
         self._seq = 0
         self._waiting: list[Callable[[BaseException | None], None]] = []
         self.traces = Traces(
-            TraceSettings(ratio, rate, {"weft.edge": "press-7"}), self.counters, self.spans.append,
-            self._waiting.append, lambda _: links, lambda: {"telemetry": 1}, lambda: next(self.wall),
-            lambda: self.now, random.Random(4),
-        )  # fmt: skip
+            TraceSettings(ratio, rate, {"weft.edge": "press-7"}),
+            self.counters,
+            self.spans.append,
+            self._waiting.append,
+            lambda _: links,
+            lambda: {"telemetry": 1},
+            lambda: next(self.wall),
+            lambda: self.now,
+            random.Random(4),
+        )
 
     def store(self, gathered: Gathering, error: Exception | None = None, *, full: bool = False) -> list[HeaderPairs]:
         """Store what was gathered; return the headers of the records."""
@@ -114,9 +120,7 @@ def test_a_message_that_is_not_stored_says_so() -> None:
     node = TracedNode()
     node.store(gathered(SAMPLED), full=True)
     node.store(gathered(SAMPLED), OSError("the disk is gone"))
-    assert [span.error for span in node.spans] == [
-        "not stored: the log has refused it", "not stored: the disk is gone",
-    ]  # fmt: skip
+    assert [span.error for span in node.spans] == ["not stored: the log has refused it", "not stored: the disk is gone"]
     everything = RangeSet([(0, 10)])
     node.traces.released("up", 1, everything)
     assert len(node.spans) == 2, "no hub can have them"
@@ -154,8 +158,10 @@ def test_each_link_has_a_span_that_ends_with_its_acknowledgement() -> None:
     node.traces.released("other", 1, RangeSet([(2, 3)]))
     links = node.spans[2:]
     assert [(span.parent, span.attributes["weft.link"], span.attributes["weft.seq"]) for span in links] == [
-        (first.context, "up", 0), (third.context, "up", 2), (third.context, "other", 2),
-    ]  # fmt: skip
+        (first.context, "up", 0),
+        (third.context, "up", 2),
+        (third.context, "other", 2),
+    ]
     assert all(span.name == "weft link" and span.start == first.end < span.end for span in links)
 
 

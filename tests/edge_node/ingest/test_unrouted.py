@@ -32,8 +32,10 @@ async def test_what_was_acknowledged_is_in_the_stream_unrouted(tmp_path: Path, v
         assert await device.receive() == PubComp(2)
     async with running(tmp_path) as node:
         assert [(record.key, record.payload) for record in await node.stored("unrouted")] == [
-            (b"none/0", b"0"), (b"none/1", b"1"), (b"none/2", b"2"),
-        ]  # fmt: skip
+            (b"none/0", b"0"),
+            (b"none/1", b"1"),
+            (b"none/2", b"2"),
+        ]
 
 
 async def test_no_acknowledgement_before_the_disk_has_it(tmp_path: Path) -> None:
@@ -203,9 +205,11 @@ async def test_refused_messages_are_never_acknowledged_with_success(tmp_path: Pa
         session = await RawClient.connect(node.port, "session", clean_start=False)
         await session.subscribe(("#", 1))
         device.send(
-            Publish(b"none/0", b""), Publish(b"none/1", b"x", 1, 1, retain=True), Publish(b"none/2", b"", 2, 2),
+            Publish(b"none/0", b""),
+            Publish(b"none/1", b"x", 1, 1, retain=True),
+            Publish(b"none/2", b"", 2, 2),
             Publish(b"plant/a", b"taken", 1, 3),
-        )  # fmt: skip
+        )
         assert [await device.receive() for _ in range(3)] == [PubAck(1, NO_STREAM), PubRec(2, NO_STREAM), PubAck(3)]
         assert (await session.receive()).payload == b"taken"
         assert (node.counters.publishes_unrouted, node.counters.publishes_denied) == (3, 0)

@@ -186,17 +186,25 @@ async def test_records_from_before_the_time_was_known_get_it_at_the_hub(tmp_path
             node="edge-1", data_dir=str(tmp_path), streams={"telemetry": Stream(from_=("a/+",))}, links={"cloud": link}
         )
         log = SegmentLog.open(
-            str(tmp_path), LogSettings(segment_bytes=1 << 20), wall_clock=wall, clock_reading=reading,
-            random_bits=random.getrandbits, post=post,
-        )  # fmt: skip
+            str(tmp_path),
+            LogSettings(segment_bytes=1 << 20),
+            wall_clock=wall,
+            clock_reading=reading,
+            random_bits=random.getrandbits,
+            post=post,
+        )
         log.append(log.stream("telemetry"), wall(), [b"a/b"], [b"1"])
         await log.durable()
         if restarted:  # the process, not the machine
             await asyncio.to_thread(log.close)
             log = SegmentLog.open(
-                str(tmp_path), LogSettings(segment_bytes=1 << 20), wall_clock=wall, clock_reading=reading,
-                random_bits=random.getrandbits, post=post,
-            )  # fmt: skip
+                str(tmp_path),
+                LogSettings(segment_bytes=1 << 20),
+                wall_clock=wall,
+                clock_reading=reading,
+                random_bits=random.getrandbits,
+                post=post,
+            )
         links = Links(config, log, wall_clock=wall, clock_reading=reading)
         links.start()
 

@@ -57,9 +57,11 @@ def put(log: SegmentLog, stream: str, count: int) -> None:
 def links_of(directory: Path, log: SegmentLog, *urls: str, streams: tuple[str, ...]) -> Links:
     links = {f"link-{at}": LinkConfig(to=(url,), retry_min_s=0.01, retry_max_s=0.05) for at, url in enumerate(urls)}
     config = EdgeConfig(
-        node="edge-1", data_dir=str(directory), streams={name: Stream(from_=(f"{name}/+",)) for name in streams},
+        node="edge-1",
+        data_dir=str(directory),
+        streams={name: Stream(from_=(f"{name}/+",)) for name in streams},
         links=links,
-    )  # fmt: skip
+    )
     return Links(config, log, wall_clock=wall_clock)
 
 

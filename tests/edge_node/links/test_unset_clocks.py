@@ -52,10 +52,13 @@ class Machine:
         """A process on this boot; its link goes to the hub, or to no address."""
         loop = asyncio.get_running_loop()
         log = SegmentLog.open(
-            str(self.directory / "log"), LogSettings(segment_bytes=1 << 20), wall_clock=self.wall,
-            clock_reading=self.reading, random_bits=random.getrandbits,
+            str(self.directory / "log"),
+            LogSettings(segment_bytes=1 << 20),
+            wall_clock=self.wall,
+            clock_reading=self.reading,
+            random_bits=random.getrandbits,
             post=poster(loop),
-        )  # fmt: skip
+        )
         url = hub.url if hub is not None else "http://127.0.0.1:9"
         given = config(self.directory, cloud=LinkConfig(to=(url,), retry_min_s=0.01, retry_max_s=0.05))
         links = Links(given, log, wall_clock=self.wall, clock_reading=self.reading, clock_error=lambda: 1_000_000)

@@ -109,24 +109,44 @@ class Room:
         self.posted: list[Callable[[], None]] = []
         self.batch = TickBatch(loop.call_soon, loop.time, Counters())
         self.log = SegmentLog.open(
-            "/node/log", self.settings, filesystem=self.disk, wall_clock=clock.wall, clock_reading=clock.reading,
-            random_bits=lambda bits: 0xABCD, post=self.posted.append, start_writer=False, end_of_tick=self.batch.at_end,
-        )  # fmt: skip
+            "/node/log",
+            self.settings,
+            filesystem=self.disk,
+            wall_clock=clock.wall,
+            clock_reading=clock.reading,
+            random_bits=lambda bits: 0xABCD,
+            post=self.posted.append,
+            start_writer=False,
+            end_of_tick=self.batch.at_end,
+        )
         self.refusals = Refusals(loop.time)
         subscriptions = Subscriptions()
         routing = Routing(
-            Router(self.patterns, self.log.stream), subscriptions, Unrouted(self.unrouted, self.log, Counters()),
+            Router(self.patterns, self.log.stream),
+            subscriptions,
+            Unrouted(self.unrouted, self.log, Counters()),
             session_topics=self.log.stream("weft-sessions-topics"),
-        )  # fmt: skip
+        )
         self.ingest = Ingest(
-            self.log, routing, FanOut(subscriptions, Outbox(FanOutCap())), clock.wall, Counters(), self.batch,
+            self.log,
+            routing,
+            FanOut(subscriptions, Outbox(FanOutCap())),
+            clock.wall,
+            Counters(),
+            self.batch,
             pending_bytes_max=1 << 20,
-        )  # fmt: skip
+        )
         self.wheel = TimerWheel(loop, 0.01)
         self.queues = Queues(
-            self.log, self.ingest, Backlog(self.log, State(), StateCounters()), self.limits, self.refusals,
-            RoundRobin(lambda: None, pause_s=0), self.wheel, clock.wall,
-        )  # fmt: skip
+            self.log,
+            self.ingest,
+            Backlog(self.log, State(), StateCounters()),
+            self.limits,
+            self.refusals,
+            RoundRobin(lambda: None, pause_s=0),
+            self.wheel,
+            clock.wall,
+        )
         self.client = self.new_client()
         self.publisher = Publisher()
 

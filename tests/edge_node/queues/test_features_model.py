@@ -107,9 +107,7 @@ class Gatherer:
     def gather(self, gathered: Gathering, *_: object) -> None:
         found = self.published
         assert found.route is not None
-        gathered.add(
-            found.route, found.topic, self.payload, self.room.publisher, 0, (*self.headers, *found.headers)
-        )  # fmt: skip
+        gathered.add(found.route, found.topic, self.payload, self.room.publisher, 0, (*self.headers, *found.headers))
 
 
 class FeaturesMachine(RuleBasedStateMachine):
@@ -243,9 +241,13 @@ class FeaturesMachine(RuleBasedStateMachine):
 
     def declare_now(self, name: str) -> None:
         self.room.queues.declarations.declare_queue(
-            self.room.client, name, durable=name != "exclusive", exclusive=name == "exclusive",
-            auto_delete=name == "auto", arguments=KINDS[name],
-        )  # fmt: skip
+            self.room.client,
+            name,
+            durable=name != "exclusive",
+            exclusive=name == "exclusive",
+            auto_delete=name == "auto",
+            arguments=KINDS[name],
+        )
         if name not in self.models:
             self.models[name] = Model(self.room.queue(name).number)
             self.takers[name] = []
@@ -321,11 +323,13 @@ class FeaturesMachine(RuleBasedStateMachine):
             times = [each for each in (seconds, None if ttl_ms is None else ttl_ms // 1000) if each is not None]
             self.models[name].ready.append(
                 Entry(
-                    (self.number, "", ""), self.rank, min(priority, KINDS[name].get("x-max-priority", 0)),
+                    (self.number, "", ""),
+                    self.rank,
+                    min(priority, KINDS[name].get("x-max-priority", 0)),
                     min(times) + self.now_s if times else None,
                     None if seconds is None else seconds + self.now_s,
                 )
-            )  # fmt: skip
+            )
         return b"%0*d" % (PAYLOAD_BYTES, self.number), headers
 
     def limit(self) -> None:
@@ -337,9 +341,11 @@ class FeaturesMachine(RuleBasedStateMachine):
             self.die("drop", entry, "maxlen")
 
     @rule(
-        name=st.sampled_from([*NAMES, "all"]), priority=st.integers(0, 3), count=st.integers(1, 3),
+        name=st.sampled_from([*NAMES, "all"]),
+        priority=st.integers(0, 3),
+        count=st.integers(1, 3),
         steps=st.none() | st.integers(1, 3),
-    )  # fmt: skip
+    )
     def publish(self, name: str, priority: int, count: int, steps: int | None) -> None:
         for _ in range(count):
             self.publish_one(name, priority, None if steps is None else steps * STEP_S)
@@ -576,9 +582,11 @@ class FeaturesMachine(RuleBasedStateMachine):
         self.act(lambda: None)
 
     @rule(
-        name=st.sampled_from(NAMES), count=st.integers(0, 3), outcome=st.sampled_from([Outcome.ACCEPT, Outcome.REJECT]),
+        name=st.sampled_from(NAMES),
+        count=st.integers(0, 3),
+        outcome=st.sampled_from([Outcome.ACCEPT, Outcome.REJECT]),
         seed=st.integers(0, 1 << 32),
-    )  # fmt: skip
+    )
     def power_cut_before_a_transaction_is_durable(self, name: str, count: int, outcome: Outcome, seed: int) -> None:
         """All of it is there, or nothing."""
         if name in {"exclusive"}:
@@ -606,9 +614,12 @@ class FeaturesMachine(RuleBasedStateMachine):
         self.resume(found)
 
     @rule(
-        name=st.sampled_from(NAMES), again=st.booleans(), publishes=st.integers(0, 2), stored=st.booleans(),
+        name=st.sampled_from(NAMES),
+        again=st.booleans(),
+        publishes=st.integers(0, 2),
+        stored=st.booleans(),
         seed=st.integers(0, 1 << 32),
-    )  # fmt: skip
+    )
     def power_cut_before_a_deletion_is_durable(
         self, name: str, again: bool, publishes: int, stored: bool, seed: int
     ) -> None:
@@ -652,10 +663,12 @@ class FeaturesMachine(RuleBasedStateMachine):
         self.room.given.clear()
 
     @rule(
-        name=st.sampled_from(["ttl", "drop", "limited"]), count=st.integers(1, 3),
+        name=st.sampled_from(["ttl", "drop", "limited"]),
+        count=st.integers(1, 3),
         how=st.sampled_from(["settle", "time"]),
-        commits=st.integers(0, 3), seed=st.integers(0, 1 << 32),
-    )  # fmt: skip
+        commits=st.integers(0, 3),
+        seed=st.integers(0, 1 << 32),
+    )
     def power_cut_among_dead_letters(self, name: str, count: int, how: str, commits: int, seed: int) -> None:
         """A message is in its queue or where dead letters go: in one of them."""
         if name not in self.models:
@@ -715,7 +728,7 @@ class FeaturesMachine(RuleBasedStateMachine):
                 deadline = None if key[2] == "expired" else self.own_deadlines.get(key[0])
                 entry = known.get(name, {}).get(key) or Entry(
                     key, self.rank, deadline_s=deadline, own_deadline_s=deadline
-                )  # fmt: skip
+                )
                 entry.delivered = False
                 model.ready.append(entry)
         self.act(lambda: None)

@@ -342,8 +342,11 @@ async def test_large_bindings_have_an_end_and_those_that_are_there_stay() -> Non
 def test_numbers_that_no_record_can_hold_become_text() -> None:
     numbers = {"most": (1 << 63) - 1, "least": -(1 << 63), "above": 1 << 63, "below": -(1 << 63) - 1}
     assert plain_arguments(numbers) == {
-        "most": (1 << 63) - 1, "least": -(1 << 63), "above": "9223372036854775808", "below": "-9223372036854775809",
-    }  # fmt: skip
+        "most": (1 << 63) - 1,
+        "least": -(1 << 63),
+        "above": "9223372036854775808",
+        "below": "-9223372036854775809",
+    }
 
 
 async def test_names_in_arguments_are_not_long() -> None:

@@ -264,6 +264,8 @@ class QueuesMachine(RuleBasedStateMachine):
 
 TestQueues = QueuesMachine.TestCase
 TestQueues.settings = settings(
-    max_examples=max(settings().max_examples // 5, 1), stateful_step_count=30, deadline=None,
+    max_examples=max(settings().max_examples // 5, 1),
+    stateful_step_count=30,
+    deadline=None,
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)

@@ -113,10 +113,11 @@ def by_key() -> Iterator[BindingDefinition]:
 def of_many_exchanges() -> Iterator[BindingDefinition]:
     """Exchanges that are deleted with their last binding, bound to one another in a row."""
     return (
-        binding(f"e{number % 1000}", f"key {number // 1000}") if number % 1000 else
-        BindingDefinition(f"e{number // 1000}", f"e{number // 1000 + 1}", True, "", b"")
+        binding(f"e{number % 1000}", f"key {number // 1000}")
+        if number % 1000
+        else BindingDefinition(f"e{number // 1000}", f"e{number // 1000 + 1}", True, "", b"")
         for number in range(999_000)
-    )  # fmt: skip
+    )
 
 
 SHAPES = [by_headers, by_any_header, by_words, by_long_keys, by_key, of_many_exchanges]
@@ -157,11 +158,7 @@ async def quick(story: Callable[[Room, Steps], Any]) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "shape",
-    SHAPES,
-    ids=lambda shape: shape.__name__,
-)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 async def test_a_queue_is_deleted_in_short_steps(shape: Callable[[], Iterator[BindingDefinition]]) -> None:
     async def story(room: Room, steps: Steps) -> None:
         fill(room, shape())
@@ -301,10 +298,7 @@ def bind_all(room: Room, bindings: Iterator[BindingDefinition], steps: Steps) ->
     return found
 
 
-@pytest.mark.parametrize(
-    "case",
-    LOOK_UPS,
-)
+@pytest.mark.parametrize("case", LOOK_UPS)
 async def test_a_look_up_is_short(case: str) -> None:
     shape, exchange, key, headers = LOOK_UPS[case]
 
@@ -375,9 +369,10 @@ async def test_dead_letters_go_on_in_short_steps(exchange: str) -> None:
         room.queues.declarations.declare_queue(room.client, "q")
         assert len(bind_all(room, shape(), Steps())) > 100
         room.queues.declarations.declare_queue(
-            room.client, "dying",
+            room.client,
+            "dying",
             arguments={"x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": ".".join("a" * 17)},
-        )  # fmt: skip
+        )
         for number in range(MESSAGES):
             room.publish(b"%d" % number, key="dying", headers=headers)
         taker = room.consume("dying")

@@ -64,10 +64,15 @@ class Room:
             if wish.prefetch:
                 credit.append(Credit(wish.prefetch, comes_back=True))
             consumption = Consumption(
-                self.queue, QueueClient(OWNERS[wish.owner], reader), Getter(self.queue, lambda _: None),
-                credit if wish.needs_acks else [], lambda _: None,
-                needs_acks=wish.needs_acks, exclusive=False, priority=wish.priority,
-            )  # fmt: skip
+                self.queue,
+                QueueClient(OWNERS[wish.owner], reader),
+                Getter(self.queue, lambda _: None),
+                credit if wish.needs_acks else [],
+                lambda _: None,
+                needs_acks=wish.needs_acks,
+                exclusive=False,
+                priority=wish.priority,
+            )
             self.all.append(consumption)
             self.queue.consumptions.add(consumption)
         self.unsettled = dict.fromkeys(self.all, 0)
@@ -113,10 +118,7 @@ class Room:
 
 @given(st.lists(WISHES, min_size=1, max_size=6), st.integers(1, 8), st.booleans(), STEPS)
 def test_a_run_goes_where_its_messages_would_go_one_by_one(
-    wishes: list[Wish],
-    share: int,
-    single_active: bool,
-    steps: list[tuple[str, int, Any]],
+    wishes: list[Wish], share: int, single_active: bool, steps: list[tuple[str, int, Any]]
 ) -> None:
     rooms = [Room(wishes, share, single_active=single_active) for _ in range(2)]
     for what, first, second in steps:

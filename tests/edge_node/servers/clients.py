@@ -144,9 +144,14 @@ class Amqp(ProtocolClient):
             login = pika.credentials.ExternalCredentials()
         tls = None if way.tls is None else pika.SSLOptions(way.tls, HOST)
         parameters = pika.ConnectionParameters(
-            HOST, way.port, credentials=login, ssl_options=tls, socket_timeout=PATIENCE_S,
-            stack_timeout=PATIENCE_S, blocked_connection_timeout=PATIENCE_S,
-        )  # fmt: skip
+            HOST,
+            way.port,
+            credentials=login,
+            ssl_options=tls,
+            socket_timeout=PATIENCE_S,
+            stack_timeout=PATIENCE_S,
+            blocked_connection_timeout=PATIENCE_S,
+        )
         try:
             self._connection = pika.BlockingConnection(parameters)
         except (pika.exceptions.AMQPError, OSError) as error:
@@ -227,9 +232,14 @@ class Amqp1(ProtocolClient):
         mechanism = "PLAIN" if way.user is not None else "EXTERNAL" if way.shows_certificate else "ANONYMOUS"
         try:
             self._connection = BlockingConnection(
-                f"{'amqp' if domain is None else 'amqps'}://{HOST}:{way.port}", timeout=PATIENCE_S, ssl_domain=domain,
-                allowed_mechs=mechanism, allow_insecure_mechs=True, user=way.user, password=way.password or None,
-            )  # fmt: skip
+                f"{'amqp' if domain is None else 'amqps'}://{HOST}:{way.port}",
+                timeout=PATIENCE_S,
+                ssl_domain=domain,
+                allowed_mechs=mechanism,
+                allow_insecure_mechs=True,
+                user=way.user,
+                password=way.password or None,
+            )
         except (ProtonException, OSError) as error:
             raise Refused(str(error)) from error
 

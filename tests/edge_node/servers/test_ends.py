@@ -24,8 +24,12 @@ from weft.protocols.amqp.frames import FRAME_BYTES_MIN, PROTOCOL_HEADER
 from weft.protocols.amqp.methods import Method, commands, write_method
 
 Basic, Channel, Connection, Queue, Tx = (
-    commands.Basic, commands.Channel, commands.Connection, commands.Queue, commands.Tx
-)  # fmt: skip
+    commands.Basic,
+    commands.Channel,
+    commands.Connection,
+    commands.Queue,
+    commands.Tx,
+)
 
 
 QUIET_S = 0.01
@@ -94,10 +98,14 @@ async def test_an_amqp_connection_leaves_nothing_behind(tmp_path: Path, resets: 
         assert node.counters_of_node.publishes_received
         bounds = node.queues.bounds
         held: dict[str, Any] = {
-            "unfinished": node.context.unfinished, "channels": node.amqp._shared.channels, "queues": bounds.queues,
-            "bindings": bounds.bindings, "unacknowledged": bounds.unacknowledged, "waiting": bounds.waiting,
+            "unfinished": node.context.unfinished,
+            "channels": node.amqp._shared.channels,
+            "queues": bounds.queues,
+            "bindings": bounds.bindings,
+            "unacknowledged": bounds.unacknowledged,
+            "waiting": bounds.waiting,
             "places": node.context.connection_bound,
-        }  # fmt: skip
+        }
         await until(lambda: not node.amqp._shared.clients and not node.amqp._shared.lingering)
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
         assert node.counters.amqp_channels == 0
@@ -122,8 +130,10 @@ async def test_an_http_connection_leaves_nothing_behind(tmp_path: Path) -> None:
         await until(lambda: not service._open)
         context = service.context
         held: dict[str, Any] = {
-            "unfinished": context.unfinished, "places": context.connection_bound, "readers": service._readers._bound,
-        }  # fmt: skip
+            "unfinished": context.unfinished,
+            "places": context.connection_bound,
+            "readers": service._readers._bound,
+        }
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
 
 
@@ -156,9 +166,12 @@ async def test_an_amqp1_connection_leaves_nothing_behind(tmp_path: Path, work: C
         context = node.node.context
         shares = context.delivery.shares
         held: dict[str, Any] = {
-            "unfinished": context.unfinished, "filters": shares.filter_bytes, "match cost": shares.match_cost,
-            "unacknowledged": queues.bounds.unacknowledged, "windows": context.delivery.budget,
+            "unfinished": context.unfinished,
+            "filters": shares.filter_bytes,
+            "match cost": shares.match_cost,
+            "unacknowledged": queues.bounds.unacknowledged,
+            "windows": context.delivery.budget,
             "places": context.connection_bound,
-        }  # fmt: skip
+        }
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
         assert context.counters.subscriptions == 0

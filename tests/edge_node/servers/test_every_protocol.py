@@ -49,9 +49,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @asynccontextmanager
-async def node_for(
-    make: Make, folder: Path, listener: str = "", more: str = ""
-) -> AsyncIterator[tuple[EdgeNode, Way]]:  # fmt: skip
+async def node_for(make: Make, folder: Path, listener: str = "", more: str = "") -> AsyncIterator[tuple[EdgeNode, Way]]:
     """A node with one listener of the protocol."""
     text = f'listeners: {{door: {{bind: "127.0.0.1:0", protocol: {make.protocol}{listener}}}}}\n{more}'
     async with running(folder, text) as node:

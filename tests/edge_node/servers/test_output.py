@@ -21,7 +21,7 @@ from weft.edge_node.servers.clients.output import (
     WAITING_FACTOR,
     Output,
     Writes,
-)  # fmt: skip
+)
 from weft.edge_node.subscriptions.message import Outbox
 
 WAITING_MAX = 100_000

@@ -99,24 +99,45 @@ class Room:
         self.subscriptions, self.outbox = Subscriptions(), Outbox(FanOutCap())
         fan_out = FanOut(self.subscriptions, self.outbox)
         routing = Routing(
-            Router({"telemetry": ["plant/#"]}, node.log.stream), self.subscriptions,
-            Unrouted("keep", node.log, self.counters), session_topics=node.log.stream(SESSION_TOPICS_STREAM),
-        )  # fmt: skip
+            Router({"telemetry": ["plant/#"]}, node.log.stream),
+            self.subscriptions,
+            Unrouted("keep", node.log, self.counters),
+            session_topics=node.log.stream(SESSION_TOPICS_STREAM),
+        )
         self.ingest = Ingest(
-            node.log, routing, fan_out, node.clock.wall, self.counters,
-            TickBatch(lambda _: None, lambda: self.now, self.counters), pending_bytes_max=1 << 20,
-        )  # fmt: skip
+            node.log,
+            routing,
+            fan_out,
+            node.clock.wall,
+            self.counters,
+            TickBatch(lambda _: None, lambda: self.now, self.counters),
+            pending_bytes_max=1 << 20,
+        )
         self.retained: list[Message] = []
         state = node.state
         delivery = make_delivery(
-            node.log, self.ingest, self.subscriptions, state.backlog, self.outbox, limits, state.refusals,
-            self.counters, node.clock.wall,
-        )  # fmt: skip
-        self.context = make_context(
-            PersistedState(node.log, state.journal, state.changes, state.retained), delivery, self.ingest,
-            self.subscriptions, self.outbox, RoundRobin(self.outbox.flush), self._match, limits, self.counters,
+            node.log,
+            self.ingest,
+            self.subscriptions,
+            state.backlog,
+            self.outbox,
+            limits,
+            state.refusals,
+            self.counters,
             node.clock.wall,
-        )  # fmt: skip
+        )
+        self.context = make_context(
+            PersistedState(node.log, state.journal, state.changes, state.retained),
+            delivery,
+            self.ingest,
+            self.subscriptions,
+            self.outbox,
+            RoundRobin(self.outbox.flush),
+            self._match,
+            limits,
+            self.counters,
+            node.clock.wall,
+        )
         self.sessions = Sessions(self.context, limits, self.counters, self.wheel, lambda: self.now)  # type: ignore[arg-type]
         self.sessions.restore()
 
@@ -124,9 +145,15 @@ class Room:
         return self.retained
 
     def connect(
-        self, client_id: str, *, expiry: int = 1000, will: Any = None, clean: bool = False, user: str | None = None,
+        self,
+        client_id: str,
+        *,
+        expiry: int = 1000,
+        will: Any = None,
+        clean: bool = False,
+        user: str | None = None,
         address: str = "",
-    ) -> RoomClient:  # fmt: skip
+    ) -> RoomClient:
         """A client that has its CONNACK, and its session."""
         client, properties = RoomClient(self), Properties(session_expiry_interval=expiry)
         packet = Connect(client_id, version=5, clean_start=clean, will=will, properties=properties)

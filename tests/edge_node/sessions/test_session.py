@@ -25,13 +25,19 @@ def make() -> Session:
 
 
 RECORDS = st.builds(
-    SessionRecord, st.just("c"), st.sampled_from([3, 4, 5]), st.integers(1, NEVER_EXPIRES), st.none() | st.text(),
-    st.none() | st.integers(0, 1 << 60), st.booleans(), st.none() | st.integers(0, 1 << 60),
+    SessionRecord,
+    st.just("c"),
+    st.sampled_from([3, 4, 5]),
+    st.integers(1, NEVER_EXPIRES),
+    st.none() | st.text(),
+    st.none() | st.integers(0, 1 << 60),
+    st.booleans(),
+    st.none() | st.integers(0, 1 << 60),
     inflight=st.dictionaries(
         st.integers(1, 99), st.builds(Sent, st.integers(1, 9), st.integers(0, 99), st.just(2), st.booleans())
     ),
     received=st.sets(st.integers(1, 65_535)),
-)  # fmt: skip
+)
 
 
 @given(RECORDS)

@@ -35,9 +35,14 @@ def reader_of(
 ) -> tuple[SessionReader, int]:
     assert client.session is not None
     found = SessionReader(
-        client.session.window, room.subscriptions, messages_of(room), room.outbox, room.counters, set(done),
+        client.session.window,
+        room.subscriptions,
+        messages_of(room),
+        room.outbox,
+        room.counters,
+        set(done),
         doubtful or {},
-    )  # fmt: skip
+    )
     return found, room.node.log.stream("telemetry")
 
 
@@ -49,11 +54,14 @@ async def test_only_what_the_client_wants_and_lacks_is_sent() -> None:
     assert reader.wants(b"plant/a")
     assert not reader.wants(b"plant/b")
     for each in (
-        record(0, b"0"), record(1, b"had"), record(2, b"other", b"plant/b"),
-        record(3, b"at most once", flags=int(Flag.PUBLISHED_QOS0)), record(4, b"4"),
+        record(0, b"0"),
+        record(1, b"had"),
+        record(2, b"other", b"plant/b"),
+        record(3, b"at most once", flags=int(Flag.PUBLISHED_QOS0)),
+        record(4, b"4"),
         LogRecord(5, b"plant/a", b"to one", 0, ((RECIPIENT, "c"),)),
         LogRecord(6, b"plant/a", b"expired", 0, (("weft.expires", 999),)),
-    ):  # fmt: skip
+    ):
         reader.read(stream, each)
     assert payloads(client) == [b"0", b"4"]
     assert reader.done == set()

@@ -131,8 +131,9 @@ async def test_a_crash_keeps_what_the_protocol_promised(tmp_path: Path) -> None:
         client = await stay(node, "c")
         assert client.welcome.session_present
         assert [await client.receive(), await client.receive()] == [
-            PubRel(1), Publish(b"plant/a", b"2", 2, 2, dup=True),
-        ]  # fmt: skip
+            PubRel(1),
+            Publish(b"plant/a", b"2", 2, 2, dup=True),
+        ]
         client.send(PubComp(1), PubRec(2))
         assert await client.receive() == PubRel(2)
         assert await client.silent()
@@ -235,8 +236,12 @@ async def test_retained_messages_in_flight_are_sent_again_as_they_were(tmp_path:
                 continue
             found = resent[packet.packet_id]
             assert (found.topic, found.payload, found.qos, found.retain, found.dup) == (
-                packet.topic, b"kept", packet.qos, True, True,
-            )  # fmt: skip
+                packet.topic,
+                b"kept",
+                packet.qos,
+                True,
+                True,
+            )
             assert found.properties.content_type == "text"
             assert found.properties.subscription_identifiers == (7,)
             assert found.properties.message_expiry_interval > 900

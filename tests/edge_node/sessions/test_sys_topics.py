@@ -10,7 +10,7 @@ class Sys:
         self.counters, self.reported, self.now = Counters(), list[Message](), 100.0
         self.topics = SysTopics(
             self.counters, lambda: Facts(clients_known=5, retained=2), self.reported.append, lambda: self.now, "weft 1"
-        )  # fmt: skip
+        )
 
     def value(self, name: str) -> str | None:
         found = {message.topic: message.payload for message in self.topics.match("$SYS/#")}

@@ -78,9 +78,16 @@ async def test_properties_and_routing_keys_are_mapped(tmp_path: Path, rabbit: Ra
         await until(lambda: node.source().state is SourceState.CONNECTED)
         exchange = await found.get_exchange("amq.topic")
         message = aio_pika.Message(
-            b"1", content_type="text/plain", correlation_id="c", reply_to="r", message_id="m", priority=3,
-            timestamp=sent, type="reading", headers={"unit": "mm/s", "count": 7, "ok": True},
-        )  # fmt: skip
+            b"1",
+            content_type="text/plain",
+            correlation_id="c",
+            reply_to="r",
+            message_id="m",
+            priority=3,
+            timestamp=sent,
+            type="reading",
+            headers={"unit": "mm/s", "count": 7, "ok": True},
+        )
         await exchange.publish(message, "plant.press.rms")
         await until(lambda: node.durable() == 1)
         (record,) = await node.stored()
@@ -88,8 +95,12 @@ async def test_properties_and_routing_keys_are_mapped(tmp_path: Path, rabbit: Ra
     headers = dict(record.headers)
     assert headers["weft.sent"] == int(sent.timestamp()) * 1_000_000_000
     assert {name: headers[name] for name in ("unit", "count", "ok", "weft.content-type", "weft.reply-to")} == {
-        "unit": "mm/s", "count": 7, "ok": True, "weft.content-type": "text/plain", "weft.reply-to": "r",
-    }  # fmt: skip
+        "unit": "mm/s",
+        "count": 7,
+        "ok": True,
+        "weft.content-type": "text/plain",
+        "weft.reply-to": "r",
+    }
     assert (headers["weft.message-id"], headers["weft.priority"], headers["weft.subject"]) == ("m", 3, "reading")
     assert "amqp.exchange" not in headers
 

@@ -34,8 +34,10 @@ URL = "url: 'mqtt://broker.example.com'"
     [
         (mqtt("url: 'mqtt://127.0.0.1', topics: a"), "sources.s.mqtt.url: 127.0.0.1:1883 is listeners.mqtt"),
         (mqtt("url: 'mqtt://localhost:1883', topics: a"), "is listeners.mqtt of this node"),
-        (mqtt("url: 'mqtt://127.0.0.1', topics: a", "'0.0.0.0:1883', anonymous: allowed_beyond_loopback"),
-         "is listeners.mqtt of this node"),
+        (
+            mqtt("url: 'mqtt://127.0.0.1', topics: a", "'0.0.0.0:1883', anonymous: allowed_beyond_loopback"),
+            "is listeners.mqtt of this node",
+        ),
         (mqtt("url: 'amqp://broker', topics: a"), "expected mqtt://HOST or mqtts://HOST"),
         (mqtt("url: 'mqtt://user:word@broker', topics: a"), "without a user name or password"),
         (mqtt("url: 'mqtt://broker/path', topics: a"), "no paths"),
@@ -57,11 +59,14 @@ URL = "url: 'mqtt://broker.example.com'"
         (amqp("url: 'amqp://broker', queue: amq.x, declare: quorum"), "names that begin with amq."),
         (BASE + "sources: {'a b': {mqtt: {url: 'mqtt://b', topics: a}}}\n", "expected a name"),
         (BASE + "sources: {s: {}}\n", "expected one kind of broker"),
-        (BASE + "sources:\n" + "".join(
-            f"  {name}: {{mqtt: {{url: 'mqtt://b', topics: a, client_id: c}}}}\n" for name in "xy"
-        ), "sources.x has this client_id"),
+        (
+            BASE
+            + "sources:\n"
+            + "".join(f"  {name}: {{mqtt: {{url: 'mqtt://b', topics: a, client_id: c}}}}\n" for name in "xy"),
+            "sources.x has this client_id",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_source_that_cannot_work_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError) as error:
         configuration(tmp_path, text)
@@ -87,8 +92,9 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     found = looked(tmp_path, mqtt("url: 'mqtts://b', topics: a, username: u, password_file: p, tls: {ca_file: ca}"))
     reports = [(each.path[-1], each.message) for each in found.unfit]
     assert reports == [
-        ("password_file", f"{tmp_path}/p: there is no such file"), ("ca_file", f"{tmp_path}/ca: there is no such file"),
-    ]  # fmt: skip
+        ("password_file", f"{tmp_path}/p: there is no such file"),
+        ("ca_file", f"{tmp_path}/ca: there is no such file"),
+    ]
 
 
 def test_a_password_for_all_to_see_is_doubtful(tmp_path: Path) -> None:

@@ -55,9 +55,7 @@ async def test_properties_and_the_retain_flag_are_kept(tmp_path: Path, broker: M
             await until(lambda: node.durable() == 1)
             (record,) = await node.stored()
     assert record.flags == Flag.RETAINED
-    assert dict(record.headers) == {
-        "unit": "mm/s", "weft.content-type": "text/plain", "weft.correlation-id": b"7",
-    }  # fmt: skip
+    assert dict(record.headers) == {"unit": "mm/s", "weft.content-type": "text/plain", "weft.correlation-id": b"7"}
 
 
 async def test_local_subscribers_get_the_messages_too(tmp_path: Path, broker: Mosquitto) -> None:

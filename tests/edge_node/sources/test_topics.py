@@ -42,8 +42,11 @@ def test_a_rule_that_cannot_work_is_refused(from_: str, to: str, word: str) -> N
 def test_the_first_rule_counts_and_the_prefix_comes_before_every_topic() -> None:
     topics = Topics([("a/{x}", "one/{x}"), ("a/#", "two/#")], "site/")
     assert [topics.key(each) for each in (b"a/1", b"a/1/2", b"b", b"a/1")] == [
-        b"site/one/1", b"site/two/1/2", b"site/b", b"site/one/1",
-    ]  # fmt: skip
+        b"site/one/1",
+        b"site/two/1/2",
+        b"site/b",
+        b"site/one/1",
+    ]
 
 
 def test_a_topic_that_becomes_none_is_an_error() -> None:

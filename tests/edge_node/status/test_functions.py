@@ -11,10 +11,23 @@ from weft.text.status import show_functions
 
 NOW = 1_700_000_000_000_000_000
 COUNTERS = FunctionCounters(
-    rows_in=1000, rows_out=37, rows_rejected=5, rows_routed=2, alerts=1, gaps=3, bytes_in=50_000, bytes_out=1800,
-    steps=9, failures=4, lag=12, until=NOW - 90 * 10**9, state_bytes=4 << 20, version="8a1f03c4", trouble="waits",
+    rows_in=1000,
+    rows_out=37,
+    rows_rejected=5,
+    rows_routed=2,
+    alerts=1,
+    gaps=3,
+    bytes_in=50_000,
+    bytes_out=1800,
+    steps=9,
+    failures=4,
+    lag=12,
+    until=NOW - 90 * 10**9,
+    state_bytes=4 << 20,
+    version="8a1f03c4",
+    trouble="waits",
     refused="the former functions remain in use",
-)  # fmt: skip
+)
 
 
 def test_every_metric_of_functions_is_exported_with_what_was_counted() -> None:

@@ -81,8 +81,6 @@ def test_the_files_of_a_node_that_does_not_run_promise_no_centuries(capsys: pyte
         "running": False,
         "not_asked": "no answer",
     }
-    show_files(
-        facts | {"disk": disk, "records_lost": 0, "next_start": None, "damage": [], "streams": {}}
-    )  # fmt: skip
+    show_files(facts | {"disk": disk, "records_lost": 0, "next_start": None, "damage": [], "streams": {}})
     assert "at least more than a year" not in (shown := capsys.readouterr().out)
     assert "more than a year at the rate of its last hour with records" in shown

@@ -40,7 +40,7 @@ FACTS: dict[str, Any] = {
             "trouble": "failed (KeyError: <x>) and is started again",
             "refused": "the former functions remain in use",
             "warning": "",
-        },
+        }
     },
     "sources": {},
     "links": {
@@ -127,13 +127,17 @@ async def test_where_no_client_comes_without_a_name_nobody_sees_messages_without
 
 @asynccontextmanager
 async def serving(*, takes_anyone: bool = True) -> AsyncIterator[str]:
-    messages = MessagePages(
-        Subscriptions(), Accounts(), (), time.monotonic, time.time_ns, takes_anyone=takes_anyone
-    )  # fmt: skip
+    messages = MessagePages(Subscriptions(), Accounts(), (), time.monotonic, time.time_ns, takes_anyone=takes_anyone)
     pages = Pages(
-        lambda: FACTS, lambda: b"weft_x 1\n", Well(), history=lambda of_day: History(10.0).view(of_day=of_day),
-        messages=messages, connections_max=4, monotonic=time.monotonic, refusals=Refusals(time.monotonic),
-    )  # fmt: skip
+        lambda: FACTS,
+        lambda: b"weft_x 1\n",
+        Well(),
+        history=lambda of_day: History(10.0).view(of_day=of_day),
+        messages=messages,
+        connections_max=4,
+        monotonic=time.monotonic,
+        refusals=Refusals(time.monotonic),
+    )
     await pages.start("127.0.0.1:0")
     try:
         yield f"http://127.0.0.1:{pages.port}"

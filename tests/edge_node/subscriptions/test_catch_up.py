@@ -76,9 +76,12 @@ class Catching:
 
     def begin(self, read_page: ReadPage | None = None) -> CatchUp:
         found = CatchUp(
-            None, lambda: (self.reader, dict.fromkeys(self.streams, 0)), read_page or self.backlog.read, self.log,
+            None,
+            lambda: (self.reader, dict.fromkeys(self.streams, 0)),
+            read_page or self.backlog.read,
+            self.log,
             ReadTurns(self.log),
-        )  # fmt: skip
+        )
         found.start()
         return found
 

@@ -111,8 +111,9 @@ def test_refusals_name_the_bound_and_the_owner() -> None:
     assert not cost.fits(ALICE, "x/+/+/+")
     assert not cost.fits(MALLORY, "x/y/+/+/+/z")
     assert [(each.bound, each.owner) for each in refusals] == [
-        ("limits.user_share of limits.match_cost", ALICE), ("limits.match_cost", MALLORY),
-    ]  # fmt: skip
+        ("limits.user_share of limits.match_cost", ALICE),
+        ("limits.match_cost", MALLORY),
+    ]
 
 
 @given(SUBSCRIPTIONS)

@@ -10,10 +10,23 @@ from weft.protocols.batch import HEADER_PAIRS_MAX, HeaderValue
 from weft.protocols.mqtt.packets import NO_PROPERTIES, Properties
 
 NOW = 1_700_000_000_000_000_000
-TEXT = st.text(max_size=8) | st.sampled_from([
-    "weft.expires", "weft.user.", "weft.user.mqtt.", "weft.content-type", "weft.", "weft.x", "amqp.id", "http.path",
-    "kafka.key",     "sparkplug.seq", "weft.user.kafka.key", "kafka", "Weft.x",
-])  # fmt: skip
+TEXT = st.text(max_size=8) | st.sampled_from(
+    [
+        "weft.expires",
+        "weft.user.",
+        "weft.user.mqtt.",
+        "weft.content-type",
+        "weft.",
+        "weft.x",
+        "amqp.id",
+        "http.path",
+        "kafka.key",
+        "sparkplug.seq",
+        "weft.user.kafka.key",
+        "kafka",
+        "Weft.x",
+    ]
+)
 PROPERTIES = st.builds(
     Properties,
     payload_format_indicator=st.none() | st.integers(0, 1),
@@ -36,15 +49,19 @@ def test_what_receivers_are_told_comes_back_whatever_names_people_choose(propert
 def test_user_properties_keep_names_and_order_where_people_look_for_them() -> None:
     pairs = (("unit", "°C"), ("unit", "K"), ("a", ""))
     assert to_headers(Properties(user_properties=pairs, content_type="text/plain"), NOW) == (
-        *pairs, ("weft.content-type", "text/plain"),
-    )  # fmt: skip
+        *pairs,
+        ("weft.content-type", "text/plain"),
+    )
 
 
 def test_a_name_of_a_device_that_begins_like_one_of_ours_is_stored_apart_from_it() -> None:
     pairs = (("weft.function", "x"), ("kafka.key", "y"), ("weft.user.z", "z"), ("unit", "K"))
     assert to_headers(Properties(user_properties=pairs), NOW) == (
-        ("weft.user.weft.function", "x"), ("weft.user.kafka.key", "y"), ("weft.user.weft.user.z", "z"), ("unit", "K"),
-    )  # fmt: skip
+        ("weft.user.weft.function", "x"),
+        ("weft.user.kafka.key", "y"),
+        ("weft.user.weft.user.z", "z"),
+        ("unit", "K"),
+    )
 
 
 def test_values_that_mqtt_has_no_type_for_go_out_as_text() -> None:
@@ -61,20 +78,35 @@ def test_messages_without_properties_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "pair", [("weft.expires", "soon"), ("weft.expires", -1), ("weft.expires", 1.5), ("weft.expires", True),
-             ("weft.content-type", 1), ("weft.reply-to", b"t"),
-             ("weft.correlation-id", True), ("mqtt.payload-format", 2), ("mqtt.payload-format", True),
-             ("kafka.partition", 3), ("http.path", "/"), ("note", b"x" * 60_000)],
-)  # fmt: skip
+    "pair",
+    [
+        ("weft.expires", "soon"),
+        ("weft.expires", -1),
+        ("weft.expires", 1.5),
+        ("weft.expires", True),
+        ("weft.content-type", 1),
+        ("weft.reply-to", b"t"),
+        ("weft.correlation-id", True),
+        ("mqtt.payload-format", 2),
+        ("mqtt.payload-format", True),
+        ("kafka.partition", 3),
+        ("http.path", "/"),
+        ("note", b"x" * 60_000),
+    ],
+)
 def test_what_subscribers_have_no_place_for_is_passed_over(pair: tuple[str, HeaderValue]) -> None:
     assert from_headers((pair,)) == (NO_PROPERTIES, 0)
 
 
 def test_more_user_properties_than_a_record_has_room_for() -> None:
     every = Properties(
-        user_properties=(("n", "v"),) * USER_PROPERTIES_MAX, payload_format_indicator=1, message_expiry_interval=1,
-        content_type="", response_topic="r", correlation_data=b"",
-    )  # fmt: skip
+        user_properties=(("n", "v"),) * USER_PROPERTIES_MAX,
+        payload_format_indicator=1,
+        message_expiry_interval=1,
+        content_type="",
+        response_topic="r",
+        correlation_data=b"",
+    )
     assert len(to_headers(every, NOW)) == HEADER_PAIRS_MAX - 1, "one more says who published it, or who it is for"
     with pytest.raises(TooManyProperties, match=f"{USER_PROPERTIES_MAX + 1} user properties"):
         to_headers(Properties(user_properties=(("n", "v"),) * (USER_PROPERTIES_MAX + 1)), NOW)

@@ -225,9 +225,7 @@ def test_a_share_is_made_by_its_first_member_and_ends_with_its_last() -> None:
     )
     every = SharedSubscriptions(subscriptions, context)
     a, b = FakeMember("a"), FakeMember("b")
-    of = {
-        member: ClientSubscription(member, "t", Subscription("$share/g/t", 1), None) for member in (a, b)
-    }  # fmt: skip
+    of = {member: ClientSubscription(member, "t", Subscription("$share/g/t", 1), None) for member in (a, b)}
     one = every.join(a, of[a], Share("g", "t"))
     assert every.join(b, of[b], Share("g", "t")) is one
     assert every.join(a, of[a], Share("g", "t")) is one

@@ -89,10 +89,13 @@ class Fleet:
         self._settings = [
             LinkSettings(
                 tuple(urls[(number + at) % len(urls)] for at in range(len(urls))),
-                retry_min_s=0.05, retry_max_s=0.5, connect_timeout_s=2.0, sender=sender,
+                retry_min_s=0.05,
+                retry_max_s=0.5,
+                connect_timeout_s=2.0,
+                sender=sender,
             )
             for number in range(edges)
-        ]  # fmt: skip
+        ]
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:

@@ -60,9 +60,15 @@ class Hosts:
         for number, host in enumerate(self.hosts):
             urls = [f"http://{host.address}:{7480 + process}" for process in range(processes)]
             node = HubNode(
-                folder / f"hub-{number}", f"hub-{number}", uri, processes,
-                HUB_SETTINGS.format(urls=", ".join(urls)), address=host.address, port=7480, shards=SHARDS,
-            )  # fmt: skip
+                folder / f"hub-{number}",
+                f"hub-{number}",
+                uri,
+                processes,
+                HUB_SETTINGS.format(urls=", ".join(urls)),
+                address=host.address,
+                port=7480,
+                shards=SHARDS,
+            )
             node.command = [*host.inside, *node.command]
             if server is not None:
                 node.environment = server.options(self.paths[number].port)
@@ -257,9 +263,10 @@ async def storm(options: argparse.Namespace) -> dict[str, Any]:
                 await hosts.until_divided()
                 await asyncio.sleep(options.calm)
                 calm = {
-                    "slowest_ack_s_of_join": round(fleet.latencies(since=joined)[-1], 3), "before_join": before,
+                    "slowest_ack_s_of_join": round(fleet.latencies(since=joined)[-1], 3),
+                    "before_join": before,
                     **await measure_calm(hosts, fleet, options.calm),
-                }  # fmt: skip
+                }
                 calm["writes_ratio"] = round(calm["writes_per_s"] / max(before["writes_per_s"], 0.01), 3)
             began = time.monotonic()
             end = began + options.seconds

@@ -19,10 +19,14 @@ NAMES = ("line", "machine")
 LEVELS = {"line": "l1"}
 FIELDS = ("a", "b", "c", "d")
 SCALARS = strategies.one_of(
-    strategies.integers(-3, 3), strategies.integers(), strategies.sampled_from([10**30, 10**80, 2**64, 2**300]),
-    strategies.floats(), strategies.sampled_from(["", "a", "12", "x" * 40_000, "nan", " 7 "]), strategies.booleans(),
+    strategies.integers(-3, 3),
+    strategies.integers(),
+    strategies.sampled_from([10**30, 10**80, 2**64, 2**300]),
+    strategies.floats(),
+    strategies.sampled_from(["", "a", "12", "x" * 40_000, "nan", " 7 "]),
+    strategies.booleans(),
     strategies.none(),
-)  # fmt: skip
+)
 VALUES = strategies.recursive(
     SCALARS,
     lambda inner: strategies.lists(inner, max_size=3) | strategies.dictionaries(strategies.sampled_from("ab"), inner),
@@ -42,9 +46,27 @@ def compound(inner: strategies.SearchStrategy[str]) -> strategies.SearchStrategy
         return strategies.builds(form.format, *parts)
 
     one_call = strategies.sampled_from(
-        ["abs", "min", "max", "round", "floor", "sqrt", "len", "int", "float", "str", "bool", "lower", "upper",
-         "is_number", "is_text", "not", "-", "+"]
-    )  # fmt: skip
+        [
+            "abs",
+            "min",
+            "max",
+            "round",
+            "floor",
+            "sqrt",
+            "len",
+            "int",
+            "float",
+            "str",
+            "bool",
+            "lower",
+            "upper",
+            "is_number",
+            "is_text",
+            "not",
+            "-",
+            "+",
+        ]
+    )
     two_calls = strategies.sampled_from(["min", "max", "startswith", "contains"])
     sign = strategies.sampled_from(
         ["+", "-", "*", "/", "//", "%", "**", "<", "<=", ">", ">=", "==", "!=", "in", "not in", "and", "or"]

@@ -13,9 +13,21 @@ from weft.functions.expressions import Condition, FieldMaker, compile_expression
 LEVELS = {"line": "l1"}
 NAMES = ("line", "machine")
 VALUES: Values = {
-    "rms": 1.5, "status": "n/a", "motor": {"rpm": 3, "on": True}, "axes": [1, 2], "off": None, "zero": 0, "flag": True,
-    "line": "a field", "time": "a field", "huge": 10**300, "unit": "µm", "µm": 7, "a b": {"c": 1}, "min": 4,
-}  # fmt: skip
+    "rms": 1.5,
+    "status": "n/a",
+    "motor": {"rpm": 3, "on": True},
+    "axes": [1, 2],
+    "off": None,
+    "zero": 0,
+    "flag": True,
+    "line": "a field",
+    "time": "a field",
+    "huge": 10**300,
+    "unit": "µm",
+    "µm": 7,
+    "a b": {"c": 1},
+    "min": 4,
+}
 
 
 def row(values: Values | None = None) -> Row:
@@ -35,7 +47,7 @@ def evaluate(text: str) -> Any:
         ("1 < rms < 2", True),
         ("2 < rms < nothing", False),
         ('status == "n/a"', True),
-        ('status == 3', False),
+        ("status == 3", False),
         ("off == None", True),
         ('motor["rpm"] + 1', 4),
         ("axes[0] + axes[-1]", 3),
@@ -63,10 +75,10 @@ def evaluate(text: str) -> Any:
         ('"/" in status', True),
         ("round(rms * 1.111, 2)", 1.67),
         ("floor(rms) + ceil(rms) + abs(-2)", 5),
-        ("sqrt(motor[\"rpm\"] + 1) + log(1) + log10(100) + exp(0)", 5.0),
+        ('sqrt(motor["rpm"] + 1) + log(1) + log10(100) + exp(0)', 5.0),
         ("len(status) + len(axes)", 5),
         ('int("12") + float("0.5") + int(rms)', 13.5),
-        ('str(rms) + str(3) + str(flag)', "1.53True"),
+        ("str(rms) + str(3) + str(flag)", "1.53True"),
         ('upper(line) + lower("A") + strip(" b ")', "L1ab"),
         ('startswith(status, "n") and endswith(status, "a") and contains(axes, 2)', True),
         ("max(axes)", 2),
@@ -77,7 +89,7 @@ def evaluate(text: str) -> Any:
         ("is_number(rms) and is_text(status) and not is_number(flag) and not is_nan(rms)", True),
         ("rms\n  > 1", True),
     ],
-)  # fmt: skip
+)
 def test_results(text: str, expected: object) -> None:
     if expected is None:
         with pytest.raises(ExpressionError):
@@ -117,10 +129,10 @@ def test_results(text: str, expected: object) -> None:
         ("nothing if flag else 1", "field nothing is missing"),
         ("flag and nothing", "field nothing is missing"),
         ("default(nothing, nothing) + 1", "field nothing is missing"),
-        ('bool(status)', "bool cannot take text: status is 'n/a'"),
-        ('float("nan") * 1', "the result of float(\"nan\") * 1 is not a number"),
+        ("bool(status)", "bool cannot take text: status is 'n/a'"),
+        ('float("nan") * 1', 'the result of float("nan") * 1 is not a number'),
     ],
-)  # fmt: skip
+)
 def test_reasons_name_the_field_and_its_value(text: str, reason: str) -> None:
     with pytest.raises(ExpressionError) as error:
         evaluate(text)
@@ -146,13 +158,13 @@ def test_reasons_name_the_field_and_its_value(text: str, reason: str) -> None:
         ("a = 3", "column 3: write == to compare"),
         ("!a", "column 1: write `not` instead of !"),
         ("a is None", "`is` is not allowed; write == or !="),
-        ("a == null", "column 6: write None, or field(\"null\")"),
+        ("a == null", 'column 6: write None, or field("null")'),
         ("round(a, b)", "column 10: round takes a literal number of digits"),
         ("round(a, -99)", "column 10: round takes a literal number of digits"),
         ("line > 3", "column 1: cannot compare text with a number: line > 3; write float(line)"),
         ("line * 2", "column 1: cannot calculate with text: line; write float(line)"),
         ('"a" * 1000000000', "column 1: cannot calculate with text"),
-        ('line + 1', "column 8: cannot join text and a number; write str(1)"),
+        ("line + 1", "column 8: cannot join text and a number; write str(1)"),
         ("a[b]", "brackets take a literal text or integer"),
         ("a[1:2]", "brackets take a literal text or integer"),
         ("abs(a)[0]", "brackets may only follow a field"),
@@ -178,7 +190,7 @@ def test_reasons_name_the_field_and_its_value(text: str, reason: str) -> None:
         ("'\\ud800'", "text with half a surrogate pair"),
         ("a\0b", "null bytes"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_allowed_is_refused_with_its_column_and_what_to_write(text: str, said: str) -> None:
     with pytest.raises(InvalidExpression) as error:
         compile_expression(text, NAMES)
@@ -231,10 +243,7 @@ def test_new_fields_see_the_row_as_it_came_and_a_row_that_fails_stays_as_it_was(
     assert rows[3].values == {"a": 2, "b": 1, "m": {"x": 2, "y": {"z": "l1"}}}
     assert [each.payload for each in rows] == [None, b"{}", b"{}", None]
     assert inner == {"k": 1}
-    assert failed == [
-        (rows[1], "a: field b is missing"),
-        (rows[2], "m is not a mapping, and cannot have a field x"),
-    ]
+    assert failed == [(rows[1], "a: field b is missing"), (rows[2], "m is not a mapping, and cannot have a field x")]
     assert [each.values for each in rows[1:3]] == before[1:3]
 
 

@@ -137,9 +137,19 @@ def test_memory_for_births_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "topic",
-    ["spBv1.0/STATE/host", "spBv1.0/g/NDATA", "spBv1.0/g/NDATA/n/d", "spBv1.0/g/DDATA/n", "spAv1.0/g/NDATA/n",
-     "spBv1.0/g/DATA/n", "spBv1.0//NDATA/n", "plant/1", "", "spBv1.0/g/DDATA/n/d/e"],
-)  # fmt: skip
+    [
+        "spBv1.0/STATE/host",
+        "spBv1.0/g/NDATA",
+        "spBv1.0/g/NDATA/n/d",
+        "spBv1.0/g/DDATA/n",
+        "spAv1.0/g/NDATA/n",
+        "spBv1.0/g/DATA/n",
+        "spBv1.0//NDATA/n",
+        "plant/1",
+        "",
+        "spBv1.0/g/DDATA/n/d/e",
+    ],
+)
 def test_topics_of_something_else(topic: str) -> None:
     assert parse_topic(topic.encode()) is None
     assert "its topic is none of an edge node or device" in str(Station().take(message(topic)))

@@ -39,12 +39,26 @@ def test_values_that_json_has_not() -> None:
 @pytest.mark.parametrize(
     "payload",
     [
-        b"", b" ", b"{", b'{"a":1} x', b"{'a':1}", b"NaN", b"-Infinity", b"1e999", b"01", b"+1",
-        b'"\xff"', b'"\\ud800"',
-        b"\xef\xbb\xbf{}", b'{"a":1,}', b"\x00", b"1" * 5_000, b"[" * 5_000 + b"x",
+        b"",
+        b" ",
+        b"{",
+        b'{"a":1} x',
+        b"{'a':1}",
+        b"NaN",
+        b"-Infinity",
+        b"1e999",
+        b"01",
+        b"+1",
+        b'"\xff"',
+        b'"\\ud800"',
+        b"\xef\xbb\xbf{}",
+        b'{"a":1,}',
+        b"\x00",
+        b"1" * 5_000,
+        b"[" * 5_000 + b"x",
     ],
     ids=lambda payload: repr(payload[:12]),
-)  # fmt: skip
+)
 def test_what_is_no_json_is_refused(payload: bytes) -> None:
     with pytest.raises(PayloadError):
         JSON.decode(payload)

@@ -15,11 +15,20 @@ NUMBER = NumberFormat()
 @pytest.mark.parametrize(
     ("payload", "value"),
     [
-        (b"21.5", 21.5), (b"42", 42), (b" -3\r\n", -3), (b"1e3", 1000.0), (b"+5", 5), (b"007", 7), (b".5", 0.5),
-        (b"5.", 5.0), (b"-0", 0), (b"+1.5E-3", 0.0015), (b"\t-.25 ", -0.25),
+        (b"21.5", 21.5),
+        (b"42", 42),
+        (b" -3\r\n", -3),
+        (b"1e3", 1000.0),
+        (b"+5", 5),
+        (b"007", 7),
+        (b".5", 0.5),
+        (b"5.", 5.0),
+        (b"-0", 0),
+        (b"+1.5E-3", 0.0015),
+        (b"\t-.25 ", -0.25),
         (b"12345678901234567890123", 12345678901234567890123),
     ],
-)  # fmt: skip
+)
 def test_numbers_as_devices_write_them(payload: bytes, value: float) -> None:
     found = NUMBER.decode(payload)["value"]
     assert found == value
@@ -29,10 +38,30 @@ def test_numbers_as_devices_write_them(payload: bytes, value: float) -> None:
 @pytest.mark.parametrize(
     "payload",
     [
-        b"", b" ", b"nan", b"NaN", b"inf", b"-Infinity", b"1e999", b"21,5", b"1 2", b"0x10", b"1_000", b"true", b"null",
-        b'"5"', b"[5]", "٣".encode(), b"21.5 C", b"--5", b"\xff", b"1" * 65, b"." * 60, b"+1e999",
+        b"",
+        b" ",
+        b"nan",
+        b"NaN",
+        b"inf",
+        b"-Infinity",
+        b"1e999",
+        b"21,5",
+        b"1 2",
+        b"0x10",
+        b"1_000",
+        b"true",
+        b"null",
+        b'"5"',
+        b"[5]",
+        "٣".encode(),
+        b"21.5 C",
+        b"--5",
+        b"\xff",
+        b"1" * 65,
+        b"." * 60,
+        b"+1e999",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_number_is_refused(payload: bytes) -> None:
     with pytest.raises(PayloadError, match=r"not a number such as 21\.5|too large for a double"):
         NUMBER.decode(payload)

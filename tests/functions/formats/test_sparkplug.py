@@ -34,13 +34,33 @@ NODE_BIRTH = bytes.fromhex(
 )
 """Written by pysparkplug 0.6 with the messages of Eclipse Tahu: all datatypes, properties, metadata, uuid and body."""
 MEANING = {
-    "timestamp": 1486144502122, "seq": 2, "bdSeq": 7, "i8": -1, "i8s": -1, "i16": -1, "i32": -5, "i64": -1, "u8": 255,
-    "u32": 4294967295, "u32l": 4294967295, "u64": 18446744073709551615, "f": 1.5, "d": -2.25, "b": True, "s": "höhe",
-    "t": 1486144502122, "uuid": "123e4567-e89b-12d3-a456-426614174000", "raw": b"\x00\x01", "nothing": None,
-    "set": [{"a": 1, "b": "x"}, {"a": -2, "b": "y"}], "motor": {"rpm": 1480}, "ints": [1, -1],
+    "timestamp": 1486144502122,
+    "seq": 2,
+    "bdSeq": 7,
+    "i8": -1,
+    "i8s": -1,
+    "i16": -1,
+    "i32": -5,
+    "i64": -1,
+    "u8": 255,
+    "u32": 4294967295,
+    "u32l": 4294967295,
+    "u64": 18446744073709551615,
+    "f": 1.5,
+    "d": -2.25,
+    "b": True,
+    "s": "höhe",
+    "t": 1486144502122,
+    "uuid": "123e4567-e89b-12d3-a456-426614174000",
+    "raw": b"\x00\x01",
+    "nothing": None,
+    "set": [{"a": 1, "b": "x"}, {"a": -2, "b": "y"}],
+    "motor": {"rpm": 1480},
+    "ints": [1, -1],
     "bools": [False, False, True, True, False, True, False, False, True, True, False, True],
-    "strs": ["ABC", "hello"], "quality": 1,
-}  # fmt: skip
+    "strs": ["ABC", "hello"],
+    "quality": 1,
+}
 
 
 def payload(*metrics: dict[str, Any], **own: Any) -> bytes:
@@ -108,7 +128,7 @@ def test_arrays_of_the_specification(datatype: int, code: str, values: list[Any]
         ({"name": "a", "dataset_value": {"rows": [{"elements": []}]}}, "rows and no columns"),
         ({"name": "a", "template_value": {"metrics": [{"alias": 1, "int_value": 1}]}}, "alias 1, and the birth"),
     ],
-)  # fmt: skip
+)
 def test_metrics_that_are_refused(metric: dict[str, Any], reason: str) -> None:
     with pytest.raises(PayloadError, match=reason):
         SPARKPLUG.decode(payload({"name": "good", "datatype": 10, "double_value": 1}, metric))
@@ -163,9 +183,11 @@ _DATASETS = st.dictionaries(_TEXTS, _COLUMNS, min_size=1, max_size=3).flatmap(
     )
 )
 _LISTS = (
-    st.lists(st.booleans()) | st.lists(st.integers(-(2**63), 2**63 - 1)) | st.lists(st.floats(allow_nan=False))
+    st.lists(st.booleans())
+    | st.lists(st.integers(-(2**63), 2**63 - 1))
+    | st.lists(st.floats(allow_nan=False))
     | st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5))
-)  # fmt: skip
+)
 _VALUES = st.recursive(
     _SCALARS | st.binary(max_size=8) | _LISTS | _DATASETS,
     lambda inside: st.dictionaries(_TEXTS, inside, max_size=3),
@@ -191,11 +213,29 @@ def test_any_bytes_are_read_or_refused_and_what_is_read_can_be_written(data: byt
 
 @pytest.mark.parametrize(
     "value",
-    [2**64, -(2**63) - 1, 1j, object(), (1, 2), [1, "a"], ["a\0"], [b"x"], [[1]], [2**63, -1], [{"a": 1}, {"b": 1}],
-     [{"a": 1}, {"a": "x"}], [{"a": [1]}], [{"a": 2**63}, {"a": -1}], [{}, 1], [{}], {"a": object()}, "\ud800",
-     [1.5, 10**400]],
+    [
+        2**64,
+        -(2**63) - 1,
+        1j,
+        object(),
+        (1, 2),
+        [1, "a"],
+        ["a\0"],
+        [b"x"],
+        [[1]],
+        [2**63, -1],
+        [{"a": 1}, {"b": 1}],
+        [{"a": 1}, {"a": "x"}],
+        [{"a": [1]}],
+        [{"a": 2**63}, {"a": -1}],
+        [{}, 1],
+        [{}],
+        {"a": object()},
+        "\ud800",
+        [1.5, 10**400],
+    ],
     ids=lambda value: repr(value)[:20],
-)  # fmt: skip
+)
 def test_values_that_sparkplug_has_not(value: Any) -> None:
     with pytest.raises(PayloadError):
         SPARKPLUG.encode({"a": value})

@@ -66,7 +66,7 @@ CHAINS = {
       - swinging_door: {field: x, delta: 1, time: at, keys_max: 2, missing: reject, max_silence: 2s}
       - window: {every: 1s, emit: {n: count(x), f: first(x)}, late_rows: drop, time: at, time_unit: s, lateness: 2s}
 """,
-}  # fmt: skip
+}
 TOPICS = (b"plant/a/1", b"plant/a/2", b"plant/b/1", b"plant/c/1", b"plant/" + b"a" * 600 + b"/1")
 VALUES = strategies.one_of(
     strategies.integers(-8, 8),
@@ -263,10 +263,17 @@ def test_rows_leave_in_the_order_in_which_they_were_read() -> None:
 def test_windows_of_rows_that_were_held_back_close_in_one_order() -> None:
     """Rows that come late by the time of the node, as held ones do, move what a group of windows waits for."""
     found = [
-        (7, b"a/2", -8, 6.5), (8, b"b/2", -1.25, 7.5), (10, b"c/1", 1e300, 8.5), (10, b"a/1", "n/a", 8.5),
-        (10, b"c/1", -0.25, 610.0), (12, b"b/1", 5, 11.5), (12, b"a/1", -0.75, 6.0), (12, b"c/1", -2, 15.0),
-        (19, b"a/2", 0.5, 17.5), (20, b"a/2", -7, 20.0),
-    ]  # fmt: skip
+        (7, b"a/2", -8, 6.5),
+        (8, b"b/2", -1.25, 7.5),
+        (10, b"c/1", 1e300, 8.5),
+        (10, b"a/1", "n/a", 8.5),
+        (10, b"c/1", -0.25, 610.0),
+        (12, b"b/1", 5, 11.5),
+        (12, b"a/1", -0.75, 6.0),
+        (12, b"c/1", -2, 15.0),
+        (19, b"a/2", 0.5, 17.5),
+        (20, b"a/2", -7, 20.0),
+    ]
     rows = [
         _read(at, key, msgspec.json.encode({"x": x, "id": 1, "at": START / SECOND + event}), seq)
         for seq, (at, key, x, event) in enumerate(found)

@@ -17,8 +17,7 @@ from weft.functions.thinning import SWINGING_DOOR_HEADER, SwingingDoorFunction
 
 END = FAR + 10**7 * SECOND
 deltas = strategies.one_of(
-    strategies.sampled_from([0.1, 0.2, 0.5, 1.0, 1e-12, 1e-300, 5e-324]),
-    strategies.floats(0, 1e300, exclude_min=True),
+    strategies.sampled_from([0.1, 0.2, 0.5, 1.0, 1e-12, 1e-300, 5e-324]), strategies.floats(0, 1e300, exclude_min=True)
 )
 
 

@@ -35,10 +35,7 @@ def series() -> list[dict[str, Any]]:
 def scoring(subject: Make, tmp_path: Path) -> Subject:
     runpy.run_path(str(FOLDER / "train.py"))["main"](str(SERIES), str(tmp_path / "machine_temperature.onnx"))
     return subject(
-        (FOLDER / "score.py").read_text(),
-        batch=True,
-        files=(str(tmp_path / "machine_temperature.onnx"),),
-        timeout_s=30,
+        (FOLDER / "score.py").read_text(), batch=True, files=(str(tmp_path / "machine_temperature.onnx"),), timeout_s=30
     )
 
 

@@ -61,8 +61,10 @@ def test_a_late_row_finds_its_shift_closed_and_one_within_the_lateness_does_not(
     given = [row(first + 30 * HOUR + at, {"t": each // SECOND}) for at, each in enumerate(times)]
     found = run(window(time="t", lateness_s=4 * 3600.0, **SHIFTS), given, until=first + 99 * HOUR)
     assert [(each.values["window_start"], each.values["count"]) for each in found.emitted] == [
-        ("2026-10-24T20:00:00Z", 2), ("2026-10-25T05:00:00Z", 3), ("2026-10-25T21:00:00Z", 1),
-    ]  # fmt: skip
+        ("2026-10-24T20:00:00Z", 2),
+        ("2026-10-25T05:00:00Z", 3),
+        ("2026-10-25T21:00:00Z", 1),
+    ]
     assert len(found.out.rejected()) == 1
 
 

@@ -34,9 +34,14 @@ def window(**chosen: Any) -> Callable[[], list[tuple[str, Function]]]:
 
 def definitions() -> list[Definition]:
     single = [definition(name, ["telemetry"], window(**chosen)) for name, chosen in SHAPES.items()]
-    return [*single, definition("of-windows", ["hopping"], lambda: [
-        ("window", WindowFunction(Window(every_s=30.0, emit={"most": "max(mean)"}), context()))
-    ])]  # fmt: skip
+    return [
+        *single,
+        definition(
+            "of-windows",
+            ["hopping"],
+            lambda: [("window", WindowFunction(Window(every_s=30.0, emit={"most": "max(mean)"}), context()))],
+        ),
+    ]
 
 
 def test_power_cuts_change_no_window() -> None:

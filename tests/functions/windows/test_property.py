@@ -19,10 +19,19 @@ from weft.functions.windows import WindowFunction
 
 UNTIL = 600 * SECOND
 EMIT = {
-    "sum": "sum(x)", "mean": "mean(x)", "least": "min(x)", "most": "max(x)", "first": "first(x)", "last": "last(x)",
-    "deviation": "stddev(x)", "p90": "quantile(x, 0.9)", "p0": "quantile(x, 0)", "n": "count()",
-    "doubled": "sum(x * 2)", "points": "lttb(x, 1000)",
-}  # fmt: skip
+    "sum": "sum(x)",
+    "mean": "mean(x)",
+    "least": "min(x)",
+    "most": "max(x)",
+    "first": "first(x)",
+    "last": "last(x)",
+    "deviation": "stddev(x)",
+    "p90": "quantile(x, 0.9)",
+    "p0": "quantile(x, 0)",
+    "n": "count()",
+    "doubled": "sum(x * 2)",
+    "points": "lttb(x, 1000)",
+}
 FEW = {"sum": "sum(x / 3)", "last": "last(x)", "deviation": "stddev(x)", "p90": "quantile(x, 0.9)", "l": "lttb(x, 3)"}
 SHAPES = [
     Times(every=10, size=10),

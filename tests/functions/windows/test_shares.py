@@ -79,8 +79,9 @@ def test_one_device_leaves_the_window_to_the_others() -> None:
 def test_bytes_are_shared_as_rows_are(bound: dict[str, int], kept: int) -> None:
     flood = [row(1 + at, {"v": 1, "x": "y" * 100_000}, b"m", at) for at in range(20)]
     good = [row(100 + at, {"v": 2, "x": "y" * 100_000}, b"a", 100 + at) for at in range(9)]
-    (result,) = run(sql("SELECT sum(v = 2) AS a, sum(v = 1) AS m FROM input", by=("none",), **bound),
-                    [*flood, *good], until=HOUR).emitted  # fmt: skip
+    (result,) = run(
+        sql("SELECT sum(v = 2) AS a, sum(v = 1) AS m FROM input", by=("none",), **bound), [*flood, *good], until=HOUR
+    ).emitted
     assert result.values["a"] == kept
     assert kept <= result.values["m"] <= kept + 1
 
@@ -93,12 +94,14 @@ def wide(of: str, number: int, first: int = 0) -> dict[str, int]:
     ("rows", "left"),
     [
         ([(b"m", wide("x", 600)), (b"a", {"v": 1})], [b"a"]),
-        ([(b"m", wide("x", 400)), (b"m", wide("y", 400)), (b"a", wide("v", 90)), (b"m", {"x1": 1})],
-         [b"a", b"m", b"m"]),
+        (
+            [(b"m", wide("x", 400)), (b"m", wide("y", 400)), (b"a", wide("v", 90)), (b"m", {"x1": 1})],
+            [b"a", b"m", b"m"],
+        ),
         ([*((b"m", wide("x", 1, at)) for at in range(700)), (b"a", wide("v", 9))], [b"a", *[b"m"] * 488]),
     ],
     ids=["a row", "two rows", "many rows"],
-)  # fmt: skip
+)
 def test_rows_of_too_many_fields_cost_a_star_themselves_alone(rows: list[tuple[bytes, Any]], left: list[bytes]) -> None:
     given = [row(at, values, topic, at) for at, (topic, values) in enumerate(rows)]
     found = run(sql("SELECT * FROM input", by=("none",)), given, until=HOUR)

@@ -48,19 +48,25 @@ def results(select: str, **chosen: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("select", "expected"),
     [
-        ("SELECT line, max(rms) AS most FROM input GROUP BY line",
-         [{"line": "l1", "most": 2.0}, {"line": "l2", "most": 3.0}]),
+        (
+            "SELECT line, max(rms) AS most FROM input GROUP BY line",
+            [{"line": "l1", "most": 2.0}, {"line": "l2", "most": 3.0}],
+        ),
         ("SELECT key, time FROM input WHERE rms = 3", [{"key": "p/l2", "time": 3.0}]),
         ("SELECT sum(pos ->> 'x') AS x, sum([on]) AS ons FROM input", [{"x": 6, "ons": 2}]),
         ("SELECT max(nope) AS n FROM input", [{"n": None}]),
         ("SELECT a.rms - b.rms AS d FROM input a JOIN input b ON a.rowid = b.rowid + 1", [{"d": 1.0}] * 3),
-        ("WITH x AS (SELECT rms FROM input) SELECT rms, lag(rms) OVER (ORDER BY rms) AS was FROM x LIMIT 2",
-         [{"rms": 0.0, "was": None}, {"rms": 1.0, "was": 0.0}]),
-        ("SELECT datetime(time, 'unixepoch') AS t, strftime('%S', time, 'unixepoch') AS s FROM input WHERE rms = 3",
-         [{"t": "1970-01-01 00:00:03", "s": "03"}]),
+        (
+            "WITH x AS (SELECT rms FROM input) SELECT rms, lag(rms) OVER (ORDER BY rms) AS was FROM x LIMIT 2",
+            [{"rms": 0.0, "was": None}, {"rms": 1.0, "was": 0.0}],
+        ),
+        (
+            "SELECT datetime(time, 'unixepoch') AS t, strftime('%S', time, 'unixepoch') AS s FROM input WHERE rms = 3",
+            [{"t": "1970-01-01 00:00:03", "s": "03"}],
+        ),
         ("SELECT rms FROM input WHERE rms > 100", []),
     ],
-)  # fmt: skip
+)
 def test_what_a_select_sees(select: str, expected: list[dict[str, Any]]) -> None:
     assert results(select) == expected
 
@@ -106,7 +112,7 @@ def test_a_star_has_all_fields() -> None:
         ("SELECT readfile('/etc/passwd')", "no such function: readfile"),
         ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n", "without WITH REC"),
     ],
-)  # fmt: skip
+)
 def test_what_a_select_may_not_do_is_refused_at_the_start(select: str, error: str) -> None:
     with pytest.raises(WindowError) as caught:
         sql(select)()
@@ -116,14 +122,17 @@ def test_what_a_select_may_not_do_is_refused_at_the_start(select: str, error: st
 @pytest.mark.parametrize(
     ("select", "chosen", "error"),
     [
-        ("SELECT count(*) FROM input a, input b, input c, input d", {"steps_max": 5000},
-         "more than 5,000 steps (steps_max)"),
+        (
+            "SELECT count(*) FROM input a, input b, input c, input d",
+            {"steps_max": 5000},
+            "more than 5,000 steps (steps_max)",
+        ),
         ("SELECT rms FROM input", {"results_max": 2}, "more than 2 rows (results_max)"),
         ("SELECT replace(printf('%1000000d', rms), ' ', 'abc') FROM input", {}, "string or blob too big"),
         ("SELECT abs(-9223372036854775808 + rms * 0) + json(key) FROM input", {}, "malformed JSON"),
         ("SELECT datetime(key || 'now', 'localtime') FROM input", {}, "datetime of now"),
     ],
-)  # fmt: skip
+)
 def test_a_select_that_fails_gives_no_rows_and_says_why(select: str, chosen: dict[str, Any], error: str) -> None:
     found = run(sql(select, by=("none",), **chosen), rows(10), until=3600 * SECOND)
     assert found.emitted == []

@@ -66,9 +66,25 @@ def test_event_times_are_read_to_the_nanosecond(value: object, unit: str, expect
 
 @pytest.mark.parametrize(
     "value",
-    [-1, -0.5, 1e300, float("nan"), float("inf"), 1 << 63, "1969-12-31T23:59:59Z", "2250-01-01T00:00:00Z", "noon", "",
-     None, True, [], {}, "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+23:00"],
-)  # fmt: skip
+    [
+        -1,
+        -0.5,
+        1e300,
+        float("nan"),
+        float("inf"),
+        1 << 63,
+        "1969-12-31T23:59:59Z",
+        "2250-01-01T00:00:00Z",
+        "noon",
+        "",
+        None,
+        True,
+        [],
+        {},
+        "9999-12-31T23:59:59Z",
+        "0001-01-01T00:00:00+23:00",
+    ],
+)
 def test_what_is_no_time_goes_to_the_errors_and_opens_no_window(value: object) -> None:
     found = run(window(time="t"), events(value), until=NOON + 86_400 * SECOND)
     assert found.emitted == []
@@ -149,14 +165,24 @@ def test_groups_by_levels_fields_and_their_types() -> None:
     rows = [
         row(NOON + at, {"shift": shift}, key, at)
         for at, (shift, key) in enumerate(
-            [(1, b"p/l1/m1"), (1.0, b"p/l1/m1"), ("1", b"p/l1/m1"), (True, b"p/l1/m1"), (2.5, b"p/l2/m1"),
-             (None, b"p/l1/m1"), ([], b"p/l1/m1")]
+            [
+                (1, b"p/l1/m1"),
+                (1.0, b"p/l1/m1"),
+                ("1", b"p/l1/m1"),
+                (True, b"p/l1/m1"),
+                (2.5, b"p/l2/m1"),
+                (None, b"p/l1/m1"),
+                ([], b"p/l1/m1"),
+            ]
         )
-    ]  # fmt: skip
+    ]
     found = run(window(around=around, by=("line", "shift")), rows, until=NOON + 3600 * SECOND)
     assert [(each.key, each.values["shift"], each.values["count"]) for each in found.emitted] == [
-        (b"l1/1", 1, 2), (b"l1/1", "1", 1), (b"l1/true", True, 1), (b"l2/2.5", 2.5, 1)
-    ]  # fmt: skip
+        (b"l1/1", 1, 2),
+        (b"l1/1", "1", 1),
+        (b"l1/true", True, 1),
+        (b"l2/2.5", 2.5, 1),
+    ]
     assert found.out.rejected() == [
         "shift is null, which names no group; groups are text, numbers, true or false",
         "shift is a list, which names no group; groups are text, numbers, true or false",

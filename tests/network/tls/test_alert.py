@@ -99,9 +99,14 @@ async def test_openssl(authority: Authority, tls: ssl.SSLContext, version: str, 
         address, version = f"127.0.0.1:{listener.port}", f"-tls{version}"
         command = [openssl, "s_client", "-connect", address, version, "-CAfile", authority.path, "-quiet"]
         done = await asyncio.to_thread(
-            subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
+            subprocess.run,
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
             check=False,
-        )  # fmt: skip
+        )
         assert alert in done.stderr
 
 

@@ -29,12 +29,27 @@ def test_a_valid_context_is_read(value: str | bytes, is_sampled: bool) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "", "00", VALID[:-1], VALID + "0", VALID + "-more", VALID.upper(), VALID.replace("-", "_"),
-        f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE}-{SPAN}-0g",
-        f"cc-{TRACE}-{SPAN}-01more", f"cc-{TRACE}-{SPAN}-01-{'x' * 300}", VALID + "\n" + VALID,
-        "\u0660" * 55, b"\xff" * 55, None, 7, True,
+        "",
+        "00",
+        VALID[:-1],
+        VALID + "0",
+        VALID + "-more",
+        VALID.upper(),
+        VALID.replace("-", "_"),
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE}-{SPAN}-0g",
+        f"cc-{TRACE}-{SPAN}-01more",
+        f"cc-{TRACE}-{SPAN}-01-{'x' * 300}",
+        VALID + "\n" + VALID,
+        "\u0660" * 55,
+        b"\xff" * 55,
+        None,
+        7,
+        True,
     ],
-)  # fmt: skip
+)
 def test_what_is_not_valid_is_no_context(value: str | bytes | int | None) -> None:
     assert parse(value) is None
     assert found_in([("other", VALID), ("traceparent", value)]) is None

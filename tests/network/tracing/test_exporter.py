@@ -42,8 +42,9 @@ def test_spans_arrive_whole_with_the_headers_of_the_file(tmp_path: Path) -> None
         export.start()
         wait_until(lambda: export.exported == 5)
     assert [(got.name, got.error) for got in collector.spans] == [
-        *((f"step {number}", "") for number in range(1, 5)), ("step 5", "not stored: full"),
-    ]  # fmt: skip
+        *((f"step {number}", "") for number in range(1, 5)),
+        ("step 5", "not stored: full"),
+    ]
     first = collector.spans[0]
     assert (first.trace, first.span, first.parent) == (f"{7:032x}", f"{1:016x}", f"{8:016x}")
     assert (first.start, first.end, first.attributes) == (1_000, 2_000, {"weft.seq": 1})
@@ -87,8 +88,11 @@ def test_the_queue_is_bounded_and_drops_are_counted() -> None:
         for number in range(1, 26):
             export.offer(span(number))
         assert export.figures() == {
-            "spans_exported_total": 0, "spans_failed_total": 0, "spans_dropped_total": 15, "spans_waiting": 10,
-        }  # fmt: skip
+            "spans_exported_total": 0,
+            "spans_failed_total": 0,
+            "spans_dropped_total": 15,
+            "spans_waiting": 10,
+        }
 
 
 def test_without_the_library_spans_are_counted_and_the_check_names_the_extra(
@@ -110,8 +114,9 @@ def test_the_check_looks_at_the_files(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     found = look_at(Collector(endpoint="http://collector.example.com:4318", headers_file=missing, ca_file=missing))
     assert [finding.path for finding in found.unfit if finding.message != MISSING] == [
-        ("tracing", "ca_file"), ("tracing", "headers_file"),
-    ]  # fmt: skip
+        ("tracing", "ca_file"),
+        ("tracing", "headers_file"),
+    ]
     file = tmp_path / "headers"
     file.write_text("Authorization: Bearer s3cret\n")
     file.chmod(0o644)

@@ -141,7 +141,14 @@ Planting = Callable[[LogWriter], Awaitable[None]]
 HARMLESS: tuple[Planting, ...] = (waiting_records, skipped_range, declared_deletion, collected_chunks)
 """What an audit calls good, in this order."""
 DAMAGE: tuple[Planting, ...] = (
-    name_twice, other_payload, other_time, missing_row, doubled_row, strange_row, removed_chunk, corrupted_section,
+    name_twice,
+    other_payload,
+    other_time,
+    missing_row,
+    doubled_row,
+    strange_row,
+    removed_chunk,
+    corrupted_section,
     corrupted_index,
-)  # fmt: skip
+)
 """What it does not, in any combination, in this order."""

@@ -70,10 +70,7 @@ async def test_a_hole_without_a_later_snapshot_says_that_no_hub_can_load_the_sha
     await store.delete(hub_keys.chunk_key(0, 4))
     assert found(await verify(store)) == [
         ("missing", "chunk 4 is missing or damaged"),
-        (
-            "missing",
-            "no snapshot leads to the head of the log behind what is missing: a hub cannot load this shard",
-        ),
+        ("missing", "no snapshot leads to the head of the log behind what is missing: a hub cannot load this shard"),
     ]
 
 

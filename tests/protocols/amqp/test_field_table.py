@@ -58,14 +58,26 @@ def test_tables_of_clients_are_read(table: dict[str, Any]) -> None:
 
 def test_every_type_that_clients_send() -> None:
     fields = {
-        b"t": (b"\x01", True), b"b": (b"\xff", Int8(-1)), b"B": (b"\xff", UInt8(255)), b"s": (b"\xff\xfe", Int16(-2)),
-        b"U": (b"\xff\xfe", Int16(-2)), b"u": (b"\xff\xfe", UInt16(65_534)), b"I": (b"\xff" * 4, -1),
-        b"i": (b"\xff" * 4, UInt32((1 << 32) - 1)), b"l": (b"\xff" * 8, Int64(-1)), b"L": (b"\xff" * 8, Int64(-1)),
+        b"t": (b"\x01", True),
+        b"b": (b"\xff", Int8(-1)),
+        b"B": (b"\xff", UInt8(255)),
+        b"s": (b"\xff\xfe", Int16(-2)),
+        b"U": (b"\xff\xfe", Int16(-2)),
+        b"u": (b"\xff\xfe", UInt16(65_534)),
+        b"I": (b"\xff" * 4, -1),
+        b"i": (b"\xff" * 4, UInt32((1 << 32) - 1)),
+        b"l": (b"\xff" * 8, Int64(-1)),
+        b"L": (b"\xff" * 8, Int64(-1)),
         b"f": (struct.pack(">f", 0.5), Float32(0.5)),
-        b"d": (struct.pack(">d", 0.1), 0.1), b"D": (b"\x02\x00\x00\x04\xd2", Decimal("12.34")),
-        b"S": (b"\0\0\0\2hi", "hi"), b"x": (b"\0\0\0\2hi", b"hi"), b"T": (b"\0" * 7 + b"\x09", Timestamp(9)),
-        b"V": (b"", None), b"F": (b"\0\0\0\0", {}), b"A": (b"\0\0\0\3Vt\1", [None, True]),
-    }  # fmt: skip
+        b"d": (struct.pack(">d", 0.1), 0.1),
+        b"D": (b"\x02\x00\x00\x04\xd2", Decimal("12.34")),
+        b"S": (b"\0\0\0\2hi", "hi"),
+        b"x": (b"\0\0\0\2hi", b"hi"),
+        b"T": (b"\0" * 7 + b"\x09", Timestamp(9)),
+        b"V": (b"", None),
+        b"F": (b"\0\0\0\0", {}),
+        b"A": (b"\0\0\0\3Vt\1", [None, True]),
+    }
     for kind, (data, value) in fields.items():
         body = b"\x01n" + kind + data
         found = read(len(body).to_bytes(4, "big") + body)["n"]

@@ -10,9 +10,15 @@ from weft.protocols.amqp.frames import FRAME_BYTES_MIN, AmqpError, ReplyCode, re
 from weft.protocols.amqp.methods import METHODS, Method, commands, name_of, read_method, write_method
 
 VALUES: dict[str, Any] = {
-    "shortstr": "a.b", "longstr": "secret", "table": {"x": 1, "y": "z"}, "bit": True, "octet": 9, "short": 300,
-    "long": 70_000, "longlong": 1 << 40,
-}  # fmt: skip
+    "shortstr": "a.b",
+    "longstr": "secret",
+    "table": {"x": 1, "y": "z"},
+    "bit": True,
+    "octet": 9,
+    "short": 300,
+    "long": 70_000,
+    "longlong": 1 << 40,
+}
 ALL = sorted(METHODS)
 
 

@@ -16,12 +16,21 @@ from weft.protocols.amqp.typed_values import TYPES, Timestamp
 from weft.protocols.message_headers import EXPIRES
 
 ALL = pika.BasicProperties(
-    content_type="application/json", content_encoding="gzip", headers={"a": 1, "b": "text"},
-    delivery_mode=2, priority=5,
-    correlation_id="c-1", reply_to="answers", expiration="60000", message_id="m-1",
-    timestamp=1_700_000_000, type="alarm",
-    user_id="guest", app_id="press", cluster_id="c",
-)  # fmt: skip
+    content_type="application/json",
+    content_encoding="gzip",
+    headers={"a": 1, "b": "text"},
+    delivery_mode=2,
+    priority=5,
+    correlation_id="c-1",
+    reply_to="answers",
+    expiration="60000",
+    message_id="m-1",
+    timestamp=1_700_000_000,
+    type="alarm",
+    user_id="guest",
+    app_id="press",
+    cluster_id="c",
+)
 
 
 def encoded(properties: pika.BasicProperties) -> bytes:
@@ -79,10 +88,13 @@ def test_headers_of_every_type_come_back_as_they_were_sent(table: dict[str, Any]
 
 def test_what_a_header_of_a_record_cannot_be_is_text() -> None:
     table = {
-        "price": Decimal("12.50"), "at": Timestamp(1_700_000_000), "late": Timestamp(1 << 50),
+        "price": Decimal("12.50"),
+        "at": Timestamp(1_700_000_000),
+        "late": Timestamp(1 << 50),
         "nested": {"raw": b"\xff", "list": [1, Decimal("0.5"), Timestamp(3)], "$odd": 1, "inf": float("inf")},
-        "single": {"$odd": 1}, "row": [True, None],
-    }  # fmt: skip
+        "single": {"$odd": 1},
+        "row": [True, None],
+    }
     headers = dict(read_properties(with_headers(table)).headers)
     assert headers == {
         "price": "12.50",
@@ -104,9 +116,15 @@ def test_names_that_begin_like_those_of_weft_are_kept_apart() -> None:
 
 def test_values_of_other_protocols_that_do_not_fit_are_left_out() -> None:
     headers = (
-        ("mqtt.payload-format", 1), ("weft.content-type", 7.5), ("weft.priority", -1), ("weft.sent", "now"),
-        ("n" * 300, 1), ("kept", 2), ("weft.message-id", 42), ("weft.reply-to", "x" * 256),
-    )  # fmt: skip
+        ("mqtt.payload-format", 1),
+        ("weft.content-type", 7.5),
+        ("weft.priority", -1),
+        ("weft.sent", "now"),
+        ("n" * 300, 1),
+        ("kept", 2),
+        ("weft.message-id", 42),
+        ("weft.reply-to", "x" * 256),
+    )
     again = pika.BasicProperties()
     again.decode(write_properties(headers))
     assert again == pika.BasicProperties(headers={"kept": 2}, message_id="42")

@@ -68,11 +68,13 @@ def taken(gathered: Gathering) -> list[tuple[bytes, bytes, HeaderPairs]]:
 
 MESSAGES = st.lists(
     st.tuples(
-        st.sampled_from([1, 2]), st.sampled_from(["a", "a.b"]), st.binary(min_size=1, max_size=12),
+        st.sampled_from([1, 2]),
+        st.sampled_from(["a", "a.b"]),
+        st.binary(min_size=1, max_size=12),
         st.sampled_from([PLAIN, TYPED]),
     ),
     max_size=12,
-)  # fmt: skip
+)
 
 
 @given(MESSAGES, st.data())

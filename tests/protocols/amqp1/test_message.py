@@ -45,12 +45,29 @@ from weft.protocols.errors import Corrupt
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 SIMPLE = (
-    st.none() | st.booleans() | INT64 | st.floats(allow_nan=False) | st.text() | st.binary() | st.uuids()
-    | INT64.map(Milliseconds) | st.text("abc-:").map(Symbol) | st.sampled_from([
-        Int8(-1), UInt8(255), Int16(-300), UInt16(65_535), Int32(5), UInt32(5), UInt64(1 << 63), Float32(0.5),
-        Char("é"),
-    ])
-)  # fmt: skip
+    st.none()
+    | st.booleans()
+    | INT64
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.uuids()
+    | INT64.map(Milliseconds)
+    | st.text("abc-:").map(Symbol)
+    | st.sampled_from(
+        [
+            Int8(-1),
+            UInt8(255),
+            Int16(-300),
+            UInt16(65_535),
+            Int32(5),
+            UInt32(5),
+            UInt64(1 << 63),
+            Float32(0.5),
+            Char("é"),
+        ]
+    )
+)
 VALUES = st.recursive(SIMPLE, lambda inner: st.lists(inner) | st.dictionaries(st.text() | INT64, inner), max_leaves=8)
 
 
@@ -83,10 +100,14 @@ def keys_in(value: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("code", "data", "text"),
     [
-        (0x74, "320004d2", "123.4"), (0x74, "b2000001", "-0.1"), (0x74, "6c78967f", "99999.99"),
-        (0x84, "318000000000007b", "1.23"), (0x94, "3040" + 27 * "0" + "1", "1"), (0x74, "78000000", None),
+        (0x74, "320004d2", "123.4"),
+        (0x74, "b2000001", "-0.1"),
+        (0x74, "6c78967f", "99999.99"),
+        (0x84, "318000000000007b", "1.23"),
+        (0x94, "3040" + 27 * "0" + "1", "1"),
+        (0x74, "78000000", None),
     ],
-)  # fmt: skip
+)
 def test_decimals_are_text_in_a_header(code: int, data: str, text: str | None) -> None:
     value = Opaque(code, bytes.fromhex(data))
     plain, kind = as_header(value)
@@ -145,11 +166,13 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        Body("data", b"x" * 300), Body("string", "grüße".encode() * 60), Body("binary", b"\0\xff"),
+        Body("data", b"x" * 300),
+        Body("string", "grüße".encode() * 60),
+        Body("binary", b"\0\xff"),
         Body("value", encode({"a": [1, Milliseconds(2), None]})),
         Body("sequence", amqp1.described(0x76, encode([1])) + amqp1.described(0x76, encode(["b"]))),
     ],
-)  # fmt: skip
+)
 def test_a_body_comes_back_as_it_was(body: Body) -> None:
     assert decode_message(encode_message(Message(body=body))).body == body
 
@@ -195,22 +218,35 @@ def test_proton_reads_what_we_write() -> None:
     proton = pytest.importorskip("proton")
     identifier = uuid.uuid4()
     ours = Message(
-        durable=True, priority=7, ttl_ms=70_000, delivery_count=2,
+        durable=True,
+        priority=7,
+        ttl_ms=70_000,
+        delivery_count=2,
         annotations={Symbol("x-opt-a"): 1},
         properties=Properties(
-            message_id=identifier, to="a/b", subject="s", reply_to="r", correlation_id=5, content_type="text/plain",
-            creation_time=1_700_000_000_123, group_id="g", group_sequence=3,
+            message_id=identifier,
+            to="a/b",
+            subject="s",
+            reply_to="r",
+            correlation_id=5,
+            content_type="text/plain",
+            creation_time=1_700_000_000_123,
+            group_id="g",
+            group_sequence=3,
         ),
         application={"text": "t", "number": -5, "float": 0.5, "bytes": b"\0", "true": True, "nil": None},
         body=Body("data", b"payload"),
-    )  # fmt: skip
+    )
     theirs = proton.Message()
     theirs.decode(encode_message(ours))
     assert (theirs.durable, theirs.priority, theirs.ttl, theirs.delivery_count) == (True, 7, 70, 2)
     assert (theirs.id, theirs.address, theirs.subject, theirs.reply_to) == (identifier, "a/b", "s", "r")
     assert (theirs.correlation_id, theirs.content_type, theirs.group_id, theirs.group_sequence) == (
-        5, "text/plain", "g", 3,
-    )  # fmt: skip
+        5,
+        "text/plain",
+        "g",
+        3,
+    )
     assert theirs.creation_time == 1_700_000_000.123
     assert theirs.annotations == {"x-opt-a": 1}
     assert theirs.properties == ours.application
@@ -220,10 +256,18 @@ def test_proton_reads_what_we_write() -> None:
 def test_we_read_what_proton_writes() -> None:
     proton = pytest.importorskip("proton")
     theirs = proton.Message(
-        body={"a": [1, 2.5, "x"]}, id="m", user_id=b"ada", address="a/b", ttl=1.5, priority=3, durable=True,
+        body={"a": [1, 2.5, "x"]},
+        id="m",
+        user_id=b"ada",
+        address="a/b",
+        ttl=1.5,
+        priority=3,
+        durable=True,
         properties={"u": proton.ulong(1 << 63), "i": proton.int32(-3), "s": proton.symbol("y"), "c": proton.char("z")},
-        annotations={proton.symbol("x-opt-t"): proton.timestamp(5)}, expiry_time=2.0, creation_time=1.0,
-    )  # fmt: skip
+        annotations={proton.symbol("x-opt-t"): proton.timestamp(5)},
+        expiry_time=2.0,
+        creation_time=1.0,
+    )
     ours = decode_message(theirs.encode())
     assert (ours.durable, ours.priority, ours.ttl_ms) == (True, 3, 1500)
     assert ours.properties == Properties(

@@ -97,9 +97,15 @@ def connects(draw: st.DrawFn, version: int = Version.V311) -> Connect:
     username = draw(USER_NAMES)
     password = draw(PASSWORDS) if username is not None or version == Version.V5 else None
     return Connect(
-        draw(TEXT), draw(st.booleans()), draw(st.integers(0, 65_535)), draw(wills(version)), username, password,
-        version, draw(properties_of(PacketType.CONNECT, version)),
-    )  # fmt: skip
+        draw(TEXT),
+        draw(st.booleans()),
+        draw(st.integers(0, 65_535)),
+        draw(wills(version)),
+        username,
+        password,
+        version,
+        draw(properties_of(PacketType.CONNECT, version)),
+    )
 
 
 @functools.cache
@@ -109,9 +115,14 @@ def publishes(draw: st.DrawFn, version: int = Version.V311) -> Publish:
     extra = draw(properties_of(PacketType.PUBLISH, version))
     topic = b"" if extra.topic_alias and draw(st.booleans()) else draw(TOPICS)
     return Publish(
-        topic, draw(PAYLOADS), qos,
-        draw(IDS) if qos else 0, draw(st.booleans()), bool(qos) and draw(st.booleans()), extra,
-    )  # fmt: skip
+        topic,
+        draw(PAYLOADS),
+        qos,
+        draw(IDS) if qos else 0,
+        draw(st.booleans()),
+        bool(qos) and draw(st.booleans()),
+        extra,
+    )
 
 
 @functools.cache
@@ -148,22 +159,28 @@ def packets(version: int) -> st.SearchStrategy[Packet]:
         answer(PubRel, PacketType.PUBREL, reason_codes.RELEASE_CODES),
         answer(PubComp, PacketType.PUBCOMP, reason_codes.RELEASE_CODES),
         st.builds(
-            Subscribe, IDS, st.lists(subscriptions(version), min_size=1, max_size=4).map(tuple),
+            Subscribe,
+            IDS,
+            st.lists(subscriptions(version), min_size=1, max_size=4).map(tuple),
             properties_of(PacketType.SUBSCRIBE, version),
         ),
         st.builds(
             SubAck, IDS, some(reason_codes.SUBACK_CODES, [0, 1, 2, 0x80]), properties_of(PacketType.SUBACK, version)
         ),
         st.builds(
-            Unsubscribe, IDS, st.lists(FILTERS, min_size=1, max_size=4).map(tuple),
+            Unsubscribe,
+            IDS,
+            st.lists(FILTERS, min_size=1, max_size=4).map(tuple),
             properties_of(PacketType.UNSUBSCRIBE, version),
         ),
         st.builds(
-            UnsubAck, IDS, some(reason_codes.UNSUBACK_CODES, [0]) if in_5 else st.just(()),
+            UnsubAck,
+            IDS,
+            some(reason_codes.UNSUBACK_CODES, [0]) if in_5 else st.just(()),
             properties_of(PacketType.UNSUBACK, version),
         ),
         st.sampled_from([PingReq(), PingResp(), Disconnect()]),
-    ]  # fmt: skip
+    ]
     if in_5:
         kinds += [
             st.builds(
@@ -226,10 +243,7 @@ VECTORS_5: list[tuple[str, Packet]] = [
     ("20 06 00 00 03 21 0005", ConnAck(False, 0, Properties(receive_maximum=5))),
     ("20 09 00 8c 06 1f 0003 6e6f6e", ConnAck(False, 0x8C, Properties(reason_string="non"))),
     ("30 08 0003 612f62 00 6869", Publish(b"a/b", b"hi")),
-    (
-        "32 0c 0003 612f62 000a 03 23 0001 68",
-        Publish(b"a/b", b"h", 1, 10, properties=Properties(topic_alias=1)),
-    ),
+    ("32 0c 0003 612f62 000a 03 23 0001 68", Publish(b"a/b", b"h", 1, 10, properties=Properties(topic_alias=1))),
     ("30 06 0000 03 23 0001", Publish(b"", b"", properties=Properties(topic_alias=1))),
     (
         "30 1c 0001 61 18 01 01 02 0000003c 0b 01 0b 8001 26 0001 6b 0001 76 26 0000 0000",

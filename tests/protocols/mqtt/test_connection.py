@@ -208,16 +208,28 @@ def test_what_the_server_says_of_itself() -> None:
     assert connected_5().announcement() == NO_PROPERTIES
     assert connected(ServerLimits(maximum_qos=0)).announcement() is NO_PROPERTIES  # not before 5.0
     limits = ServerLimits(
-        receive_maximum=10, topic_alias_maximum=5, maximum_qos=1, maximum_packet_size=1000, retain_available=False,
-        wildcard_subscription_available=False, subscription_identifier_available=False,
+        receive_maximum=10,
+        topic_alias_maximum=5,
+        maximum_qos=1,
+        maximum_packet_size=1000,
+        retain_available=False,
+        wildcard_subscription_available=False,
+        subscription_identifier_available=False,
         shared_subscription_available=False,
-    )  # fmt: skip
+    )
     said = connected_5(limits).announcement(assigned_client_identifier="x", session_expiry_interval=60)
     assert said == Properties(
-        receive_maximum=10, topic_alias_maximum=5, maximum_qos=1, maximum_packet_size=1000, retain_available=False,
-        wildcard_subscription_available=False, subscription_identifier_available=False,
-        shared_subscription_available=False, assigned_client_identifier="x", session_expiry_interval=60,
-    )  # fmt: skip
+        receive_maximum=10,
+        topic_alias_maximum=5,
+        maximum_qos=1,
+        maximum_packet_size=1000,
+        retain_available=False,
+        wildcard_subscription_available=False,
+        subscription_identifier_available=False,
+        shared_subscription_available=False,
+        assigned_client_identifier="x",
+        session_expiry_interval=60,
+    )
 
 
 def alias(topic: bytes, number: int) -> Publish:
@@ -267,9 +279,10 @@ def test_any_qos_may_be_subscribed_at_whatever_the_maximum() -> None:
 
 def test_subscriptions_are_held_to_the_limits() -> None:
     limits = ServerLimits(
-        wildcard_subscription_available=False, subscription_identifier_available=False,
+        wildcard_subscription_available=False,
+        subscription_identifier_available=False,
         shared_subscription_available=False,
-    )  # fmt: skip
+    )
     numbered = Subscribe(1, (Subscription("a"),), Properties(subscription_identifiers=(1,)))
     cases = {
         ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED: numbered,
@@ -344,18 +357,22 @@ WORDY = Properties(reason_string="because of what takes some words", user_proper
 
 @pytest.mark.parametrize(
     "packet",
-    [PubAck(1, 0x10, WORDY), PubRec(1, 0x80, WORDY), PubComp(1, 0x92, WORDY), PubRel(1, 0x92, WORDY),
-     SubAck(1, (0x87,), WORDY), UnsubAck(1, (0x11,), WORDY)],
-)  # fmt: skip
+    [
+        PubAck(1, 0x10, WORDY),
+        PubRec(1, 0x80, WORDY),
+        PubComp(1, 0x92, WORDY),
+        PubRel(1, 0x92, WORDY),
+        SubAck(1, (0x87,), WORDY),
+        UnsubAck(1, (0x11,), WORDY),
+    ],
+)
 def test_reason_strings_are_for_those_who_ask_and_have_room(packet: Packet) -> None:
     """v5 [MQTT-3.1.2-24], [MQTT-3.1.2-29], [MQTT-3.4.2-1], [MQTT-3.4.2-2], [MQTT-3.4.2-3], [MQTT-3.5.2-1],
     [MQTT-3.5.2-2], [MQTT-3.5.2-3], [MQTT-3.6.2-1], [MQTT-3.6.2-2], [MQTT-3.6.2-3], [MQTT-3.7.2-1], [MQTT-3.7.2-2],
     [MQTT-3.7.2-3], [MQTT-3.9.2-1], [MQTT-3.9.2-2], [MQTT-3.11.2-1], [MQTT-3.11.2-2]."""
     whole = encode(packet, 5)
     assert connected_5(maximum_packet_size=len(whole)).encode(packet) == whole
-    for silent in (
-        connected_5(maximum_packet_size=len(whole) - 1), connected_5(request_problem_information=False)
-    ):  # fmt: skip
+    for silent in (connected_5(maximum_packet_size=len(whole) - 1), connected_5(request_problem_information=False)):
         short = read(silent.encode(packet))
         assert short.code == packet.code if hasattr(packet, "code") else short.codes == packet.codes  # type: ignore[attr-defined]
         assert short.properties is NO_PROPERTIES  # type: ignore[attr-defined]
@@ -391,15 +408,25 @@ def test_a_client_without_room_for_connack_is_refused(room: int, words: str) -> 
 
 
 @pytest.mark.parametrize("client_id", ["a", ""])
-@pytest.mark.parametrize("limits", [
-    ServerLimits(),
-    ServerLimits(receive_maximum=1000, topic_alias_maximum=64, maximum_packet_size=1 << 20),
-    ServerLimits(
-        receive_maximum=1, topic_alias_maximum=1, maximum_qos=1, maximum_packet_size=1024, keep_alive_s_max=1,
-        retain_available=False, wildcard_subscription_available=False, subscription_identifier_available=False,
-        shared_subscription_available=False,
-    ),
-], ids=["default", "a node's", "everything"])  # fmt: skip
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ServerLimits(),
+        ServerLimits(receive_maximum=1000, topic_alias_maximum=64, maximum_packet_size=1 << 20),
+        ServerLimits(
+            receive_maximum=1,
+            topic_alias_maximum=1,
+            maximum_qos=1,
+            maximum_packet_size=1024,
+            keep_alive_s_max=1,
+            retain_available=False,
+            wildcard_subscription_available=False,
+            subscription_identifier_available=False,
+            shared_subscription_available=False,
+        ),
+    ],
+    ids=["default", "a node's", "everything"],
+)
 def test_connack_has_the_room_that_it_was_found_to_need(limits: ServerLimits, client_id: str) -> None:
     """v5 [MQTT-3.1.2-24]: not a byte less is accepted."""
     asked = Connect(client_id, version=5, properties=Properties(maximum_packet_size=1000, session_expiry_interval=9))
@@ -419,10 +446,14 @@ def test_connack_has_the_room_that_it_was_found_to_need(limits: ServerLimits, cl
             again.receive(Connect(client_id, version=5, properties=properties))
 
 
-@pytest.mark.parametrize("make", [
-    lambda count: Subscribe(1, tuple(Subscription(f"a/{n}", 0) for n in range(count))),
-    lambda count: Unsubscribe(1, tuple(f"a/{n}" for n in range(count))),
-], ids=["subscribe", "unsubscribe"])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda count: Subscribe(1, tuple(Subscription(f"a/{n}", 0) for n in range(count))),
+        lambda count: Unsubscribe(1, tuple(f"a/{n}" for n in range(count))),
+    ],
+    ids=["subscribe", "unsubscribe"],
+)
 def test_what_cannot_be_answered_in_the_client_s_room_is_refused(make: Callable[[int], Packet]) -> None:
     """v5 [MQTT-3.1.2-24]."""
     connection = connected_5(maximum_packet_size=100)

@@ -318,9 +318,12 @@ def test_each_packet_takes_the_properties_of_its_table_and_no_other(packet: Pack
         PacketType.AUTH: ("f0 %s 00", ""),
     }[packet]
     value = {
-        "TEXT": "0001 61", "BINARY": "0001 61", "PAIR": "0001 61 0001 62",
-        "TWO_BYTES": "0001", "FOUR_BYTES": "00000001",
-    }.get(TABLE[identifier][1].name if identifier in TABLE else "BYTE", "01")  # fmt: skip
+        "TEXT": "0001 61",
+        "BINARY": "0001 61",
+        "PAIR": "0001 61 0001 62",
+        "TWO_BYTES": "0001",
+        "FOUR_BYTES": "00000001",
+    }.get(TABLE[identifier][1].name if identifier in TABLE else "BYTE", "01")
     field = bytes([identifier]) + bytes.fromhex(value)
     if identifier == 0x16:
         field += bytes.fromhex("15 0001 61")

@@ -14,13 +14,17 @@ from weft.protocols.mqtt.packets import NO_PROPERTIES, Packet, Properties, PubAc
 def test_the_fast_way_to_a_publish_gives_the_same_bytes(version: int, data: st.DataObject) -> None:
     packet = data.draw(publishes(version))
     topic = data.draw(TOPICS | st.just(b"x" * 300))
-    packet = Publish(
-        topic, packet.payload, packet.qos, packet.packet_id, packet.retain, packet.dup, packet.properties
-    )  # fmt: skip
+    packet = Publish(topic, packet.payload, packet.qos, packet.packet_id, packet.retain, packet.dup, packet.properties)
     whole = encode_publish(
-        topic, packet.payload, packet.qos, packet.packet_id,
-        retain=packet.retain, dup=packet.dup, version=version, properties=packet.properties,
-    )  # fmt: skip
+        topic,
+        packet.payload,
+        packet.qos,
+        packet.packet_id,
+        retain=packet.retain,
+        dup=packet.dup,
+        version=version,
+        properties=packet.properties,
+    )
     assert encode(packet, version) == whole
     assert decode(whole, 0, 1 << 20, version) == (packet, len(whole))
 

@@ -34,9 +34,8 @@ class Line:
 
     def connect(self, epoch: int = 1) -> None:
         self.pair = Pair(
-            self.log, self.hub, epoch=epoch, sending=READS, receiving=WINDOW, policy=self.policy,
-            now=self.now,
-        )  # fmt: skip
+            self.log, self.hub, epoch=epoch, sending=READS, receiving=WINDOW, policy=self.policy, now=self.now
+        )
         self.pair.pump_sender()
         self.pair.deliver_up()
         self.pair.deliver_down()
@@ -187,10 +186,7 @@ def test_a_changed_policy_counts_at_once_on_the_open_connection() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    st.integers(2000, 200_000),
-    st.lists(st.integers(1, 30), min_size=1, max_size=8),
-)
+@given(st.integers(2000, 200_000), st.lists(st.integers(1, 30), min_size=1, max_size=8))
 def test_a_rate_is_kept_and_everything_arrives(rate: int, counts: list[int]) -> None:
     log = LongLog({1: "telemetry"}, size=200)
     for count in counts:

@@ -16,9 +16,10 @@ from weft.replication.liveness import SECOND
 from weft.replication.policy import HOLES_MAX, DayWindow, Order, PolicyRules, SendPolicy, StreamWindows
 
 WINDOWS = StreamWindows(
-    ("a*", "machine*"), (DayWindow(time(22, 13, 20), time(22, 13, 24)), DayWindow(time(22, 13, 27), time(22, 14))),
+    ("a*", "machine*"),
+    (DayWindow(time(22, 13, 20), time(22, 13, 24)), DayWindow(time(22, 13, 27), time(22, 14))),
     ZoneInfo("UTC"),
-)  # fmt: skip
+)
 """The model's clock begins at 22:13:20."""
 policies = st.builds(
     PolicyRules,

@@ -73,9 +73,11 @@ def test_nothing_changes_before_the_time_that_is_named(
     pairs: list[tuple[time, time]], days: set[int], zone: str, offset: int
 ) -> None:
     entry = StreamWindows(
-        ("*",), tuple(DayWindow(a.replace(microsecond=0), b.replace(microsecond=0)) for a, b in pairs),
-        ZoneInfo(zone), frozenset(days),
-    )  # fmt: skip
+        ("*",),
+        tuple(DayWindow(a.replace(microsecond=0), b.replace(microsecond=0)) for a, b in pairs),
+        ZoneInfo(zone),
+        frozenset(days),
+    )
     at = utc("2026-01-01") + offset * SECOND
     is_open, until = entry.state(at)
     assert at < until <= at + timedelta(days=9).total_seconds() * SECOND

@@ -24,9 +24,14 @@ class Pair:
 
     def connect(self) -> None:
         self.sender = Sender(
-            self.log.hello(), 1, SenderSettings(), lambda: 0, self.now, high_watermark=self.log.high_watermark,
+            self.log.hello(),
+            1,
+            SenderSettings(),
+            lambda: 0,
+            self.now,
+            high_watermark=self.log.high_watermark,
             policy=self.policy,
-        )  # fmt: skip
+        )
         self.receiver = Receiver(ReceiverSettings(), "c", "test", lambda: 0, self.now)
         self.sender.open_lane(self.log.lanes()[0], self.log.state(0))
         self.go()

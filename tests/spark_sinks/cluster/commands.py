@@ -35,18 +35,29 @@ class Run:
             return subprocess.run(
                 self.command(pipeline, "--once", *options, master=master, **settings),
                 env={**self.environment(), **temporary},
-                cwd=self.folder, capture_output=True, text=True, timeout=JOB_S_MAX, check=False,
-            )  # fmt: skip
+                cwd=self.folder,
+                capture_output=True,
+                text=True,
+                timeout=JOB_S_MAX,
+                check=False,
+            )
 
     def command(self, pipeline: str, *options: str, master: str | None = None, **settings: str) -> list[str]:
         """Return the command line."""
         conf = self.cluster.conf if master is None else {}
         return [
-            sys.executable, "-m", "weft", "spark", "run", pipeline, "--master", master or self.cluster.master,
+            sys.executable,
+            "-m",
+            "weft",
+            "spark",
+            "run",
+            pipeline,
+            "--master",
+            master or self.cluster.master,
             *(part for name, value in settings.items() for part in ("--set", f"{name}={value}")),
             *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
             *options,
-        ]  # fmt: skip
+        ]
 
     def environment(self) -> dict[str, str]:
         """Return the driver's variables: what opens the store, and the Python of the executors."""

@@ -63,8 +63,12 @@ def job(cluster: SparkCluster, name: str, place: Place, **arguments: object) -> 
         done = subprocess.run(
             [sys.executable, "-m", f"tests.spark_sinks.cluster.jobs.{name}", json.dumps(reported)],
             env={**os.environ, **place.options, **temporary, "PYTHONPATH": str(Path(__file__).parents[3])},
-            cwd=cluster.folder, capture_output=True, text=True, timeout=JOB_S_MAX, check=False,
-        )  # fmt: skip
+            cwd=cluster.folder,
+            capture_output=True,
+            text=True,
+            timeout=JOB_S_MAX,
+            check=False,
+        )
     assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-6000:]}"
     return json.loads(done.stdout.splitlines()[-1])
 

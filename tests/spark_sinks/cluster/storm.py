@@ -128,18 +128,26 @@ class Storm:
             at_batch: called with the number of micro-batches that this run began before; True kills the driver.
         """
         reported: dict[str, Any] = {
-            "conf": self._cluster.conf, "master": self._cluster.master, "store": self._hub.root, "stream": STREAM,
-            "place": str(self._folder / place), "checkpoint": str(self._folder / checkpoint),
-        }  # fmt: skip
+            "conf": self._cluster.conf,
+            "master": self._cluster.master,
+            "store": self._hub.root,
+            "stream": STREAM,
+            "place": str(self._folder / place),
+            "checkpoint": str(self._folder / checkpoint),
+        }
         began = 0
         with temporary_of_spark() as temporary:
             errors = self._folder / "driver.log"
             with errors.open("wb") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", f"tests.spark_sinks.cluster.jobs.{self.script}", json.dumps(reported)],
-                    env={**os.environ, **temporary, KILL: kill}, cwd=ROOT, start_new_session=True,
-                    stdout=subprocess.PIPE, stderr=log, text=True,
-                )  # fmt: skip
+                    env={**os.environ, **temporary, KILL: kill},
+                    cwd=ROOT,
+                    start_new_session=True,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                )
             assert process.stdout is not None
             try:
                 for line in process.stdout:

@@ -111,9 +111,19 @@ def situation(number: int, now: int) -> Situation:
 
 
 KINDS = [
-    *["good"] * 6, "hole", "no mark", "never a word", "a part", "lost", "absent", "stopped", "renamed", "retired",
-    "not seen", "conflict",
-]  # fmt: skip
+    *["good"] * 6,
+    "hole",
+    "no mark",
+    "never a word",
+    "a part",
+    "lost",
+    "absent",
+    "stopped",
+    "renamed",
+    "retired",
+    "not seen",
+    "conflict",
+]
 
 
 def replaced(update: LaneUpdate, **fields: object) -> LaneUpdate:
@@ -176,8 +186,13 @@ def test_all_who_are_asked_give_one_answer(tmp_path: Path) -> None:
             spark = complete_until(NO_SPARK, each.stream, store=root)
             through = complete_until(NO_SPARK, each.stream, hub=serving.url)
             audited = asyncio.run(audit(open_store(root), "default", each.stream))
-            answers = [in_ns(api.complete_up_to), spark.moment_ns, through.moment_ns, in_ns(one.complete_up_to),
-                       in_ns(listed[each.stream].complete_up_to)]  # fmt: skip
+            answers = [
+                in_ns(api.complete_up_to),
+                spark.moment_ns,
+                through.moment_ns,
+                in_ns(one.complete_up_to),
+                in_ns(listed[each.stream].complete_up_to),
+            ]
             missing = [never_heard(api.held_back_by), never_heard(spark.held_back_by), audited.never_heard]
             assert answers == [answers[0]] * 5, each
             assert list(map(sorted, missing)) == [missing[0]] * 3, each
@@ -225,9 +240,17 @@ def test_windows_are_not_complete_while_an_expected_edge_was_never_heard(
 
     def look() -> None:
         complete_windows(
-            spark, STREAM, store=fleet.root, sink=keep, checkpoint=tmp_path / "state", every="1h", by=[], trigger=None,
-            aggregate={"records": "count(*)"}, complete=Complete(grace="0s"),
-        ).awaitTermination()  # fmt: skip
+            spark,
+            STREAM,
+            store=fleet.root,
+            sink=keep,
+            checkpoint=tmp_path / "state",
+            every="1h",
+            by=[],
+            trigger=None,
+            aggregate={"records": "count(*)"},
+            complete=Complete(grace="0s"),
+        ).awaitTermination()
 
     look()
     assert list(rows.values()) == [(False, 2 * PER_HOUR)] * 2

@@ -109,9 +109,7 @@ class Chains:
     def _step(self, number: int) -> str:
         draw = self._random
         some, group = f"xxhash64(to_json(struct({self._value()}))) % 3 != 0", self._value()
-        return draw.choice(STEPS).format(
-            value=self._value(), join=draw.choice(JOINS), n=number, some=some, group=group
-        )  # fmt: skip
+        return draw.choice(STEPS).format(value=self._value(), join=draw.choice(JOINS), n=number, some=some, group=group)
 
     def aggregates(self) -> Iterator[str]:
         """Aggregates without an end, of one function after the other."""
@@ -176,9 +174,17 @@ def windows(
         found.update({(row.window_start, row.machine, row.chain): row for row in frame.collect()})
 
     complete_windows(
-        spark, STREAM, store=fleet.root, every="1h", by=["machine", "chain"], prepare=prepare, sink=sink,
-        aggregate={"n": "count(*)", "total": "sum(value)"}, checkpoint=state, trigger=None,
-    ).awaitTermination()  # fmt: skip
+        spark,
+        STREAM,
+        store=fleet.root,
+        every="1h",
+        by=["machine", "chain"],
+        prepare=prepare,
+        sink=sink,
+        aggregate={"n": "count(*)", "total": "sum(value)"},
+        checkpoint=state,
+        trigger=None,
+    ).awaitTermination()
 
 
 def is_let_through(made: DataFrame) -> bool:

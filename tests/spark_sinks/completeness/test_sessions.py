@@ -49,9 +49,16 @@ def look(spark: SparkSession, fleet: Buffering, folder: Path, **options: Any) ->
         **options,
     }
     query = complete_windows(
-        spark, STREAM, store=fleet.root, checkpoint=folder / "state", schema="ts timestamp(ms), v int", trigger=None,
-        sink=DeltaSink(folder / "sessions", keys=keys, order_by="_log_end"), aggregate={"n": "count(*)"}, **named,
-    )  # fmt: skip
+        spark,
+        STREAM,
+        store=fleet.root,
+        checkpoint=folder / "state",
+        schema="ts timestamp(ms), v int",
+        trigger=None,
+        sink=DeltaSink(folder / "sessions", keys=keys, order_by="_log_end"),
+        aggregate={"n": "count(*)"},
+        **named,
+    )
     query.awaitTermination()
     return int(query.lastProgress["windowsGiven"])
 
@@ -59,10 +66,13 @@ def look(spark: SparkSession, fleet: Buffering, folder: Path, **options: Any) ->
 def written(folder: Path) -> dict[Session, bool | None]:
     rows = DeltaTable(str(folder / "sessions")).to_pyarrow_table().to_pylist()
     return {
-        (row["machine"], *(int(row[name].timestamp()) for name in ("window_start", "session_start", "session_end")),
-         row["n"]): row["_complete"]
+        (
+            row["machine"],
+            *(int(row[name].timestamp()) for name in ("window_start", "session_start", "session_end")),
+            row["n"],
+        ): row["_complete"]
         for row in rows
-    }  # fmt: skip
+    }
 
 
 def batch_of(spark: SparkSession, fleet: Buffering) -> set[Session]:

@@ -165,13 +165,16 @@ def test_a_bound_joins_the_nearest() -> None:
     ("text", "problem"),
     [
         ("{", "damaged"),
-        ('{"format": 9, "source": "s", "every_us": 1, "offsets": {}, "pending": [], "fresh": [], "complete_end": 0, '
-         '"given_end": 0}', "later release of Weft .format 9; this one knows 2"),
+        (
+            '{"format": 9, "source": "s", "every_us": 1, "offsets": {}, "pending": [], "fresh": [], "complete_end": 0, '
+            '"given_end": 0}',
+            "later release of Weft .format 9; this one knows 2",
+        ),
         ('{"format": 1, "source": "s"}', "written by a pre-release build and cannot be opened: delete it"),
         (WindowState("other", HOUR_US).encode(), "windows of other"),
         (WindowState("s", HOUR_US // 2).encode(), "windows of 1800 s"),
     ],
-)  # fmt: skip
+)
 def test_a_state_that_is_not_the_querys_is_refused(text: str, problem: str) -> None:
     with pytest.raises(ReadError, match=problem):
         WindowState.decode(text, "s", HOUR_US)

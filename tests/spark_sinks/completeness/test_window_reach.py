@@ -16,8 +16,10 @@ HOURS = Grid(HOUR_US)
 BEFORE, AFTER = 2 * HOUR_US, 6 * HOUR_US
 SEEN = st.builds(
     lambda number, early, late: TakenIn(number, number * HOUR_US - early, (number + 1) * HOUR_US + late),
-    st.integers(0, 40), st.integers(-HOUR_US, 9 * HOUR_US), st.integers(-HOUR_US, 99 * HOUR_US),
-)  # fmt: skip
+    st.integers(0, 40),
+    st.integers(-HOUR_US, 9 * HOUR_US),
+    st.integers(-HOUR_US, 99 * HOUR_US),
+)
 
 
 @given(st.lists(st.lists(SEEN, max_size=12, unique_by=lambda each: each.number), max_size=4))

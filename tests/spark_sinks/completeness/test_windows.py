@@ -410,10 +410,12 @@ def before(rows: DataFrame) -> DataFrame:
         ({"prepare": lambda rows: rows.where(F.rand() < 0.5)}, "prepare: uses `rand`"),
         ({"prepare": before}, "prepare: looks at other rows"),
         ({"aggregate": {"n": "count_if(_time < now())"}}, "aggregate: uses `now`"),
-        ({"aggregate": lambda rows: before(rows).groupBy("window_start", "window_end", "machine").sum("n")},
-         "aggregate: looks at other rows"),
+        (
+            {"aggregate": lambda rows: before(rows).groupBy("window_start", "window_end", "machine").sum("n")},
+            "aggregate: looks at other rows",
+        ),
     ],
-)  # fmt: skip
+)
 def test_rows_and_windows_that_depend_on_what_is_read_are_refused(
     spark: SparkSession, fleet: Fleet, options: dict[str, Any], said: str
 ) -> None:

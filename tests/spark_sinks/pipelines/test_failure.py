@@ -24,10 +24,7 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last):
             f"{NotFound.__module__}.{NotFound.__qualname__}: shard-0/chunk/7",
             "the store lacks shard-0/chunk/7. Check that it exists and has room, and start the pipeline again",
         ),
-        (
-            f"{StoreError.__module__}.{StoreError.__qualname__}: timed out",
-            "a store failed: timed out. Check that",
-        ),
+        (f"{StoreError.__module__}.{StoreError.__qualname__}: timed out", "a store failed: timed out. Check that"),
         (
             "pyspark.errors.PySparkRuntimeError: [X] Python worker failed to connect back.",
             "took more than 10 s to start",

@@ -132,8 +132,11 @@ def test_a_table_has_its_types_and_nulls(tmp_path: Path) -> None:
     columns = {"since": "timestamp", "rate": "decimal(6,2)"}
     first, second = read_table("m", DimensionTable(csv=str(path), columns=columns)).to_pylist()
     assert (first["id"], first["since"].isoformat(), str(first["rate"]), first["name"]) == (
-        "007", "2026-01-02T02:04:05+00:00", "1.50", "",
-    )  # fmt: skip
+        "007",
+        "2026-01-02T02:04:05+00:00",
+        "1.50",
+        "",
+    )
     assert set(second.values()) == {None}
 
 

@@ -44,9 +44,13 @@ def running(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
     """A pipeline in a process group of its own: its Java process ends with it."""
     with temporary_of_spark() as temporary, (cwd / "said").open("w") as said:
         process = subprocess.Popen(
-            [*COMMAND, *arguments], cwd=cwd, env={**os.environ, **temporary}, stderr=said, text=True,
+            [*COMMAND, *arguments],
+            cwd=cwd,
+            env={**os.environ, **temporary},
+            stderr=said,
+            text=True,
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             yield process
         finally:

@@ -170,13 +170,15 @@ def test_a_value_that_does_not_fit_its_column(row: dict[str, Any], said: str) ->
 
 
 def test_rows_are_compared_by_their_values() -> None:
-    made = pa.table({
-        "d": pa.array([Decimal("1.50")], pa.decimal128(6, 2)),
-        "l": pa.array([[1.0, None]], pa.list_(pa.float64())),
-        "s": pa.array([{"a": 1}], pa.struct([("a", pa.int64())])),
-        "b": pa.array([b"x"]),
-        "n": pa.array([float("nan")]),
-    })  # fmt: skip
+    made = pa.table(
+        {
+            "d": pa.array([Decimal("1.50")], pa.decimal128(6, 2)),
+            "l": pa.array([[1.0, None]], pa.list_(pa.float64())),
+            "s": pa.array([{"a": 1}], pa.struct([("a", pa.int64())])),
+            "b": pa.array([b"x"]),
+            "n": pa.array([float("nan")]),
+        }
+    )
     same = {"d": 1.5, "l": [1, None], "s": {"a": 1}, "b": "x", "n": "nan"}
     assert compared(made, [same]) == (1, [], [])
     assert compared(made, [same, same]).missing == [

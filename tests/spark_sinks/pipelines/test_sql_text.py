@@ -23,7 +23,7 @@ PATH = ("steps", 0, "sql")
         ("SELECT 2 - -1", "SELECT 2 - -1"),
         ("  ", ""),
     ],
-)  # fmt: skip
+)
 def test_what_stands_behind_a_statement_is_left_out(text: str, statement: str) -> None:
     assert one_statement(text) == statement
 

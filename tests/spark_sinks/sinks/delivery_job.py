@@ -60,9 +60,15 @@ def run(settings: Settings) -> str:
     """
     with temporary_of_spark() as temporary:
         done = subprocess.run(
-            [sys.executable, "-m", __name__, json.dumps(asdict(settings))], env={**os.environ, **temporary},
-            cwd=ROOT, start_new_session=True, capture_output=True, text=True, timeout=RUN_S_MAX, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", __name__, json.dumps(asdict(settings))],
+            env={**os.environ, **temporary},
+            cwd=ROOT,
+            start_new_session=True,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S_MAX,
+            check=False,
+        )
     assert done.returncode == (-signal.SIGKILL if settings.kill else 0), done.stdout[-1000:] + done.stderr[-3000:]
     return f"{done.stdout}{done.stderr}"
 

@@ -112,9 +112,14 @@ class Jobs:
         with temporary_of_spark() as temporary:
             own = {KILL: kill, MASTER: self._master, **temporary, **(environment or {})}
             process = subprocess.Popen(
-                self._command, cwd=ROOT, env=os.environ | own, start_new_session=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
+                self._command,
+                cwd=ROOT,
+                env=os.environ | own,
+                start_new_session=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
             ended = threading.Event()
             if kill == "random":
                 threading.Thread(target=self._kill_later, args=(process, ended)).start()

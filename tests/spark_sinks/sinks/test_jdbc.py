@@ -118,9 +118,21 @@ def test_every_type_arrives_whole(spark: SparkSession, database: Database) -> No
     nasty = 'a "quoted", ; \\.\n\\.\nline ☃ \\N'
     time = datetime(2026, 11, 1, 12, 0, 0, 123457, tzinfo=UTC)
     full = [
-        0, 0, nasty, b"\x00\xff\\", time, date(1969, 12, 31), Decimal("12345678901234.000001"), True, -5, 7, 0.1,
-        float("nan"), {"k": 'v"\\u0000\0'}, [Row(edge="e", first=1)],
-    ]  # fmt: skip
+        0,
+        0,
+        nasty,
+        b"\x00\xff\\",
+        time,
+        date(1969, 12, 31),
+        Decimal("12345678901234.000001"),
+        True,
+        -5,
+        7,
+        0.1,
+        float("nan"),
+        {"k": 'v"\\u0000\0'},
+        [Row(edge="e", first=1)],
+    ]
     empty = [0, 1, "", b"", datetime(1960, 1, 1, tzinfo=UTC), None, None, None, None, None, None, None, None, []]
     nul = [0, 2, "a\0b", *[None] * 11]
     database.sink(name="types")(spark.createDataFrame([full, empty, nul], schema), 0)

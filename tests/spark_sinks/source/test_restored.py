@@ -216,10 +216,16 @@ def test_a_running_query_asks_for_no_chunk_twice(hub: Hub, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "place",
     [
-        {"0": 1, "chunks": {"0": [1]}}, {"0": 1, "chunks": {"0": [1, -1, 1]}}, {"0": 1, "chunks": {"3": [1, 1, 1]}},
-        {"0": 1, "chunks": [1]}, {"0": 1, "chunks": {"x": [1, 1]}}, {"0": "1"}, ["0"], {"x": 1},
+        {"0": 1, "chunks": {"0": [1]}},
+        {"0": 1, "chunks": {"0": [1, -1, 1]}},
+        {"0": 1, "chunks": {"3": [1, 1, 1]}},
+        {"0": 1, "chunks": [1]},
+        {"0": 1, "chunks": {"x": [1, 1]}},
+        {"0": "1"},
+        ["0"],
+        {"x": 1},
     ],
-)  # fmt: skip
+)
 def test_what_is_no_position_is_refused(place: Place) -> None:
     with pytest.raises(ReadError, match="checkpoint: expected offsets by shard, got"):
         decode(place)

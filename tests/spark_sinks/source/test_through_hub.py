@@ -497,9 +497,13 @@ def test_spark_reads_with_tokens_of_an_issuer_that_end_before_the_query(
         assert records(spark.read.format("weft").options(**options).load()) == hub.expected()
         renew(8)
         query = (
-            spark.readStream.format("weft").options(**options).load().writeStream.format("parquet")
-            .option("checkpointLocation", str(tmp_path / "checkpoint")).start(str(tmp_path / "out"))
-        )  # fmt: skip
+            spark.readStream.format("weft")
+            .options(**options)
+            .load()
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start(str(tmp_path / "out"))
+        )
         try:
             wait_until(lambda: query.lastProgress is not None, what="the first batch")
             renew(600)

@@ -188,9 +188,8 @@ class KillingAccess(StoreAccess):
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["rows before", "rows after", "joined before", "joined after"])
 def test_an_executor_that_dies_costs_a_job_and_no_record(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    what: str,
-) -> None:  # fmt: skip
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
     root, marker, after = tmp_path / "store", tmp_path / "killed", what.endswith("after")
     runs = asyncio.run(fill(root))
     if what.startswith("joined"):

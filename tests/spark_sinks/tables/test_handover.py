@@ -59,10 +59,26 @@ def pipeline(hub: StreamHub, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run the shipped pipeline in a process group of its own, as a person does."""
     with temporary_of_spark() as temporary, (folder / "pipeline.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "weft", "spark", "run", "tables", "--master", "local[1]",
-             "--set", f"source.store={hub.store}", "--set", "trigger=1s"],
-            env=os.environ | temporary, cwd=ROOT, start_new_session=True, stdout=log, stderr=log,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "weft",
+                "spark",
+                "run",
+                "tables",
+                "--master",
+                "local[1]",
+                "--set",
+                f"source.store={hub.store}",
+                "--set",
+                "trigger=1s",
+            ],
+            env=os.environ | temporary,
+            cwd=ROOT,
+            start_new_session=True,
+            stdout=log,
+            stderr=log,
+        )
         try:
             yield process
         finally:
@@ -108,8 +124,10 @@ def test_a_hub_and_a_pipeline_hand_tables_over_under_load(tmp_path: Path) -> Non
                     assert table(hub)["rows_moved"] == by_hub, "the hub makes no rows of a table that is claimed"
                     shown = subprocess.run(
                         [sys.executable, "-m", "weft", "hub", "status", str(hub.config_path)],
-                        capture_output=True, text=True, check=True,
-                    ).stdout  # fmt: skip
+                        capture_output=True,
+                        text=True,
+                        check=True,
+                    ).stdout
                     assert f"default/{STREAM}" in shown
                     assert "spark pipeline tables" in shown
                     os.killpg(process.pid, ending)

@@ -12,10 +12,14 @@ SCHEMA = row_schema(())
 
 def batch(*headers: list[tuple[str, str]] | None) -> pa.RecordBatch:
     values = {
-        "_headers": list(headers), "_offset": range(40, 40 + len(headers)), "_seq": range(7, 7 + len(headers)),
-        "_edge": ["press-7"] * len(headers), "_log": ["00" * 8] * len(headers), "_shard": [3] * len(headers),
+        "_headers": list(headers),
+        "_offset": range(40, 40 + len(headers)),
+        "_seq": range(7, 7 + len(headers)),
+        "_edge": ["press-7"] * len(headers),
+        "_log": ["00" * 8] * len(headers),
+        "_shard": [3] * len(headers),
         "_received": [1_700_000_000_000_001] * len(headers),
-    }  # fmt: skip
+    }
     fields = [field for field in SCHEMA if field.name in values]
     return pa.record_batch([pa.array(values[field.name], field.type) for field in fields], schema=pa.schema(fields))
 

@@ -71,8 +71,11 @@ def test_a_fact_is_what_its_last_usable_entry_says(history: list[tuple[str, str,
         expected.pop((kind, name), None)
         if document is not None:
             expected[kind, name] = n, document
-    found = {(kind, name): (fact.version, fact.document) for kind in state.kinds() for name, fact in
-             state.facts(kind).items()}  # fmt: skip
+    found = {
+        (kind, name): (fact.version, fact.document)
+        for kind in state.kinds()
+        for name, fact in state.facts(kind).items()
+    }
     assert found == expected
     assert {kind: state.last(kind) for kind in state.kinds()} == last
     assert [each.n for each in state.skipped] == [n for n, change in enumerate(history, 1) if change is None]
@@ -101,9 +104,19 @@ def test_a_flipped_bit_or_a_cut_is_noticed(at: int, bit: int, is_cut: bool) -> N
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("kind", "Token"), ("kind", ""), ("name", ""), ("name", "a\nb"), ("name", "x" * 201), ("by", "x" * 257),
-     ("reason", "x" * 513), ("document", bytes(DOCUMENT_BYTES_MAX + 1)), ("n", 0), ("cluster_id", b"short")],
-)  # fmt: skip
+    [
+        ("kind", "Token"),
+        ("kind", ""),
+        ("name", ""),
+        ("name", "a\nb"),
+        ("name", "x" * 201),
+        ("by", "x" * 257),
+        ("reason", "x" * 513),
+        ("document", bytes(DOCUMENT_BYTES_MAX + 1)),
+        ("n", 0),
+        ("cluster_id", b"short"),
+    ],
+)
 def test_fields_out_of_bounds_are_refused(field: str, value: object) -> None:
     made = msgspec.structs.replace(entry_of(1, "token", "a", b"{}"), **{field: value})
     with pytest.raises(CodecError):
@@ -152,8 +165,9 @@ def test_facts_of_one_entry_change_at_once_or_not_at_all(monkeypatch: pytest.Mon
     assert entries.decode_entry(data) == made
     state.apply(made, states.crc_of(data))
     assert {name: (fact.version, fact.document) for name, fact in state.facts("token").items()} == {
-        "a": (2, b"1"), "b": (2, b"2"),
-    }  # fmt: skip
+        "a": (2, b"1"),
+        "b": (2, b"2"),
+    }
     assert (state.last("token"), state.last("tenant"), dict(state.facts("tenant"))) == (2, 2, {})
     assert states.encode_snapshot(states.decode_snapshot(states.encode_snapshot(state))) == states.encode_snapshot(
         state
@@ -170,9 +184,13 @@ def test_an_entry_with_wrong_further_facts_is_refused() -> None:
     long = [NamedFact("token", f"{i:0200}", b"") for i in range(100)]
     large = [NamedFact("token", f"{i}", bytes(DOCUMENT_BYTES_MAX)) for i in range(6)]
     for made in (
-        several(1, a, a), several(1, a, b, must_understand=0), several(1, a, NamedFact("To", "b", b"")),
-        several(1, *many), several(1, *long), several(1, *large),
-    ):  # fmt: skip
+        several(1, a, a),
+        several(1, a, b, must_understand=0),
+        several(1, a, NamedFact("To", "b", b"")),
+        several(1, *many),
+        several(1, *long),
+        several(1, *large),
+    ):
         with pytest.raises(CodecError) as caught:
             entries.decode_entry(entries.encode_entry(made))
         assert not isinstance(caught.value, UnsupportedVersion)

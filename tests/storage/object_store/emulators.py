@@ -124,9 +124,18 @@ def azure_endpoint(folder: Path) -> Iterator[AzureEndpoint]:
     """Run Azurite over a folder."""
     port = free_port()
     command = [
-        "node", str(AZURITE.obtain() / BLOBS), "--silent", "--disableTelemetry", "--skipApiVersionCheck",
-        "--location", str(folder), "--blobHost", "127.0.0.1", "--blobPort", str(port),
-    ]  # fmt: skip
+        "node",
+        str(AZURITE.obtain() / BLOBS),
+        "--silent",
+        "--disableTelemetry",
+        "--skipApiVersionCheck",
+        "--location",
+        str(folder),
+        "--blobHost",
+        "127.0.0.1",
+        "--blobPort",
+        str(port),
+    ]
     with _running(command, port, folder):
         yield AzureEndpoint(f"http://127.0.0.1:{port}")
 
@@ -137,9 +146,20 @@ def google_endpoint(folder: Path) -> Iterator[GoogleEndpoint]:
     port = free_port()
     server = f"127.0.0.1:{port}"
     command = [
-        FAKE_GCS.program(), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory",
-        "-public-host", server, "-log-level", "error",
-    ]  # fmt: skip
+        FAKE_GCS.program(),
+        "-scheme",
+        "http",
+        "-host",
+        "127.0.0.1",
+        "-port",
+        str(port),
+        "-backend",
+        "memory",
+        "-public-host",
+        server,
+        "-log-level",
+        "error",
+    ]
     front = [sys.executable, "-m", "tests.storage.object_store.gcs_front", f"http://{server}"]
     with _running(command, port, folder), subprocess.Popen(front, cwd=ROOT, stdout=subprocess.PIPE, text=True) as shown:
         assert shown.stdout is not None

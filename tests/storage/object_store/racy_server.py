@@ -115,12 +115,14 @@ async def racy_server(
     bucket = bucket or RacyBucket(checks_late=checks_late)
     application = web.Application(client_max_size=64 << 20)
     path = "/bucket{slash:/?}{key:.*}"
-    application.add_routes([
-        web.put(path, bucket.put),
-        web.get(path, bucket.get),
-        web.delete(path, bucket.delete),
-        web.post(path, bucket.delete_many),
-    ])  # fmt: skip
+    application.add_routes(
+        [
+            web.put(path, bucket.put),
+            web.get(path, bucket.get),
+            web.delete(path, bucket.delete),
+            web.post(path, bucket.delete_many),
+        ]
+    )
 
     async def sign(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "RacyStore/1.0"

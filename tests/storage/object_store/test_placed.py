@@ -30,10 +30,20 @@ PLACES = {
     "nodes/1": "nodes/1",
 }
 PREFIXES = ["", "tables", "tables/acme", "tables/acme/s", "shard-2", "shard-3/chunk", "deletions", "nodes", "tenants"]
-keys = st.sampled_from([
-    *PLACES, "shard-0/chunk/1", "shard-2/chunk/1", "shard-20/x", "shard-5/chunk/2", "tables/b/s/1", "tables/b/s/2",
-    "tables/z/s/1", "uploads/1", "zzz",
-])  # fmt: skip
+keys = st.sampled_from(
+    [
+        *PLACES,
+        "shard-0/chunk/1",
+        "shard-2/chunk/1",
+        "shard-20/x",
+        "shard-5/chunk/2",
+        "tables/b/s/1",
+        "tables/b/s/2",
+        "tables/z/s/1",
+        "uploads/1",
+        "zzz",
+    ]
+)
 
 
 async def placed() -> PlacedStore:

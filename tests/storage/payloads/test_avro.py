@@ -20,7 +20,8 @@ from weft.storage.payloads.decoder import PayloadDecoder
 from weft.storage.payloads.formats import AvroDecoder, Unreadable
 
 SCHEMA: dict[str, Any] = {
-    "type": "record", "name": "R",
+    "type": "record",
+    "name": "R",
     "fields": [
         {"name": "n", "type": "long"},
         {"name": "t", "type": ["null", "double"]},
@@ -34,7 +35,7 @@ SCHEMA: dict[str, Any] = {
         {"name": "day", "type": {"type": "int", "logicalType": "date"}},
         {"name": "local", "type": {"type": "long", "logicalType": "local-timestamp-millis"}},
     ],
-}  # fmt: skip
+}
 
 
 def number(value: int) -> bytes:
@@ -52,13 +53,32 @@ def text(value: str) -> bytes:
 
 
 def encoded(n: int = -64, t: float | None = 1.5, s: str = "é") -> bytes:
-    return b"".join([
-        number(n), number(0) if t is None else number(1) + struct.pack("<d", t), text(s), number(1), b"\x01\x02",
-        # A block with its size before it, and another without.
-        number(-2), number(2), number(3), number(-4), number(1), number(5), number(0),
-        number(1), text("k"), b"\x01", number(0), number(2), (-150).to_bytes(2, signed=True),
-        number(1_700_000_000_123), number(20_758), number(1_700_000_000_123),
-    ])  # fmt: skip
+    return b"".join(
+        [
+            number(n),
+            number(0) if t is None else number(1) + struct.pack("<d", t),
+            text(s),
+            number(1),
+            b"\x01\x02",
+            # A block with its size before it, and another without.
+            number(-2),
+            number(2),
+            number(3),
+            number(-4),
+            number(1),
+            number(5),
+            number(0),
+            number(1),
+            text("k"),
+            b"\x01",
+            number(0),
+            number(2),
+            (-150).to_bytes(2, signed=True),
+            number(1_700_000_000_123),
+            number(20_758),
+            number(1_700_000_000_123),
+        ]
+    )
 
 
 def decoder() -> AvroDecoder:
@@ -80,9 +100,18 @@ def test_numbers_are_those_of_the_specification() -> None:
 
 def test_every_type_is_read() -> None:
     assert decoder().decode(encoded()) == {
-        "n": -64, "t": 1.5, "s": "é", "e": "off", "f": b"\x01\x02", "list": [3, -4, 5], "map": {"k": True},
-        "d": Decimal("-1.50"), "at": 1_700_000_000_123, "day": 20_758, "local": 1_700_000_000_123,
-    }  # fmt: skip
+        "n": -64,
+        "t": 1.5,
+        "s": "é",
+        "e": "off",
+        "f": b"\x01\x02",
+        "list": [3, -4, 5],
+        "map": {"k": True},
+        "d": Decimal("-1.50"),
+        "at": 1_700_000_000_123,
+        "day": 20_758,
+        "local": 1_700_000_000_123,
+    }
 
 
 def test_payloads_become_typed_columns_and_others_misfits() -> None:
@@ -99,9 +128,10 @@ def test_payloads_become_typed_columns_and_others_misfits() -> None:
     assert columns["local"].to_pylist() == [datetime(2023, 11, 14, 22, 13, 20, 123_000), None, None]  # noqa: DTZ001
     reasons = [dict(row or ()).get("payload") for row in columns["_misfit"].to_pylist()]
     assert reasons == [
-        None, "it does not begin with 0 and the id of a schema, as `framing: confluent` demands",
+        None,
+        "it does not begin with 0 and the id of a schema, as `framing: confluent` demands",
         "it ends within a value",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +145,7 @@ def test_payloads_become_typed_columns_and_others_misfits() -> None:
         ("int", b"\x02\x02", "there are 1 more"),
         ({"type": "record", "name": "N", "fields": [{"name": "n", "type": ["null", "N"]}]}, b"\x02" * 1000, "deep in"),
     ],
-)  # fmt: skip
+)
 def test_what_is_hostile_is_refused(schema: Any, payload: bytes, words: str) -> None:
     with pytest.raises(Unreadable, match=words):
         AvroDecoder(parse_avro(json.dumps(schema))).decode(payload)

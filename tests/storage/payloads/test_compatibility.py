@@ -17,16 +17,45 @@ from weft.config.payload_schema.model import FieldType, PayloadSchema, field_typ
 from weft.storage.payloads.check import fit
 from weft.storage.payloads.formats import Misfit
 
-NAMES = ("bool", "int", "float", "string", "timestamp", "timestamp(s)", "timestamp(ms)", "date", "date(d)",
-         "local_timestamp", "local_timestamp(ms)", "decimal(4,2)",
-         "decimal(10,2)", "decimal(10,5)", "decimal(21,2)", "decimal(38,18)")  # fmt: skip
+NAMES = (
+    "bool",
+    "int",
+    "float",
+    "string",
+    "timestamp",
+    "timestamp(s)",
+    "timestamp(ms)",
+    "date",
+    "date(d)",
+    "local_timestamp",
+    "local_timestamp(ms)",
+    "decimal(4,2)",
+    "decimal(10,2)",
+    "decimal(10,5)",
+    "decimal(21,2)",
+    "decimal(38,18)",
+)
 TYPES = st.sampled_from([*NAMES, *(f"array<{name}>" for name in NAMES)]).map(field_type)
 SCALARS = st.one_of(
-    st.booleans(), st.integers(), st.integers(-1000, 1000), st.floats(), st.text(max_size=4),
+    st.booleans(),
+    st.integers(),
+    st.integers(-1000, 1000),
+    st.floats(),
+    st.text(max_size=4),
     st.decimals(allow_nan=False),
-    st.sampled_from(["2026-11-01T00:00:00Z", "2026-11-01T00:00:00", "2026-11-01", "12.50", 1.0,
-                     99.99, (1 << 63) - 1, Decimal("1.25")]),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            "2026-11-01T00:00:00Z",
+            "2026-11-01T00:00:00",
+            "2026-11-01",
+            "12.50",
+            1.0,
+            99.99,
+            (1 << 63) - 1,
+            Decimal("1.25"),
+        ]
+    ),
+)
 VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=3))
 
 
@@ -55,20 +84,24 @@ def test_what_fits_a_type_fits_every_type_that_reads_it(given_type: FieldType, w
         ("a int", "a int, b int not null", "b is required, and the other version does not have it", None),
         ("a int, b int not null", "a int", None, "b is required, and the other version does not have it"),
         (
-            "fields: {t: {type: float, unit: C}}", "fields: {t: {type: float, unit: K}}",
-            "t has unit C, and not K", "t has unit K, and not C",
+            "fields: {t: {type: float, unit: C}}",
+            "fields: {t: {type: float, unit: K}}",
+            "t has unit C, and not K",
+            "t has unit K, and not C",
         ),
         ("fields: {t: {type: float, from: a.t}}", "t float", "t is at a.t, and not at t", "t is at t, and not at a.t"),
         ("a timestamp(s)", "a timestamp(ms)", "not every timestamp(s) is a timestamp(ms)", "not every timestamp(ms)"),
         ("a date", "a timestamp", "a: not every date is a timestamp", "a: not every timestamp is a date"),
         (
-            "a local_timestamp", "a timestamp",
-            "a: not every local_timestamp is a timestamp", "a: not every timestamp is a local_timestamp",
+            "a local_timestamp",
+            "a timestamp",
+            "a: not every local_timestamp is a timestamp",
+            "a: not every timestamp is a local_timestamp",
         ),
         ("a date", "a date(d)", "a: not every date is a date(d)", "a: not every date(d) is a date"),
         ("format: cbor\nfields: {a: int}", "a int", "cbor cannot be read as json", "json cannot be read as cbor"),
     ],
-)  # fmt: skip
+)
 def test_rules_name_the_field_and_the_reason(
     before: str, after: str, backward: str | None, forward: str | None
 ) -> None:

@@ -74,19 +74,42 @@ def one(value: Any, kind: Any, encoding: str = "json") -> tuple[Any, str | None]
 @pytest.mark.parametrize("encoding", ["json", "cbor", "msgpack"])
 def test_fields_become_columns(encoding: str) -> None:
     reading = {
-        "t": 21, "n": 5.0, "on": True, "text": "é", "at": "2026-01-01T01:00:00+01:00", "ms": 1_700_000_000_123,
-        "day": "2026-11-01", "days": 20_758, "local": "2026-11-01T12:00:00",
-        "price": 12.5, "list": [1, None, 2], "motor": {"rpm": 900}, "readings": [{"v": 1}, {"v": 2.5}], "id": "m1",
-    }  # fmt: skip
+        "t": 21,
+        "n": 5.0,
+        "on": True,
+        "text": "é",
+        "at": "2026-01-01T01:00:00+01:00",
+        "ms": 1_700_000_000_123,
+        "day": "2026-11-01",
+        "days": 20_758,
+        "local": "2026-11-01T12:00:00",
+        "price": 12.5,
+        "list": [1, None, 2],
+        "motor": {"rpm": 900},
+        "readings": [{"v": 1}, {"v": 2.5}],
+        "id": "m1",
+    }
     blob: Any = "aGk=" if encoding == "json" else b"hi"
     (row,) = rows([ENCODE[encoding](reading | {"blob": blob})], encoding=encoding)
     assert row.pop(MISFIT_COLUMN) == {}
     assert row == {
-        "t": 21.0, "n": 5, "on": True, "text": "é", "blob": b"hi", "at": datetime(2026, 1, 1, tzinfo=UTC),
-        "ms": datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC), "price": Decimal("12.50"), "list": [1, None, 2],
-        "rpm": 900, "first": 1.0, "second": 2.5, "id": "m1",
-        "day": date(2026, 11, 1), "days": date(2026, 11, 1), "local": datetime(2026, 11, 1, 12),  # noqa: DTZ001
-    }  # fmt: skip
+        "t": 21.0,
+        "n": 5,
+        "on": True,
+        "text": "é",
+        "blob": b"hi",
+        "at": datetime(2026, 1, 1, tzinfo=UTC),
+        "ms": datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC),
+        "price": Decimal("12.50"),
+        "list": [1, None, 2],
+        "rpm": 900,
+        "first": 1.0,
+        "second": 2.5,
+        "id": "m1",
+        "day": date(2026, 11, 1),
+        "days": date(2026, 11, 1),
+        "local": datetime(2026, 11, 1, 12),  # noqa: DTZ001
+    }
 
 
 @pytest.mark.parametrize(
@@ -146,7 +169,7 @@ def test_fields_become_columns(encoding: str) -> None:
         (b"[1.5,1e4,1]", "array<decimal(6,2)>", "[1]: expected a number of at most 6 digits"),
         (b"[1.5,1.555]", "array<decimal(6,2)>", "[1]: expected a number of at most 6 digits"),
         (b"[1,10000]", "array<decimal(6,2)>", "[1]: expected a number of at most 6 digits"),
-        (b"[1.5,\"nan\"]", "array<decimal(6,2)>", "[1]: expected a number of at most 6 digits"),
+        (b'[1.5,"nan"]', "array<decimal(6,2)>", "[1]: expected a number of at most 6 digits"),
         (b"[1.5,1e30]", "array<float>", [1.5, 1e30]),
         (b'[1,"x"]', "array<int>", '[1]: expected a whole number of 64 bits, got "x"'),
         (b"5", "array<int>", "expected an array, got 5"),
@@ -159,7 +182,7 @@ def test_fields_become_columns(encoding: str) -> None:
         (b'1, "other": "\xff"', "float", "it is not JSON"),
         (b'1, "other": "\\ud800"', "float", "it is not JSON"),
     ],
-)  # fmt: skip
+)
 def test_what_fits_in_json_and_what_does_not(value: bytes, kind: str, expected: Any) -> None:
     found, misfit = one(value, kind)
     if isinstance(expected, str):
@@ -244,8 +267,23 @@ def test_many_rows_are_in_order() -> None:
 
 def test_one_payload_never_moves_the_rows_of_others() -> None:
     """Payloads are decoded as lines of one text: none may be two lines, or half of one."""
-    evil = [b'{"n":1}\n{"n":2}', b"  ", b'{"n":1} {"n":2}', b"{}", b'{"a":"}', b'{","n":1}', b'{"n":[{}', b'{"n":8}',
-            b'{"n":3}\n', b"", b"\n", b'{"n":{}', b'{"n":{"n":4}', b'{"a":"\\}', b'{"n":5,"a":"}\n{"}']  # fmt: skip
+    evil = [
+        b'{"n":1}\n{"n":2}',
+        b"  ",
+        b'{"n":1} {"n":2}',
+        b"{}",
+        b'{"a":"}',
+        b'{","n":1}',
+        b'{"n":[{}',
+        b'{"n":8}',
+        b'{"n":3}\n',
+        b"",
+        b"\n",
+        b'{"n":{}',
+        b'{"n":{"n":4}',
+        b'{"a":"\\}',
+        b'{"n":5,"a":"}\n{"}',
+    ]
     for first in evil:
         for second in evil:
             for third in (b'{"n":7}', b" ", b'{"n":7} {"n":9}'):
@@ -255,9 +293,12 @@ def test_one_payload_never_moves_the_rows_of_others() -> None:
 
 NAMES = st.sampled_from([*"tnvz", "on", "text", "blob", "at", "ms", "price", "list", "motor", "rpm", "id", *DAYS])
 SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from(["x", "aGk=", "2026-01-01", "12.5", "é", "1e3", ""])
-)  # fmt: skip
+)
 ANY = st.recursive(SCALARS, lambda inside: st.lists(inside, max_size=3) | st.dictionaries(NAMES, inside, max_size=3))
 GOOD = st.fixed_dictionaries(
     {"id": st.just("m")},
@@ -314,9 +355,11 @@ def test_a_row_is_the_same_by_every_way_and_whatever_is_beside_it(encoding: str,
     if data.draw(st.booleans()):
         payloads.append(data.draw(st.binary(max_size=8)))
     names = [*FIELDS, MISFIT_COLUMN]
-    some = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=4, unique=True).map(
-        lambda chosen: [name for name in names if name in chosen]
-    ))  # fmt: skip
+    some = data.draw(
+        st.lists(st.sampled_from(names), min_size=1, max_size=4, unique=True).map(
+            lambda chosen: [name for name in names if name in chosen]
+        )
+    )
     together = rows(payloads, encoding=encoding)
     assert [dict(payload_check(encoding).misfits(each)) for each in payloads] == [
         row[MISFIT_COLUMN] for row in together

@@ -45,10 +45,16 @@ def open_log(
 ) -> SegmentLog:
     clock = clock or Clock()
     return SegmentLog.open(
-        directory, settings, filesystem=filesystem, wall_clock=clock.wall, clock_reading=clock.reading,
-        random_bits=lambda bits: log_id, post=lambda deliver: deliver(), start_writer=start_writer,
+        directory,
+        settings,
+        filesystem=filesystem,
+        wall_clock=clock.wall,
+        clock_reading=clock.reading,
+        random_bits=lambda bits: log_id,
+        post=lambda deliver: deliver(),
+        start_writer=start_writer,
         owner=owner,
-    )  # fmt: skip
+    )
 
 
 def commit_all(log: SegmentLog) -> None:

@@ -53,11 +53,15 @@ class Load:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.log = SegmentLog.open(
-            DIRECTORY, LogSettings(commit_interval_s=self.interval_s), filesystem=self.disk,
+            DIRECTORY,
+            LogSettings(commit_interval_s=self.interval_s),
+            filesystem=self.disk,
             wall_clock=lambda: round(self.now * 1e9),
             clock_reading=lambda: ClockReading(7, round(self.now * 1e9), ClockState.SYNCED),
-            random_bits=lambda bits: 7, post=lambda deliver: deliver(), start_writer=False,
-        )  # fmt: skip
+            random_bits=lambda bits: 7,
+            post=lambda deliver: deliver(),
+            start_writer=False,
+        )
         self.stream = self.log.stream("load")
         state = self.log._state
         self.writer = Writer(state, self.log.committer, lambda: self.now)

@@ -36,11 +36,14 @@ class Machine:
         blob = chance.randbytes(size) if chance.random() < 0.7 else bytes(size)
         return [
             Known(
-                time, chance.choice(KEYS), b"%d:%d:" % (chance.randrange(1 << 40), index) + blob,
-                (("content-type", "json"),) if chance.random() < 0.05 else (), 1 if chance.random() < 0.05 else 0,
+                time,
+                chance.choice(KEYS),
+                b"%d:%d:" % (chance.randrange(1 << 40), index) + blob,
+                (("content-type", "json"),) if chance.random() < 0.05 else (),
+                1 if chance.random() < 0.05 else 0,
             )
             for index in range(count)
-        ]  # fmt: skip
+        ]
 
     def _asked(self, name: str, run: list[Known]) -> AskedRun:
         self.oracle.lane(name)

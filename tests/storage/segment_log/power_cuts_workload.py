@@ -314,7 +314,17 @@ class PowerCuts:
 
 
 _ACTIONS = {
-    "append": 14, "together": 1, "commit": 8, "commit all": 3, "release": 5, "close": 1, "kill": 1, "power cut": 1,
-    "failing call": 3, "full disk": 1, "housekeep": 2, "give up": 0.3,
-}  # fmt: skip
+    "append": 14,
+    "together": 1,
+    "commit": 8,
+    "commit all": 3,
+    "release": 5,
+    "close": 1,
+    "kill": 1,
+    "power cut": 1,
+    "failing call": 3,
+    "full disk": 1,
+    "housekeep": 2,
+    "give up": 0.3,
+}
 _WITHOUT_HUB = {"append": 14, "commit all": 12, "kill": 1, "power cut": 1, "housekeep": 1, "release": 0.3}

@@ -379,9 +379,15 @@ def test_inspection_shows_a_living_log(disk: FakeFileSystem) -> None:
     found = list(inspect_log(DIRECTORY, disk))
     assert [item.problem for item in found] == [None] * len(found)
     assert [item.kind for item in found] == [
-        None, EntryKind.STREAMS, EntryKind.KEPT, EntryKind.STREAMS,
-        EntryKind.STREAMS, EntryKind.BATCH, EntryKind.STREAMS, EntryKind.BATCH,
-    ]  # fmt: skip
+        None,
+        EntryKind.STREAMS,
+        EntryKind.KEPT,
+        EntryKind.STREAMS,
+        EntryKind.STREAMS,
+        EntryKind.BATCH,
+        EntryKind.STREAMS,
+        EntryKind.BATCH,
+    ]
     assert found[1].offset == HEADER_BYTES
     assert [r.payload for item in found if item.data for r in records(item.data)] == [b"a", b"b", b"c"]
 

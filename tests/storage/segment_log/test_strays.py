@@ -103,11 +103,12 @@ def reported(log: SegmentLog) -> dict[str, object]:
     """What the log says of its streams."""
     return {
         name: (
-            log.next_seq(stream), list(log.ranges(stream)),
+            log.next_seq(stream),
+            list(log.ranges(stream)),
             [(gap.first, gap.end, gap.reason) for gap in log.gaps(stream)],
         )
         for name, stream in log.streams().items()
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("position", [LATER, LAST])

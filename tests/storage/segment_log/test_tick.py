@@ -16,9 +16,15 @@ from weft.storage.segment_log.settings import DUE_BYTES
 
 def open_log(directory: Path, soon: list[Callable[[], None]], settings: LogSettings = LogSettings()) -> SegmentLog:
     return SegmentLog.open(
-        str(directory), settings, wall_clock=lambda: 0, clock_reading=Clock().reading, random_bits=lambda _: 7,
-        post=lambda callback: callback(), end_of_tick=soon.append, filesystem=OSFileSystem(),
-    )  # fmt: skip
+        str(directory),
+        settings,
+        wall_clock=lambda: 0,
+        clock_reading=Clock().reading,
+        random_bits=lambda _: 7,
+        post=lambda callback: callback(),
+        end_of_tick=soon.append,
+        filesystem=OSFileSystem(),
+    )
 
 
 def test_the_appends_of_one_turn_are_one_commit(tmp_path: Path) -> None:

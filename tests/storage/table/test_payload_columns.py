@@ -141,8 +141,11 @@ def test_of_several_declarations_the_strictest_counts_in_any_order() -> None:
     assert strictest([2, 1]) is strictest([1, 2]) is PayloadKind.JSON
     assert strictest([99, 1, 2**32 - 1]) is PayloadKind.TEXT
     assert (kind_labelled("json"), kind_labelled("JSON"), label_of(1), label_of(99)) == (
-        PayloadKind.JSON, None, "text", "kind 99",
-    )  # fmt: skip
+        PayloadKind.JSON,
+        None,
+        "text",
+        "kind 99",
+    )
 
 
 NESTED = st.recursive(

@@ -30,9 +30,18 @@ LANES = [
 ]
 LANES[0].origins.append(Origin(1, OriginKind.FUNCTION, "calm", "1", b"\xab\xcd\xef\x01\x02"))
 LANES[2] = LaneUpdate(
-    "default", "press-1", 8, "telemetry", 1, [], [], None, None, floor=Mark(2 * 10**18, 2**60),
+    "default",
+    "press-1",
+    8,
+    "telemetry",
+    1,
+    [],
+    [],
+    None,
+    None,
+    floor=Mark(2 * 10**18, 2**60),
     origins=[Origin(1, OriginKind.FUNCTION, "calm", "", b""), Origin(2, OriginKind.SCHEMA, "pressure", "2", b"")],
-)  # fmt: skip
+)
 ORIGINS = [{1: "calm@1#abcdef01", 2: "#2"}, {1: "#1", 2: "#2"}, {1: "calm", 2: "schema:pressure@2"}]
 """What the numbers mean, by lane: each chunk says it of its own lanes."""
 OFFSET = 3 * 10**18

@@ -16,8 +16,21 @@ from weft.storage.table.rows import row_schema
 from weft.storage.table.schemas import SCHEMA, Schemas, StreamSchema
 from weft.storage.table.typed_columns import COLUMNS_MAX, FIELD, arrow_fields, assign, is_typed
 
-TYPES = ("float", "int", "string", "bool", "timestamp(ms)", "timestamp", "decimal(6,2)", "array<int>", "binary",
-         "date", "date(d)", "local_timestamp", "array<local_timestamp(ms)>")  # fmt: skip
+TYPES = (
+    "float",
+    "int",
+    "string",
+    "bool",
+    "timestamp(ms)",
+    "timestamp",
+    "decimal(6,2)",
+    "array<int>",
+    "binary",
+    "date",
+    "date(d)",
+    "local_timestamp",
+    "array<local_timestamp(ms)>",
+)
 SCHEMAS = st.dictionaries(
     st.sampled_from(["a", "b", "A2", "line", "a_2"]),
     st.fixed_dictionaries({"type": st.sampled_from(TYPES)}, optional={"unit": st.sampled_from(["C", "K"])}),

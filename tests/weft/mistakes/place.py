@@ -23,9 +23,11 @@ RUN_S_MAX = 30.0
 NOBODY = 65_534
 """User that commands run as where the tests run as root, who may read every file and bind every port."""
 BUCKET = {
-    "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_REGION": "here", "AWS_ACCESS_KEY_ID": "a",
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+    "AWS_REGION": "here",
+    "AWS_ACCESS_KEY_ID": "a",
     "AWS_SECRET_ACCESS_KEY": "b",
-}  # fmt: skip
+}
 """Where buckets are looked for: at a port that nothing listens at."""
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{3}\S* ", re.MULTILINE)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
@@ -106,9 +108,14 @@ class Place:
         with open(f"{folder}.stdout", "wb") as out, open(f"{folder}.stderr", "wb") as errors:
             process: subprocess.Popen[Any] = forked.Popen(
                 [sys.executable, "-m", "weft", *arguments],
-                stdin=subprocess.PIPE, stdout=out, stderr=errors, cwd=folder, env=variables, start_new_session=True,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=errors,
+                cwd=folder,
+                env=variables,
+                start_new_session=True,
                 **user,
-            )  # fmt: skip
+            )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError), process.stdin:  # it did not want it
             process.stdin.write(given.encode())

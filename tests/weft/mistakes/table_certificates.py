@@ -34,10 +34,7 @@ CERTIFICATES = [
         "a certificate that is not there",
         "edge check edge.yaml",
         "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/no.crt: there is no such file",
-        files=edge(
-            tls("{certificate: no.crt, key: good.key}"),
-            **{"good.key": "<good.key>"},
-        ),
+        files=edge(tls("{certificate: no.crt, key: good.key}"), **{"good.key": "<good.key>"}),
         in_process=True,
     ),
     Mistake(
@@ -45,10 +42,7 @@ CERTIFICATES = [
         "edge run edge.yaml --log-level error",
         "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/no.key: there is no such file",
         exit_status=1,
-        files=edge(
-            tls("{certificate: good.crt, key: no.key}"),
-            **{"good.crt": "<good.crt>"},
-        ),
+        files=edge(tls("{certificate: good.crt, key: no.key}"), **{"good.crt": "<good.crt>"}),
     ),
     Mistake(
         "the key of another certificate",
@@ -56,8 +50,7 @@ CERTIFICATES = [
         "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/other.key is not the key of <dir>/good.crt: they do not "
         "belong together. Name a matching pair",
         files=edge(
-            tls("{certificate: good.crt, key: other.key}"),
-            **{"good.crt": "<good.crt>", "other.key": "<other.key>"},
+            tls("{certificate: good.crt, key: other.key}"), **{"good.crt": "<good.crt>", "other.key": "<other.key>"}
         ),
         in_process=True,
     ),
@@ -67,8 +60,7 @@ CERTIFICATES = [
         "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/good.key is not a certificate in PEM, or <dir>/good.crt "
         "is not a key. Name the certificate with its chain, and its key",
         files=edge(
-            tls("{certificate: good.key, key: good.crt}"),
-            **{"good.crt": "<good.crt>", "good.key": "<good.key>"},
+            tls("{certificate: good.key, key: good.crt}"), **{"good.crt": "<good.crt>", "good.key": "<good.key>"}
         ),
         in_process=True,
     ),
@@ -100,8 +92,7 @@ CERTIFICATES = [
         "warning: edge.yaml:7: listeners.mqtts.tls.certificate: <dir>/good.crt expires on <soon>. Renew it before",
         exit_status=0,
         files=edge(
-            tls("{certificate: good.crt, key: good.key}"),
-            **{"good.crt": "<good.crt>", "good.key": "<good.key>"},
+            tls("{certificate: good.crt, key: good.key}"), **{"good.crt": "<good.crt>", "good.key": "<good.key>"}
         ),
         in_process=True,
     ),
@@ -112,8 +103,7 @@ CERTIFICATES = [
         "(mode 644). Run `chmod o-rwx <dir>/long.key`",
         exit_status=0,
         files=edge(
-            tls("{certificate: long.crt, key: long.key}"),
-            **{"long.crt": "<long.crt>", "long.key@0644": "<long.key>"},
+            tls("{certificate: long.crt, key: long.key}"), **{"long.crt": "<long.crt>", "long.key@0644": "<long.key>"}
         ),
     ),
     Mistake(
@@ -167,9 +157,7 @@ CERTIFICATES = [
         "a hub's revocation list without authorities",
         "hub check hub.yaml --offline",
         "weft: hub.yaml:3: tls.crl_file: needs `client_ca`: without it, no edge shows a certificate",
-        files=hub(
-            "store: store\nlisten: 127.0.0.1:0\ntls: {certificate: a.crt, key: a.key, crl_file: a.crl}\n",
-        ),
+        files=hub("store: store\nlisten: 127.0.0.1:0\ntls: {certificate: a.crt, key: a.key, crl_file: a.crl}\n"),
         in_process=True,
     ),
     Mistake(

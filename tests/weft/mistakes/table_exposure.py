@@ -110,9 +110,7 @@ EXPOSURE = [
         "warning: hub.yaml:2: listen: the hub speaks plain HTTP: tokens cross the network in clear text to 0.0.0.0:0. "
         f"Set `tls`, or make sure that only a proxy with TLS reaches it\n{NO_TOKEN}",
         exit_status=0,
-        files=hub(
-            "store: store\nlisten: 0.0.0.0:0\nanonymous: never\nplain_http: allowed_beyond_loopback\n",
-        ),
+        files=hub("store: store\nlisten: 0.0.0.0:0\nanonymous: never\nplain_http: allowed_beyond_loopback\n"),
         in_process=True,
     ),
     Mistake(
@@ -121,9 +119,7 @@ EXPOSURE = [
         f"{NO_TOKEN}\nwarning: hub.yaml:4: advertise[0]: edges send their tokens in clear text to "
         "http://hub.example.com:8090. Use https",
         exit_status=0,
-        files=hub(
-            "store: store\nlisten: 127.0.0.1:0\nanonymous: never\nadvertise: 'http://hub.example.com:8090'\n",
-        ),
+        files=hub("store: store\nlisten: 127.0.0.1:0\nanonymous: never\nadvertise: 'http://hub.example.com:8090'\n"),
         in_process=True,
     ),
 ]

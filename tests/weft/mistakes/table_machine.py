@@ -5,16 +5,8 @@ from __future__ import annotations
 from tests.weft.mistakes.mistake import NODE, QUIET, STREAM, Mistake, edge, hub
 
 MACHINE = [
-    Mistake(
-        "a configuration that is not there",
-        "edge run nowhere.yaml",
-        "weft: nowhere.yaml: there is no such file",
-    ),
-    Mistake(
-        "a folder in place of the configuration",
-        "edge run .",
-        "weft: .: this is a folder. Name a file",
-    ),
+    Mistake("a configuration that is not there", "edge run nowhere.yaml", "weft: nowhere.yaml: there is no such file"),
+    Mistake("a folder in place of the configuration", "edge run .", "weft: .: this is a folder. Name a file"),
     Mistake(
         "a configuration that the user may not read",
         "edge check edge.yaml",

@@ -293,10 +293,7 @@ READING = [
         in_process=True,
     ),
     Mistake(
-        "an audit without a store",
-        "audit telemetry",
-        "weft: give --store URI, or --regions URI URI",
-        in_process=True,
+        "an audit without a store", "audit telemetry", "weft: give --store URI, or --regions URI URI", in_process=True
     ),
     Mistake(
         "an audit of a stream that is none",

@@ -36,11 +36,7 @@ CLIENTS = [
     ),
     ("bytes of no protocol", b"\xff\xff", "client without a CONNECT at <client>: "),
     ("a probe that says nothing", b"", "client without a CONNECT at <client>: connection lost (closed by the client)"),
-    (
-        "a packet before CONNECT",
-        bytes.fromhex("c000"),
-        "client without a CONNECT at <client>: ",
-    ),
+    ("a packet before CONNECT", bytes.fromhex("c000"), "client without a CONNECT at <client>: "),
 ]
 
 

@@ -35,75 +35,118 @@ class Link(NamedTuple):
 HUB = "to: 'http://127.0.0.1:<hub port>'"
 LINKS = [
     Link(
-        "no token where one is wanted", "none", HUB, "refused",
-        "http://127.0.0.1:<hub port>: the hub requires a token (401) and the link has none. Set the link's "
-        "token_file",
+        "no token where one is wanted",
+        "none",
+        HUB,
+        "refused",
+        "http://127.0.0.1:<hub port>: the hub requires a token (401) and the link has none. Set the link's token_file",
     ),
     Link(
-        "a token of nowhere", "wrong", HUB, "refused",
+        "a token of nowhere",
+        "wrong",
+        HUB,
+        "refused",
         "http://127.0.0.1:<hub port>: the hub does not accept the token (401). It is mistyped, revoked, or "
         "another hub's: create one on this hub",
         token="mistyped-token",
     ),
     Link(
-        "a token that was revoked", "revoked", HUB, "refused",
+        "a token that was revoked",
+        "revoked",
+        HUB,
+        "refused",
         "http://127.0.0.1:<hub port>: the hub does not accept the token (401). It is mistyped, revoked, or "
         "another hub's: create one on this hub",
         token="<revoked>",
     ),
     Link(
-        "a reader's token", "reader", HUB, "refused",
+        "a reader's token",
+        "reader",
+        HUB,
+        "refused",
         "http://127.0.0.1:<hub port>: the hub does not accept the token for links, or wants a client certificate "
         "as well (403). Create one on the hub with `--scope edge`, or set the link's certificate and key",
         token="<bi>",
     ),
     Link(
-        "another edge's token", "other", HUB, "refused",
+        "another edge's token",
+        "other",
+        HUB,
+        "refused",
         "the token 'other' is not for edge press-shop-7 of tenant default; give the link this edge's own token, or "
         "set node and tenant as the token says",
         token="<other>",
     ),
     Link(
-        "an empty token file", "empty", HUB, "waiting",
-        "token_file <edge>/empty is empty: expected one token on one line. Write it there", token="",
+        "an empty token file",
+        "empty",
+        HUB,
+        "waiting",
+        "token_file <edge>/empty is empty: expected one token on one line. Write it there",
+        token="",
     ),
     Link(
-        "words around the token", "words", HUB, "waiting",
+        "words around the token",
+        "words",
+        HUB,
+        "waiting",
         "token_file <edge>/words: expected one token on one line, got several words. Keep the token alone",
         token="token: among-words",
     ),
     Link(
-        "https to a port without TLS", "https", "to: 'https://127.0.0.1:<hub port>'", "waiting",
+        "https to a port without TLS",
+        "https",
+        "to: 'https://127.0.0.1:<hub port>'",
+        "waiting",
         "https://127.0.0.1:<hub port>: the port does not speak TLS (<reason>). Write http:// if the hub is without TLS",
     ),
     Link(
-        "http to a port with TLS", "http", "to: 'http://127.0.0.1:<tls port>'", "waiting",
+        "http to a port with TLS",
+        "http",
+        "to: 'http://127.0.0.1:<tls port>'",
+        "waiting",
         "http://127.0.0.1:<tls port>: the server closed the connection unanswered. Write https:// if it speaks TLS, or "
         "check the port",
     ),
     Link(
-        "a hub whose authority is not known", "untrusted", "to: 'https://127.0.0.1:<tls port>'", "waiting",
+        "a hub whose authority is not known",
+        "untrusted",
+        "to: 'https://127.0.0.1:<tls port>'",
+        "waiting",
         "https://127.0.0.1:<tls port>: the hub's certificate is refused (self-signed certificate). Name the "
         "certificate of its authority in the link's `ca_file`",
     ),
     Link(
-        "a status page in place of the hub", "page", "to: 'http://127.0.0.1:<node http>'", "refused",
+        "a status page in place of the hub",
+        "page",
+        "to: 'http://127.0.0.1:<node http>'",
+        "refused",
         "http://127.0.0.1:<node http>: no hub answers at /v1/link (404). Check the link's `to`",
     ),
     Link(
-        "an MQTT port in place of the hub", "mqtt", "to: 'http://127.0.0.1:<node mqtt>'", "waiting",
+        "an MQTT port in place of the hub",
+        "mqtt",
+        "to: 'http://127.0.0.1:<node mqtt>'",
+        "waiting",
         "http://127.0.0.1:<node mqtt>: the server closed the connection unanswered. Write https:// if it speaks TLS, "
         "or check the port",
     ),
     Link(
-        "a hub that does not run", "down", "to: 'http://127.0.0.1:1'", "waiting",
+        "a hub that does not run",
+        "down",
+        "to: 'http://127.0.0.1:1'",
+        "waiting",
         "http://127.0.0.1:1: cannot connect (Connection refused). Check that the hub runs, and its host and port",
     ),
     Link(
-        "a token where none is wanted", "open", "to: 'http://127.0.0.1:<open port>'", "connected", "",
+        "a token where none is wanted",
+        "open",
+        "to: 'http://127.0.0.1:<open port>'",
+        "connected",
+        "",
         token="superfluous-token",
     ),
-]  # fmt: skip
+]
 EDGE = """node: press-shop-7
 data_dir: data
 http: {{bind: '127.0.0.1:{http}'}}

@@ -65,8 +65,9 @@ async def test_a_field_over_time_has_a_row_without_a_value_where_records_are_mis
         await deliver(hub, press(), 14)
         assert await rows(hub, "fields=celsius&key=plant/a") == [
             *((float(at), "plant/a", "celsius", 20.0 + at) for at in range(5)),
-            (pytest.approx(6.0), "plant/a", "celsius", None), (60.0, "plant/a", "celsius", 80.5),
-        ]  # fmt: skip
+            (pytest.approx(6.0), "plant/a", "celsius", None),
+            (60.0, "plant/a", "celsius", 80.5),
+        ]
         assert [each[1:] for each in await rows(hub, "fields=motor.rpm,celsius&key=plant/b")] == [
             ("plant/b", "celsius", -1.0)
         ]
@@ -125,8 +126,16 @@ async def test_what_is_asked_wrongly_is_refused_with_advice() -> None:
     async with running_hub(MemoryStore()) as hub:
         await deliver(hub, press(), 14)
         many = ",".join("abcdefghi")
-        for query in ("", "since=soon", "since=0&step=soon", "since=0&step=32d", "since=0&value=sum",
-                      "since=0&key=%23/x", f"since=0&fields={many}", "since=0&limit=10001"):  # fmt: skip
+        for query in (
+            "",
+            "since=soon",
+            "since=0&step=soon",
+            "since=0&step=32d",
+            "since=0&value=sum",
+            "since=0&key=%23/x",
+            f"since=0&fields={many}",
+            "since=0&limit=10001",
+        ):
             status, answer = await get(hub, f"{PATH}?{query}")
             assert (status, bool(answer["advice"])) == (400, True), query
 

@@ -97,8 +97,9 @@ async def test_open_gaps_of_all_shards_are_told_with_those_of_lanes_that_left() 
     answer = await StreamCompleteness([], {}, HubClock(lambda: 0, lambda: 0)).of(held, "default", "t")
     assert answer.complete_up_to == 90 * SECOND, "they are named, and hold nothing back"
     assert [(gap.edge, gap.since, gap.until) for gap in answer.open_gaps] == [
-        ("gone", 70 * SECOND, 95 * SECOND), ("left", None, 80 * SECOND),
-    ]  # fmt: skip
+        ("gone", 70 * SECOND, 95 * SECOND),
+        ("left", None, 80 * SECOND),
+    ]
     listed, more = open_gap_views(held)
     assert [(each.edge, each.stream, each.records) for each in listed] == [("gone", "t", None)]
     assert more == 0
@@ -173,8 +174,10 @@ async def test_a_list_of_streams_names_who_holds_each_back() -> None:
     found = await moments.summarise(states(lanes, 3), "default", "t")
     assert found.complete_up_to is None
     assert [(each.edge, each.reason) for each in found.held_back_by] == [
-        ("z1", "expected_edge_missing"), ("z2", "expected_edge_missing"), ("e1", "late"),
-    ]  # fmt: skip
+        ("z1", "expected_edge_missing"),
+        ("z2", "expected_edge_missing"),
+        ("e1", "late"),
+    ]
     answer = await moments.of(states(lanes, 3), "default", "t")
     assert answer.complete_up_to is None
     assert [each.edge for each in answer.held_back_by] == ["z1", "z2"], "without them there is no moment to wait for"

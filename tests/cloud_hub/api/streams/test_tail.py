@@ -269,10 +269,14 @@ async def deaf(hub: Hub, token: str, query: str, count: int) -> AsyncIterator[No
 @pytest.fixture
 def two_tenants(tmp_path: Path) -> TwoTenants:
     path = str(tmp_path / "tokens")
-    return TwoTenants(path, *(
-        create_token(path, f"{tenant}-{scope}", scope, tenant, "press-1" if scope is Scope.EDGE else None)
-        for tenant in ("evil", "good") for scope in (Scope.EDGE, Scope.READER)
-    ))  # fmt: skip
+    return TwoTenants(
+        path,
+        *(
+            create_token(path, f"{tenant}-{scope}", scope, tenant, "press-1" if scope is Scope.EDGE else None)
+            for tenant in ("evil", "good")
+            for scope in (Scope.EDGE, Scope.READER)
+        ),
+    )
 
 
 class TwoTenants(NamedTuple):

@@ -132,10 +132,12 @@ async def test_what_never_comes_and_what_nobody_knows_is_said(store: ObjectStore
         assert (await traced(hub, of(LANE._replace(edge="nobody"), 7)))[0]["standing"] == "unknown"
         assert (await traced(hub, f"{TRACE}?shard=0&offset=6"))[0]["standing"] == "unknown"
         for path, word in (
-            (TRACE, "edge= is missing"), (f"{TRACE}?offset=1", "shard= is missing"),
+            (TRACE, "edge= is missing"),
+            (f"{TRACE}?offset=1", "shard= is missing"),
             (of(LANE, 1) + "&offset=1", "offset"),
-            (f"{TRACE}?edge=press-1&log=x&seq=1", "log"), (f"{TRACE}?edge=press-1&log={7:016x}", "seq= is missing"),
-        ):  # fmt: skip
+            (f"{TRACE}?edge=press-1&log=x&seq=1", "log"),
+            (f"{TRACE}?edge=press-1&log={7:016x}", "seq= is missing"),
+        ):
             status, answer = await get(hub, path)
             assert (status, word in answer["detail"]) == (400, True), answer
 
@@ -143,8 +145,12 @@ async def test_what_never_comes_and_what_nobody_knows_is_said(store: ObjectStore
 def test_files_are_chosen_by_edge_and_number() -> None:
     import pyarrow as pa
 
-    bounds = {"min._edge": ["a", "c", None, "c"], "max._edge": ["b", "c", None, "e"],
-              "min._seq": [0, 0, None, 100], "max._seq": [9, 9, None, 200]}  # fmt: skip
+    bounds = {
+        "min._edge": ["a", "c", None, "c"],
+        "max._edge": ["b", "c", None, "e"],
+        "min._seq": [0, 0, None, 100],
+        "max._seq": [9, 9, None, 200],
+    }
     files = LaneFiles.of(pa.table(bounds))
     chosen = {(edge, seq): [*map(bool, files.may_have(edge, seq))] for edge in "abbdz" for seq in (5, 150)}
     assert chosen["a", 5] == [True, False, True, False]

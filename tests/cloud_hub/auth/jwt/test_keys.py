@@ -25,14 +25,31 @@ def document(*keys: Any) -> bytes:
 
 def test_only_keys_for_signatures_of_allowed_algorithms_count() -> None:
     others: list[Any] = [
-        *({**PUBLIC, **each} for each in (
-            {"use": "enc"}, {"key_ops": ["sign"]}, {"alg": "ES384"}, {"alg": "HS256"}, {"kid": 7}, {"x": "AAAA"},
-            {"x": None}, {"crv": ["P-256"]},
-        )),
-        {"kty": "EC"}, {}, 7, None, "key", {"kty": ["EC"]}, {"kty": "RSA"}, {"kty": "RSA", "n": 7, "e": None},
-        OctKey.generate_key(256).as_dict(), ECKey.generate_key("P-384").as_dict(private=False),
+        *(
+            {**PUBLIC, **each}
+            for each in (
+                {"use": "enc"},
+                {"key_ops": ["sign"]},
+                {"alg": "ES384"},
+                {"alg": "HS256"},
+                {"kid": 7},
+                {"x": "AAAA"},
+                {"x": None},
+                {"crv": ["P-256"]},
+            )
+        ),
+        {"kty": "EC"},
+        {},
+        7,
+        None,
+        "key",
+        {"kty": ["EC"]},
+        {"kty": "RSA"},
+        {"kty": "RSA", "n": 7, "e": None},
+        OctKey.generate_key(256).as_dict(),
+        ECKey.generate_key("P-384").as_dict(private=False),
         {"kty": "RSA", "n": "AQAB", "e": "AQAB", "kid": "short"},
-    ]  # fmt: skip
+    ]
     found = read_key_set(document(*others, {**PUBLIC, "use": "sig", "alg": "ES256", "key_ops": ["verify"]}), ALL)
     assert [(each.name, each.algorithm) for each in found.keys] == [("1", "ES256")]
     assert found.passed_over == len(others)

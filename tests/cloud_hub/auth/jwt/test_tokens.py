@@ -110,8 +110,10 @@ async def test_a_key_is_only_looked_for_by_its_name(tmp_path: Path, name: str) -
         await world.identity(world.token())
         token = signed(key_of("ES256", name), "ES256", world.claims(), kid=name)
         assert await world.refusal(token) in (
-            "the issuer has no such key as the JWT names", "the JWT names no key", "this is not a JWT"
-        )  # fmt: skip
+            "the issuer has no such key as the JWT names",
+            "the JWT names no key",
+            "this is not a JWT",
+        )
 
 
 async def test_a_key_that_a_token_brings_along_counts_for_nothing(tmp_path: Path) -> None:
@@ -186,10 +188,16 @@ async def test_a_token_that_is_too_long_costs_no_more_than_a_look(tmp_path: Path
 
 async def test_claims_name_tenant_and_edge_and_roles_have_rights(tmp_path: Path) -> None:
     rules: dict[str, Any] = {
-        "tenant_claim": "https://weft.test/tenant", "edge_claim": "device.name", "rights_claim": "realm_access.roles",
-        "roles": {"operators": ("admin",), "presses": ("edge",), "line 1": ("read:press-1-*", "edges"),
-                  "shift": ("viewer",)},
-    }  # fmt: skip
+        "tenant_claim": "https://weft.test/tenant",
+        "edge_claim": "device.name",
+        "rights_claim": "realm_access.roles",
+        "roles": {
+            "operators": ("admin",),
+            "presses": ("edge",),
+            "line 1": ("read:press-1-*", "edges"),
+            "shift": ("viewer",),
+        },
+    }
     async with world_of(tmp_path, **rules) as world:
 
         def token(*roles: str, **more: Any) -> str:

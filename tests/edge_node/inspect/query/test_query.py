@@ -63,9 +63,19 @@ def test_a_record_is_a_row(log: SegmentLog, tmp_path: Path) -> None:
     with opened(tmp_path) as query:
         columns, rows = query.run("SELECT * FROM telemetry")
         assert columns == (
-            "time", "time_ns", "seq", "key", "line", "machine", "payload", "headers", "qos", "retained", "resent",
+            "time",
+            "time_ns",
+            "seq",
+            "key",
+            "line",
+            "machine",
+            "payload",
+            "headers",
+            "qos",
+            "retained",
+            "resent",
             "_origin",
-        )  # fmt: skip
+        )
         first, second = rows
     headers = json.dumps([["unit", "C"], ["unit", "F"]])
     time = ("2023-11-14 22:13:20.000000000", T0)
@@ -265,8 +275,9 @@ def test_damage_costs_its_records_and_is_told(log: SegmentLog, tmp_path: Path) -
 
 _COMMITS = st.lists(
     st.lists(st.tuples(st.sampled_from([b"plant/a/b", b"\xff", b"site/c"]), st.binary(max_size=40)), min_size=1),
-    min_size=1, max_size=20,
-)  # fmt: skip
+    min_size=1,
+    max_size=20,
+)
 
 
 @settings(deadline=None, max_examples=50)

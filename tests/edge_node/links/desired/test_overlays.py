@@ -17,9 +17,20 @@ from weft.config.models import EdgeConfig
 from weft.config.schema import settings
 from weft.protocols.link import ConfigOutcome
 
-RIGHTS = tuple(f"links.<name>.{name}" for name in (
-    "config_from_hub", "cluster", "down", "pull", "redirects", "proxy", "retry_m", "ping_interval", "silence",
-))  # fmt: skip
+RIGHTS = tuple(
+    f"links.<name>.{name}"
+    for name in (
+        "config_from_hub",
+        "cluster",
+        "down",
+        "pull",
+        "redirects",
+        "proxy",
+        "retry_m",
+        "ping_interval",
+        "silence",
+    )
+)
 """What a hub may do, whom a link shows credentials, and how soon a lost hub is found again."""
 LOCAL = ("token", "password", "secret", "credential")
 
@@ -49,8 +60,14 @@ def local_settings() -> list[str]:
 def test_every_file_credential_and_right_is_refused_by_the_command() -> None:
     paths = local_settings()
     assert len(paths) > 40
-    for known in ("data_dir", "links.<name>.token_file", "sources.<name>.mqtt.password_env", "auth.users_file",
-                  "streams.<name>.functions[].redact.key_file", "listeners.<name>.tls.key"):  # fmt: skip
+    for known in (
+        "data_dir",
+        "links.<name>.token_file",
+        "sources.<name>.mqtt.password_env",
+        "auth.users_file",
+        "streams.<name>.functions[].redact.key_file",
+        "listeners.<name>.tls.key",
+    ):
         assert known in paths
     for path in paths:
         with pytest.raises(CannotDeclare, match="cannot be set by a hub"):

@@ -33,9 +33,16 @@ def streams(name: str) -> str:
 
 
 def signed(
-    text: str, number: int, target: str = OWN, *, key: str = "ops", tenant: str = "acme", edges: tuple[str, ...] = (),
-    order: int = 0, withdraws: tuple[str, ...] = (),
-) -> str:  # fmt: skip
+    text: str,
+    number: int,
+    target: str = OWN,
+    *,
+    key: str = "ops",
+    tenant: str = "acme",
+    edges: tuple[str, ...] = (),
+    order: int = 0,
+    withdraws: tuple[str, ...] = (),
+) -> str:
     statement = Statement(tenant, target, edges or ("press-*",), order, number, withdraws)
     return with_signature(text, statement, *sign(KEYS[key][0], message_of(text, statement)))
 

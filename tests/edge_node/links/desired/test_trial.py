@@ -16,8 +16,11 @@ WRONG_URL = "links: {cloud: {to: 'https://hub.exmaple.com'}}"
 OTHER_HUB = "links: {cloud: {to: 'https://other.example.com'}}"
 BIGGER = "disk: {budget: 2GiB}"
 ROLLED_BACK, CONFIRMED, TRIAL, REFUSED = (
-    ConfigOutcome.ROLLED_BACK, ConfigOutcome.CONFIRMED, ConfigOutcome.TRIAL, ConfigOutcome.REFUSED,
-)  # fmt: skip
+    ConfigOutcome.ROLLED_BACK,
+    ConfigOutcome.CONFIRMED,
+    ConfigOutcome.TRIAL,
+    ConfigOutcome.REFUSED,
+)
 
 
 async def test_a_good_configuration_is_confirmed_after_a_minute_and_holds_over_a_restart(tmp_path: Path) -> None:
@@ -289,9 +292,11 @@ async def test_a_damaged_file_of_the_hub_leaves_the_nodes_own(tmp_path: Path) ->
 
 
 TEXTS = {
-    "good": (GOOD, True), "wrong": (WRONG_URL, False), "restart": (BIGGER, True),
+    "good": (GOOD, True),
+    "wrong": (WRONG_URL, False),
+    "restart": (BIGGER, True),
     "both": (f"{BIGGER}\n{WRONG_URL}", False),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,15 @@ async def serving(
     async with running(directory, patterns=patterns, **options) as node:
         refusals = node.context.refusals
         queues = Queues(
-            node.log, node.context.ingest, node.state.backlog, queue_limits, refusals, node.context.round_robin,
-            node.context.wheel, time.time_ns,
-        )  # fmt: skip
+            node.log,
+            node.context.ingest,
+            node.state.backlog,
+            queue_limits,
+            refusals,
+            node.context.round_robin,
+            node.context.wheel,
+            time.time_ns,
+        )
         amqp = Amqp(node.context, queues, settings)
         server = await asyncio.get_running_loop().create_server(
             lambda: ByPrefix(
@@ -120,10 +126,19 @@ class RawClient:
 
     @classmethod
     async def connect(
-        cls, port: int, *, vhost: str = "/", user: bytes = b"guest", password: bytes = b"guest", heartbeat: int = 0,
-        channels: int = 1, frame_max: int = 0, capabilities: dict[str, bool] | None = None, receive_bytes: int = 0,
+        cls,
+        port: int,
+        *,
+        vhost: str = "/",
+        user: bytes = b"guest",
+        password: bytes = b"guest",
+        heartbeat: int = 0,
+        channels: int = 1,
+        frame_max: int = 0,
+        capabilities: dict[str, bool] | None = None,
+        receive_bytes: int = 0,
         name: str = "",
-    ) -> RawClient:  # fmt: skip
+    ) -> RawClient:
         client = await cls.open(port, receive_bytes=receive_bytes)
         client.send(PROTOCOL_HEADER)
         client.server = await client.expect(commands.Connection.Start)
@@ -142,9 +157,16 @@ class RawClient:
         self.writer.write(b"".join(each if isinstance(each, bytes) else write_method(each, channel) for each in what))
 
     def publish(
-        self, key: str, body: bytes = b"", *, exchange: str = "amq.topic", properties: bytes = b"\0\0",
-        channel: int = 1, mandatory: bool = False, immediate: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        key: str,
+        body: bytes = b"",
+        *,
+        exchange: str = "amq.topic",
+        properties: bytes = b"\0\0",
+        channel: int = 1,
+        mandatory: bool = False,
+        immediate: bool = False,
+    ) -> None:
         method = commands.Basic.Publish(0, exchange, key, mandatory, immediate)
         self.send(write_method(method, channel) + write_content(channel, properties, body, FRAME_BYTES_MIN))
 

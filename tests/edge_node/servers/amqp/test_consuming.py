@@ -58,8 +58,12 @@ async def test_a_delivery_says_where_it_comes_from(client: RawClient) -> None:
     client.publish("q", b"body", exchange="", properties=data)
     (found,) = await deliveries(client, 1)
     assert dict(found.method) == {
-        "consumer_tag": "mine", "delivery_tag": 1, "redelivered": False, "exchange": "", "routing_key": "q",
-    }  # fmt: skip
+        "consumer_tag": "mine",
+        "delivery_tag": 1,
+        "redelivered": False,
+        "exchange": "",
+        "routing_key": "q",
+    }
     again = pika.BasicProperties()
     again.decode(found.properties)
     assert (again, found.body) == (properties, b"body")
@@ -282,8 +286,12 @@ async def test_getting_one_by_one(client: RawClient) -> None:
     client.send(Basic.Get(0, "q"), channel=1)
     found = await client.content(Basic.GetOk)
     assert dict(found.method) == {
-        "delivery_tag": 1, "redelivered": False, "exchange": "", "routing_key": "q", "message_count": 1,
-    }  # fmt: skip
+        "delivery_tag": 1,
+        "redelivered": False,
+        "exchange": "",
+        "routing_key": "q",
+        "message_count": 1,
+    }
     assert found.body == b"0"
     client.send(Basic.Nack(1, False, True), Basic.Get(0, "q", True), channel=1)
     found = await client.content(Basic.GetOk)

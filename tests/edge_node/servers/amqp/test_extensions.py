@@ -16,8 +16,12 @@ from weft.protocols.amqp.methods import commands
 from weft.protocols.amqp.typed_values import Float32, Int8, Int16, Int64, UInt8, UInt16, UInt32
 
 Basic, Channel, Confirm, Connection, Queue = (
-    commands.Basic, commands.Channel, commands.Confirm, commands.Connection, commands.Queue,
-)  # fmt: skip
+    commands.Basic,
+    commands.Channel,
+    commands.Confirm,
+    commands.Connection,
+    commands.Queue,
+)
 REPLIES = "amq.rabbitmq.reply-to"
 
 
@@ -103,9 +107,7 @@ async def test_direct_reply_to(node: AmqpNode, client: RawClient) -> None:
         assert answer_to.startswith(f"{REPLIES}.")
         server.publish(answer_to, b"answer to " + request.body, exchange="", mandatory=True)
         answer = await client.content(Basic.Deliver)
-        assert (answer.body, answer.method.exchange, answer.method.routing_key) == (
-            b"answer to %d" % n, "", answer_to,
-        )  # fmt: skip
+        assert (answer.body, answer.method.exchange, answer.method.routing_key) == (b"answer to %d" % n, "", answer_to)
 
 
 async def test_who_answers_may_ask_whether_anybody_waits(node: AmqpNode, client: RawClient) -> None:
@@ -188,8 +190,13 @@ async def test_arguments_are_integers_of_any_length(client: RawClient, kind: typ
 
 async def test_queues_whose_messages_live_for_years(client: RawClient) -> None:
     """queue.declare: arguments; Celery delays tasks by queues with times to live of up to 2 ** 27 s."""
-    arguments = {"x-message-ttl": 1000 << 27, "x-queue-type": "quorum", "x-overflow": "reject-publish",
-                 "x-dead-letter-exchange": "amq.topic", "x-dead-letter-strategy": "at-least-once"}  # fmt: skip
+    arguments = {
+        "x-message-ttl": 1000 << 27,
+        "x-queue-type": "quorum",
+        "x-overflow": "reject-publish",
+        "x-dead-letter-exchange": "amq.topic",
+        "x-dead-letter-strategy": "at-least-once",
+    }
     await client.ask(Queue.Declare(0, "years", durable=True, arguments=arguments), Queue.DeclareOk)
     client.publish("years", b"x", exchange="")
     await client.expect(Basic.Ack, 1)

@@ -29,8 +29,14 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def connected(node: EdgeNode, listener: str, *, credentials: Any = None, certificate: Pem | None = None,
-              authority: Authority | None = None) -> pika.BlockingConnection:  # fmt: skip
+def connected(
+    node: EdgeNode,
+    listener: str,
+    *,
+    credentials: Any = None,
+    certificate: Pem | None = None,
+    authority: Authority | None = None,
+) -> pika.BlockingConnection:
     options: dict[str, Any] = {}
     if authority is not None:
         context = ssl.create_default_context(cafile=authority.path)

@@ -119,9 +119,12 @@ async def test_properties_are_headers_of_the_record(tmp_path: Path) -> None:
         await confirmed(client, 1)
         (record,) = await node.stored()
         assert dict(record.headers) == {
-            "weft.content-type": "text/plain", "line": 3, "weft.message-id": "m", "weft.subject": "alarm",
+            "weft.content-type": "text/plain",
+            "line": 3,
+            "weft.message-id": "m",
+            "weft.subject": "alarm",
             "amqp.exchange": "amq.direct",
-        }  # fmt: skip
+        }
 
 
 async def test_a_body_may_come_in_many_frames_and_reads(tmp_path: Path) -> None:
@@ -153,8 +156,9 @@ async def test_channels_may_interleave_their_content(tmp_path: Path) -> None:
                 client.send((head, content[:split], content[split:])[step])
         records = await eventually_stored(node, 2)
         assert sorted((record.key, record.payload) for record in records) == [
-            (b"plant/1/a", b"1"), (b"plant/2/a", b"2"),
-        ]  # fmt: skip
+            (b"plant/1/a", b"1"),
+            (b"plant/2/a", b"2"),
+        ]
 
 
 async def test_content_out_of_order(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ FRAMES = [
     frame(described(0x16, fields([uint(0), encode(False)]))),
     frame(described(0x17, fields([]))),
     frame(described(0x18, fields([described(0x1D, fields([encode(Symbol("amqp:internal-error")), encode("x")]))]))),
-]  # fmt: skip
+]
 
 
 def broken(random_: random.Random) -> list[bytes]:

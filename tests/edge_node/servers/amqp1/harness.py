@@ -30,10 +30,31 @@ from weft.edge_node.servers.listeners.listeners import ByPrefix
 from weft.protocols.amqp1 import AMQP, SASL
 
 __all__ = [
-    "AMQP", "PATIENCE_S", "SASL", "Amqp", "AtMostOnce", "BlockingReceiver", "BlockingSender", "ConnectionException",
-    "Delivery", "DurableSubscription", "Filter", "LinkDetached", "LinkOption", "Message", "ProtonClient", "Raw",
-    "SendException", "SettlesSecond", "Terminus", "amqp", "in_thread", "symbol", "timestamp", "ulong",
-]  # fmt: skip
+    "AMQP",
+    "PATIENCE_S",
+    "SASL",
+    "Amqp",
+    "AtMostOnce",
+    "BlockingReceiver",
+    "BlockingSender",
+    "ConnectionException",
+    "Delivery",
+    "DurableSubscription",
+    "Filter",
+    "LinkDetached",
+    "LinkOption",
+    "Message",
+    "ProtonClient",
+    "Raw",
+    "SendException",
+    "SettlesSecond",
+    "Terminus",
+    "amqp",
+    "in_thread",
+    "symbol",
+    "timestamp",
+    "ulong",
+]
 
 Answer = TypeVar("Answer")
 
@@ -156,9 +177,15 @@ async def amqp(
     async with running(directory, kill=kill, **settings) as node:
         context = node.context
         queues = Queues(
-            node.log, context.ingest, node.state.backlog, QueueLimits(), context.refusals, context.round_robin,
-            context.wheel, context.wall_clock,
-        )  # fmt: skip
+            node.log,
+            context.ingest,
+            node.state.backlog,
+            QueueLimits(),
+            context.refusals,
+            context.round_robin,
+            context.wheel,
+            context.wall_clock,
+        )
         parts = Amqp1Context(context, node.log, "edge-1", "test", queues)
         parts.start()
         choices = {

@@ -41,14 +41,30 @@ IDENTIFIER = uuid.uuid4()
 
 async def test_properties_are_headers_with_typed_values(tmp_path: Path) -> None:
     sent = Message(
-        body="text", id=ulong(7), subject="alarm", reply_to="answers/1", correlation_id=b"\0\1", priority=6,
-        content_type="text/plain", creation_time=1.5, group_id="g", group_sequence=2,
+        body="text",
+        id=ulong(7),
+        subject="alarm",
+        reply_to="answers/1",
+        correlation_id=b"\0\1",
+        priority=6,
+        content_type="text/plain",
+        creation_time=1.5,
+        group_id="g",
+        group_sequence=2,
         properties={
-            "text": "t", "number": -5, "float": 0.5, "bytes": b"\0", "true": True, "nil": None, "weft.x": "mine",
-            "when": timestamp(5), "id": IDENTIFIER, "big": ulong(1 << 63),
+            "text": "t",
+            "number": -5,
+            "float": 0.5,
+            "bytes": b"\0",
+            "true": True,
+            "nil": None,
+            "weft.x": "mine",
+            "when": timestamp(5),
+            "id": IDENTIFIER,
+            "big": ulong(1 << 63),
         },
         annotations={symbol("x-opt-a"): "b"},
-    )  # fmt: skip
+    )
     async with amqp(tmp_path, wall_clock=lambda: 10**18) as node:
         client = await node.client()
         sent.ttl = 2.0
@@ -56,14 +72,30 @@ async def test_properties_are_headers_with_typed_values(tmp_path: Path) -> None:
         (record,) = await node.node.stored()
         assert record.payload == b"text"
         assert dict(record.headers) == {
-            "text": "t", "number": -5, "float": 0.5, "bytes": b"\0", "true": True, "nil": None,
-            "weft.user.weft.x": "mine", "when": "1970-01-01T00:00:00.005Z", "id": str(IDENTIFIER), "big": str(1 << 63),
-            "weft.message-id": 7, "weft.subject": "alarm", "weft.reply-to": "answers/1",
-            "weft.correlation-id": b"\0\1", "weft.priority": 6, "weft.content-type": "text/plain",
-            "weft.sent": 1_500_000_000, "amqp.group-id": "g", "amqp.group-sequence": 2,
-            "amqp.annotation.x-opt-a": "b", "amqp.body": "string", EXPIRES: 10**18 + 2 * 10**9,
+            "text": "t",
+            "number": -5,
+            "float": 0.5,
+            "bytes": b"\0",
+            "true": True,
+            "nil": None,
+            "weft.user.weft.x": "mine",
+            "when": "1970-01-01T00:00:00.005Z",
+            "id": str(IDENTIFIER),
+            "big": str(1 << 63),
+            "weft.message-id": 7,
+            "weft.subject": "alarm",
+            "weft.reply-to": "answers/1",
+            "weft.correlation-id": b"\0\1",
+            "weft.priority": 6,
+            "weft.content-type": "text/plain",
+            "weft.sent": 1_500_000_000,
+            "amqp.group-id": "g",
+            "amqp.group-sequence": 2,
+            "amqp.annotation.x-opt-a": "b",
+            "amqp.body": "string",
+            EXPIRES: 10**18 + 2 * 10**9,
             "amqp.types": '{"when":"T","id":"uuid","big":"ulong"}',
-        }  # fmt: skip
+        }
         await client.close()
 
 
@@ -73,9 +105,18 @@ async def test_what_was_sent_comes_back_to_a_receiver(tmp_path: Path) -> None:
         receiver = await in_thread(client.receiver, "stream/telemetry")
         for body in ("text", {"a": [1, None, True]}, b"binary", ["list", 1]):
             sent = Message(
-                body=body, id="m", subject="s", reply_to="r", correlation_id="c", content_type="x/y", durable=True,
-                properties={"a": 1, "b": "two", "c": 0.5}, annotations={symbol("x-opt-a"): 1}, priority=9, ttl=60,
-            )  # fmt: skip
+                body=body,
+                id="m",
+                subject="s",
+                reply_to="r",
+                correlation_id="c",
+                content_type="x/y",
+                durable=True,
+                properties={"a": 1, "b": "two", "c": 0.5},
+                annotations={symbol("x-opt-a"): 1},
+                priority=9,
+                ttl=60,
+            )
             await in_thread(client.send, "plant/1/x", sent)
             (found,) = await in_thread(client.receive, receiver, 1)
             assert (bytes(found.body) if isinstance(body, bytes) else found.body) == body
@@ -88,12 +129,28 @@ async def test_what_was_sent_comes_back_to_a_receiver(tmp_path: Path) -> None:
 
 async def test_every_type_comes_back_as_it_was_sent(tmp_path: Path) -> None:
     values = {
-        "nil": None, "true": True, "ubyte": ubyte(255), "byte": byte(-1), "ushort": ushort(1), "short": short(-1),
-        "uint": uint(1), "int": int32(-1), "ulong": ulong((1 << 64) - 1), "long": -5, "float": float32(0.5),
-        "double": 0.1, "decimal32": decimal32(0x320004D2), "decimal64": decimal64(7),
-        "decimal128": decimal128(bytes(16)), "char": char("\u00e9"), "time": timestamp(1_700_000_000_123),
-        "uuid": IDENTIFIER, "binary": b"\0", "string": "s", "symbol": symbol("s"),
-    }  # fmt: skip
+        "nil": None,
+        "true": True,
+        "ubyte": ubyte(255),
+        "byte": byte(-1),
+        "ushort": ushort(1),
+        "short": short(-1),
+        "uint": uint(1),
+        "int": int32(-1),
+        "ulong": ulong((1 << 64) - 1),
+        "long": -5,
+        "float": float32(0.5),
+        "double": 0.1,
+        "decimal32": decimal32(0x320004D2),
+        "decimal64": decimal64(7),
+        "decimal128": decimal128(bytes(16)),
+        "char": char("\u00e9"),
+        "time": timestamp(1_700_000_000_123),
+        "uuid": IDENTIFIER,
+        "binary": b"\0",
+        "string": "s",
+        "symbol": symbol("s"),
+    }
     annotations = {
         symbol("x-opt-a"): [1, {"b": uint(2)}],
         symbol("x-opt-b"): Array(UNDESCRIBED, Data.SYMBOL, symbol("x")),

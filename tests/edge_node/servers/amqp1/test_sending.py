@@ -135,8 +135,10 @@ async def test_a_stream_takes_messages_of_any_topic(tmp_path: Path) -> None:
         ]
         await in_thread(client.send, "stream/telemetry", *messages)
         assert [(record.key, record.payload) for record in await node.node.stored()] == [
-            (b"a/b", b"1"), (b"c/d", b"2"), (b"telemetry", b"3"),
-        ]  # fmt: skip
+            (b"a/b", b"1"),
+            (b"c/d", b"2"),
+            (b"telemetry", b"3"),
+        ]
         await client.close()
 
 
@@ -148,8 +150,9 @@ async def test_each_message_may_say_where_it_goes(tmp_path: Path) -> None:
             client.send, None, Message(body=b"2", inferred=True, address="stream/telemetry", subject="plant/2/x")
         )
         assert [(record.key, dict(record.headers)) for record in await node.node.stored()] == [
-            (b"plant/1/x", {}), (b"plant/2/x", {"weft.subject": "plant/2/x"}),
-        ]  # fmt: skip
+            (b"plant/1/x", {}),
+            (b"plant/2/x", {"weft.subject": "plant/2/x"}),
+        ]
         with pytest.raises(SendException):
             await in_thread(client.send, None, Message(body=b"2", inferred=True))
         await client.close()

@@ -92,9 +92,13 @@ async def test_a_user_that_is_removed_loses_its_open_connection(guarded: tuple[P
     folder, auth = guarded
     async with running(folder, ", anonymous: never", auth) as http:
         assert (await http.post(PATH, b"1", Authorization=basic("alice")))[0] == 200
-        (folder / "users").write_text("".join(
-            line for line in (folder / "users").read_text().splitlines(keepends=True) if not line.startswith("alice")
-        ))  # fmt: skip
+        (folder / "users").write_text(
+            "".join(
+                line
+                for line in (folder / "users").read_text().splitlines(keepends=True)
+                if not line.startswith("alice")
+            )
+        )
         await http.node.listeners.reloads.check(all_of_them=True)
         await until(lambda: http.node.counters.connections == 0)  # idle, it would keep a place of others
         assert http.node.counters.clients_expelled == 1
@@ -128,10 +132,11 @@ async def test_pages_that_are_named_may_ask(tmp_path: Path) -> None:
         async with http.session.options(
             http.url + PATH,
             headers={
-                "Origin": origin, "Access-Control-Request-Method": "POST",
+                "Origin": origin,
+                "Access-Control-Request-Method": "POST",
                 "Access-Control-Request-Headers": "content-type, weft-key",
             },
-        ) as answer:  # fmt: skip
+        ) as answer:
             assert answer.status == 204
             assert answer.headers["Access-Control-Allow-Origin"] == origin
             assert answer.headers["Access-Control-Allow-Headers"] == "content-type, weft-key"

@@ -10,9 +10,13 @@ from weft.protocols.message_headers import CONTENT_TYPE, SENT
 PATH = "/v1/streams/telemetry/plant/a"
 EVENT = {"specversion": "1.0", "id": "7", "source": "/press", "type": "measured", "time": "2026-01-31T12:00:00Z"}
 HEADERS = {
-    ("ce-specversion", "1.0"), ("ce-id", "7"), ("ce-source", "/press"), ("ce-type", "measured"),
-    ("ce-time", "2026-01-31T12:00:00Z"), (SENT, 1_769_860_800_000_000_000),
-}  # fmt: skip
+    ("ce-specversion", "1.0"),
+    ("ce-id", "7"),
+    ("ce-source", "/press"),
+    ("ce-type", "measured"),
+    ("ce-time", "2026-01-31T12:00:00Z"),
+    (SENT, 1_769_860_800_000_000_000),
+}
 
 
 async def test_binary_events_keep_attributes_as_headers(http: HttpNode) -> None:
@@ -52,8 +56,9 @@ async def test_a_batch_of_events_is_stored_whole_or_not_at_all(http: HttpNode) -
 
 async def test_the_key_may_have_attributes_in_it(http: HttpNode) -> None:
     body = json.dumps({**EVENT, "line": "b"})
-    await http.post("/v1/streams/telemetry", body, Weft_Key="plant/{line}/{type}",
-                    Content_Type="application/cloudevents+json")  # fmt: skip
+    await http.post(
+        "/v1/streams/telemetry", body, Weft_Key="plant/{line}/{type}", Content_Type="application/cloudevents+json"
+    )
     assert http.stored()[0].key == b"plant/b/measured"
 
 
@@ -65,10 +70,18 @@ async def test_formats_that_are_not_known_are_no_plain_messages(http: HttpNode) 
 
 
 NO_EVENTS: list[object] = [
-    {**EVENT, "id": ""}, {**EVENT, "specversion": "0.3"}, {**EVENT, "Type": "x"}, {**EVENT, "x": 1.5},
-    {**EVENT, "x": {"y": 1}}, {**EVENT, "x": 1 << 40}, {**EVENT, "time": "now"}, {**EVENT, "data_base64": "!"},
-    {**EVENT, "data": 1, "data_base64": "AA=="}, {"specversion": "1.0"}, [EVENT],
-]  # fmt: skip
+    {**EVENT, "id": ""},
+    {**EVENT, "specversion": "0.3"},
+    {**EVENT, "Type": "x"},
+    {**EVENT, "x": 1.5},
+    {**EVENT, "x": {"y": 1}},
+    {**EVENT, "x": 1 << 40},
+    {**EVENT, "time": "now"},
+    {**EVENT, "data_base64": "!"},
+    {**EVENT, "data": 1, "data_base64": "AA=="},
+    {"specversion": "1.0"},
+    [EVENT],
+]
 
 
 async def test_what_is_no_event_is_refused(http: HttpNode) -> None:

@@ -66,9 +66,12 @@ async def test_records_come_as_events_with_their_numbers(http: HttpNode) -> None
         first, second = await stream.next(), await stream.next()
     assert (first["event"], first["id"]) == ("message", "1")
     assert first["data"] == {
-        "seq": 1, "time": first["data"]["time"], "key": "plant/a", "payload": "21.5",
+        "seq": 1,
+        "time": first["data"]["time"],
+        "key": "plant/a",
+        "payload": "21.5",
         "headers": {"unit": "C", "weft.content-type": "application/octet-stream"},
-    }  # fmt: skip
+    }
     assert second["data"]["payload_base64"] == "/w=="
 
 

@@ -93,8 +93,10 @@ async def test_whatever_a_crash_leaves_of_a_commit_the_same_request_is_stored_on
     """Each beginning of what one commit wrote: it has all records and their key, or neither."""
     messages = [f"{number:05d}" for number in range(200)]
     request: dict[str, Any] = {
-        "body": json.dumps(messages).encode(), "Idempotency_Key": "k", "Content_Type": "application/json"
-    }  # fmt: skip
+        "body": json.dumps(messages).encode(),
+        "Idempotency_Key": "k",
+        "Content_Type": "application/json",
+    }
     async with running(tmp_path / "first") as http:
         await http.post(PATH, b'"before"')
         copytree(tmp_path / "first", tmp_path / "crashed", ignore=ignore_patterns("*.sock", "lock"))

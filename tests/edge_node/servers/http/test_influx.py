@@ -49,8 +49,9 @@ async def test_version_1_writes_too(tmp_path: Path) -> None:
         status, _, _ = await http.post("/write?db=metrics&precision=ms", body, Content_Encoding="gzip")
         assert status == 204
         assert [dict(record.headers)[SENT] for record in http.stored("points")] == [
-            1_700_000_000_000_000_000, 1_700_000_000_001_000_000,
-        ]  # fmt: skip
+            1_700_000_000_000_000_000,
+            1_700_000_000_001_000_000,
+        ]
 
 
 async def test_good_lines_are_stored_and_bad_ones_are_named(tmp_path: Path) -> None:

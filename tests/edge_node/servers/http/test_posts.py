@@ -159,17 +159,37 @@ async def test_what_makes_no_sense_is_refused_with_a_sentence(http: HttpNode) ->
 
 async def test_headers_have_types(http: HttpNode) -> None:
     await http.post(
-        "/v1/streams/telemetry", b"1", Weft_Key="plant/a", Content_Type="text/plain",
-        Weft_Header_Count="42", Weft_Header_Ratio="4.5", Weft_Header_Ok="?1", Weft_Header_Raw=":AAH/:",
-        Weft_Header_Text='"42"', Weft_Header_Name="Käthe", Weft_Header_None="", Weft_Correlation_Id=":AAE=:",
-        Weft_Message_Id="m-1", Weft_Priority="5", **{"Weft_Header_weft.x": "mine"},
-    )  # fmt: skip
+        "/v1/streams/telemetry",
+        b"1",
+        Weft_Key="plant/a",
+        Content_Type="text/plain",
+        Weft_Header_Count="42",
+        Weft_Header_Ratio="4.5",
+        Weft_Header_Ok="?1",
+        Weft_Header_Raw=":AAH/:",
+        Weft_Header_Text='"42"',
+        Weft_Header_Name="Käthe",
+        Weft_Header_None="",
+        Weft_Correlation_Id=":AAE=:",
+        Weft_Message_Id="m-1",
+        Weft_Priority="5",
+        **{"Weft_Header_weft.x": "mine"},
+    )
     (record,) = http.stored()
     assert set(record.headers) == {
-        ("count", 42), ("ratio", 4.5), ("ok", True), ("raw", b"\x00\x01\xff"), ("text", "42"), ("name", "Käthe"),
-        ("none", None), ("weft.correlation-id", b"\x00\x01"), ("weft.message-id", "m-1"), ("weft.priority", 5),
-        ("weft.user.weft.x", "mine"), ("weft.content-type", "text/plain"),
-    }  # fmt: skip
+        ("count", 42),
+        ("ratio", 4.5),
+        ("ok", True),
+        ("raw", b"\x00\x01\xff"),
+        ("text", "42"),
+        ("name", "Käthe"),
+        ("none", None),
+        ("weft.correlation-id", b"\x00\x01"),
+        ("weft.message-id", "m-1"),
+        ("weft.priority", 5),
+        ("weft.user.weft.x", "mine"),
+        ("weft.content-type", "text/plain"),
+    }
 
 
 async def test_streams_that_match_get_what_is_posted_to_another(http: HttpNode) -> None:

@@ -211,9 +211,22 @@ async def test_who_does_not_read_to_the_end_is_not_waited_for(
         (frame(b"x", CLOSE), 1002),
         (frame(b"\x03\xe8\xff", CLOSE), 1007),
     ],
-    ids=["long", "endless", "unmasked", "continues nothing", "opcode", "control", "reserved bit", "long ping",
-         "cut ping", "text", "text and opcode", "short close", "close not in UTF-8"],
-)  # fmt: skip
+    ids=[
+        "long",
+        "endless",
+        "unmasked",
+        "continues nothing",
+        "opcode",
+        "control",
+        "reserved bit",
+        "long ping",
+        "cut ping",
+        "text",
+        "text and opcode",
+        "short close",
+        "close not in UTF-8",
+    ],
+)
 async def test_a_bad_frame_ends_its_connection_and_no_other(
     listener: EchoListener, data: bytes, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:

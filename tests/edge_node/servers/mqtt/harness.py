@@ -212,21 +212,36 @@ async def running(
 
     batch = TickBatch(loop.call_soon, loop.time, counters)
     log = SegmentLog.open(
-        str(directory), log_settings, filesystem=filesystem or OSFileSystem(), wall_clock=wall_clock,
+        str(directory),
+        log_settings,
+        filesystem=filesystem or OSFileSystem(),
+        wall_clock=wall_clock,
         clock_reading=lambda: ClockReading(7, time.monotonic_ns(), ClockState.SYNCED),
-        random_bits=random.SystemRandom().getrandbits, post=post, end_of_tick=batch.at_end,
-    )  # fmt: skip
+        random_bits=random.SystemRandom().getrandbits,
+        post=post,
+        end_of_tick=batch.at_end,
+    )
     state = BrokerState(
-        str(directory), log, state_settings, StateCounters(),
-        wall_clock=wall_clock, post=post, refusals=Refusals(time.monotonic),
-    )  # fmt: skip
+        str(directory),
+        log,
+        state_settings,
+        StateCounters(),
+        wall_clock=wall_clock,
+        post=post,
+        refusals=Refusals(time.monotonic),
+    )
     own = {name: settings.pop(name) for name in MqttSettings.__slots__ if name in settings}
     intervals = {name: settings.pop(name) for name in ("positions_interval_s",) if name in settings}
     context = ProtocolContext(
-        log, state.backlog, batch, Unrouted(unrouted, log, counters),
+        log,
+        state.backlog,
+        batch,
+        Unrouted(unrouted, log, counters),
         ClientSettings(patterns=patterns, limits=msgspec.structs.replace(limits, **settings), **intervals),
-        state.refusals, counters, wall_clock,
-    )  # fmt: skip
+        state.refusals,
+        counters,
+        wall_clock,
+    )
     mqtt = MqttServer(context, state, MqttSettings(**own))
     if isinstance(filesystem, SyncGate):
         # Whose turn is over waits for the disk, too. On a busy machine the time of a turn may pass with one packet.

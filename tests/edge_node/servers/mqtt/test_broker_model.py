@@ -134,10 +134,14 @@ class BrokerModel(RuleBasedStateMachine):
         limits = EdgeLimits(inflight=3, session_queue_bytes=ROOM, session_expiry_s=EXPIRY_OF_OLD_VERSIONS_S)
         self.node: BrokerNode = await self.stack.enter_async_context(
             running(
-                self.directory, patterns={"plant": ["plant/#"]}, limits=limits, sys_interval_s=None,
-                state_settings=StateSettings(state=State(save_interval_s=1e9)), wall_clock=self._wall_clock,
+                self.directory,
+                patterns={"plant": ["plant/#"]},
+                limits=limits,
+                sys_interval_s=None,
+                state_settings=StateSettings(state=State(save_interval_s=1e9)),
+                wall_clock=self._wall_clock,
             )
-        )  # fmt: skip
+        )
         self.publisher = await RawClient.connect(self.node.port, "publisher")
 
     def _wall_clock(self) -> int:
@@ -374,9 +378,11 @@ class BrokerModel(RuleBasedStateMachine):
 
     @precondition(inhabited)
     @rule(
-        topic=st.sampled_from(TOPICS), qos=st.sampled_from([1, 2]), count=st.sampled_from([0, 1, 5]),
+        topic=st.sampled_from(TOPICS),
+        qos=st.sampled_from([1, 2]),
+        count=st.sampled_from([0, 1, 5]),
         turns=st.integers(0, 30),
-    )  # fmt: skip
+    )
     def kill(self, topic: bytes, qos: int, count: int, turns: int) -> None:
         """At any moment: perhaps while messages come in.
 

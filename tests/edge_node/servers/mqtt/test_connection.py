@@ -75,9 +75,12 @@ async def test_acknowledgements_follow_the_order_of_receipt(tmp_path: Path) -> N
     async with running(tmp_path) as node:
         device = await RawClient.connect(node.port)
         device.send(
-            Publish(TOPIC, b"", 1, 3), Publish(b"alarm/1", b"", 2, 1), Publish(b"elsewhere", b"", 1, 2),
-            Publish(TOPIC, b"", 1, 7, dup=True), Publish(TOPIC, b"", 1, 5),
-        )  # fmt: skip
+            Publish(TOPIC, b"", 1, 3),
+            Publish(b"alarm/1", b"", 2, 1),
+            Publish(b"elsewhere", b"", 1, 2),
+            Publish(TOPIC, b"", 1, 7, dup=True),
+            Publish(TOPIC, b"", 1, 5),
+        )
         answers = [await device.receive() for _ in range(5)]
         assert answers == [PubAck(3), PubRec(1), PubAck(2), PubAck(7), PubAck(5)]
 
@@ -166,9 +169,12 @@ async def test_dup_and_retain_become_flags(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         device = await RawClient.connect(node.port)
         device.send(
-            Publish(TOPIC, b"0"), Publish(TOPIC, b"1", 1, 1, dup=True), Publish(TOPIC, b"2", retain=True),
-            Publish(TOPIC, b"3", 1, 2, dup=True, retain=True), Publish(TOPIC, b"4", 1, 3),
-        )  # fmt: skip
+            Publish(TOPIC, b"0"),
+            Publish(TOPIC, b"1", 1, 1, dup=True),
+            Publish(TOPIC, b"2", retain=True),
+            Publish(TOPIC, b"3", 1, 2, dup=True, retain=True),
+            Publish(TOPIC, b"4", 1, 3),
+        )
         for packet_id in (1, 2, 3):
             assert await device.receive() == PubAck(packet_id)
         dup, qos0 = Flag.DUPLICATE_SUSPECTED, Flag.PUBLISHED_QOS0
@@ -218,10 +224,15 @@ async def test_packets_cut_anywhere_give_the_same_records(tmp_path: Path) -> Non
     stream = b"".join(
         encode(packet)
         for packet in (
-            Connect("cut"), Publish(TOPIC, b"1", 1, 1), Publish(TOPIC, bytes(200), 2, 2), PubRel(2),
-            Publish(TOPIC, b"3", 1, 3), Publish(TOPIC, b"4", 1, 4, dup=True), PingReq(),
+            Connect("cut"),
+            Publish(TOPIC, b"1", 1, 1),
+            Publish(TOPIC, bytes(200), 2, 2),
+            PubRel(2),
+            Publish(TOPIC, b"3", 1, 3),
+            Publish(TOPIC, b"4", 1, 4, dup=True),
+            PingReq(),
         )
-    )  # fmt: skip
+    )
     async with running(tmp_path) as node:
         device = await RawClient.open(node.port)
         for at in range(len(stream)):

@@ -83,9 +83,12 @@ async def test_access_rules_have_reason_codes(tmp_path: Path) -> None:
         client = await RawClient.connect5(node.port)
         assert await client.subscribe(("secret/#", 1), ("#", 1)) == (ReasonCode.NOT_AUTHORIZED, 1)
         client.send(
-            Publish(b"secret/1", b"", 1, 1), Publish(b"secret/1", b"", 2, 2), Publish(b"secret/1", b""),
-            Publish(b"plant/hidden", b"", 1, 3), PubRel(2),
-        )  # fmt: skip
+            Publish(b"secret/1", b"", 1, 1),
+            Publish(b"secret/1", b"", 2, 2),
+            Publish(b"secret/1", b""),
+            Publish(b"plant/hidden", b"", 1, 3),
+            PubRel(2),
+        )
         answers = [await client.receive() for _ in range(4)]
         denied = ReasonCode.NOT_AUTHORIZED
         assert PubAck(1, denied) in answers
@@ -163,8 +166,10 @@ async def test_topic_aliases_both_ways(tmp_path: Path) -> None:
         client.send(Publish(b"a", b"1", properties=alias), Publish(b"", b"2", properties=alias), Publish(b"b", b"3"))
         got = [await client.receive() for _ in range(3)]
         assert [(each.topic, each.payload, each.properties.topic_alias) for each in got] == [
-            (b"a", b"1", 1), (b"", b"2", 1), (b"b", b"3", None),
-        ]  # fmt: skip
+            (b"a", b"1", 1),
+            (b"", b"2", 1),
+            (b"b", b"3", None),
+        ]
         client.send(Publish(b"a", b"", properties=Properties(topic_alias=65)))
         assert (await client.receive()).code == ReasonCode.TOPIC_ALIAS_INVALID
 

@@ -178,10 +178,14 @@ async def test_qualities_of_service_share_a_turn(tmp_path: Path, clean_start: bo
     async with running(tmp_path) as node:
         (client,) = await fleet(node, 1, clean_start=clean_start)
         client.send(
-            Publish(b"plant/a/x", b"0"), Publish(b"plant/a/x", b"1", 1, 7), Publish(b"plant/a/x", b"2", 2, 8),
-            Publish(b"alarm/x", b"3", 1, 9), Publish(b"plant/a/x", b"2", 2, 8, dup=True), PubRel(8),
+            Publish(b"plant/a/x", b"0"),
+            Publish(b"plant/a/x", b"1", 1, 7),
+            Publish(b"plant/a/x", b"2", 2, 8),
+            Publish(b"alarm/x", b"3", 1, 9),
+            Publish(b"plant/a/x", b"2", 2, 8, dup=True),
+            PubRel(8),
             Publish(b"plant/a/x", b"4", 2, 8),
-        )  # fmt: skip
+        )
         answers = [await client.receive() for _ in range(6)]
         assert answers == [PubAck(7), PubRec(8), PubAck(9), PubRec(8), PubComp(8), PubRec(8)]
         assert await payloads(node) == [b"0", b"1", b"2", b"4"]
@@ -251,9 +255,13 @@ async def test_properties_reach_subscribers_as_they_were_published(tmp_path: Pat
         await subscriber.subscribe(("plant/#", 0))
         device = await RawClient.connect5(node.port, "device")
         properties = Properties(
-            payload_format_indicator=1, message_expiry_interval=100, content_type="text", response_topic="r",
-            correlation_data=b"\0\xff", user_properties=(("mqtt.x", "1"), ("b", "2"), ("b", "3")),
-        )  # fmt: skip
+            payload_format_indicator=1,
+            message_expiry_interval=100,
+            content_type="text",
+            response_topic="r",
+            correlation_data=b"\0\xff",
+            user_properties=(("mqtt.x", "1"), ("b", "2"), ("b", "3")),
+        )
         device.send(Publish(b"plant/a", b"x", 1, 1, properties=properties))
         found = await subscriber.receive()
         assert found.properties == properties
@@ -265,9 +273,11 @@ async def test_a_refused_publish_is_answered_in_its_place(tmp_path: Path) -> Non
         denied = ReasonCode.NOT_AUTHORIZED
         for start in (1, 5):
             client.send(
-                Publish(b"plant/a", b"x", 1, start), Publish(b"$SYS/x", b"x", 1, start + 1),
-                Publish(b"plant/a", b"x", 1, start + 2), Publish(b"$SYS/x", b"x", 1, start + 3),
-            )  # fmt: skip
+                Publish(b"plant/a", b"x", 1, start),
+                Publish(b"$SYS/x", b"x", 1, start + 1),
+                Publish(b"plant/a", b"x", 1, start + 2),
+                Publish(b"$SYS/x", b"x", 1, start + 3),
+            )
         answers = [await client.receive() for _ in range(8)]
         assert answers == [PubAck(number) if number % 2 else PubAck(number, denied) for number in range(1, 9)]
 

@@ -31,9 +31,13 @@ async def opened(directory: Path, settings: StateSettings = QUICK) -> tuple[Segm
         loop.call_soon_threadsafe(callback)
 
     log = SegmentLog.open(
-        str(directory), LogSettings(), wall_clock=wall_clock, clock_reading=clock_reader(),
-        random_bits=random.getrandbits, post=post,
-    )  # fmt: skip
+        str(directory),
+        LogSettings(),
+        wall_clock=wall_clock,
+        clock_reading=clock_reader(),
+        random_bits=random.getrandbits,
+        post=post,
+    )
     state = BrokerState(
         str(directory),
         log,

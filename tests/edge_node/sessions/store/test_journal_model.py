@@ -73,9 +73,12 @@ class JournalMachine(RuleBasedStateMachine):
             self.changed()
 
     @rule(
-        name=CLIENTS, text=FILTERS, qos=st.integers(0, 2), identifier=st.none() | st.integers(1, 9),
+        name=CLIENTS,
+        text=FILTERS,
+        qos=st.integers(0, 2),
+        identifier=st.none() | st.integers(1, 9),
         began=st.integers(0, MESSAGES),
-    )  # fmt: skip
+    )
     def subscribe(self, name: str, text: str, qos: int, identifier: int | None, began: int) -> None:
         options = Subscription(text, qos, qos == 1, qos == 2, qos)
         with suppress(LogFull, LogFailed):

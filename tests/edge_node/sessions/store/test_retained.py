@@ -20,9 +20,11 @@ from weft.protocols.topics import matches
 
 SECOND = 1_000_000_000
 LEVELS = st.lists(st.sampled_from(["a", "b", "", "$x"]), min_size=1, max_size=4).map("/".join).filter(bool)
-FILTERS = st.tuples(
-    st.lists(st.sampled_from(["a", "b", "", "+", "$x"]), max_size=3), st.sampled_from([[], ["#"]])
-).map(lambda parts: "/".join([*parts[0], *parts[1]])).filter(bool)  # fmt: skip
+FILTERS = (
+    st.tuples(st.lists(st.sampled_from(["a", "b", "", "+", "$x"]), max_size=3), st.sampled_from([[], ["#"]]))
+    .map(lambda parts: "/".join([*parts[0], *parts[1]]))
+    .filter(bool)
+)
 
 
 class Shelf:
@@ -34,9 +36,8 @@ class Shelf:
         self.counters = StateCounters()
         self.database = Database(str(directory), create_tables, self.owner.post)
         self.messages = RetainedMessages(
-            self.database, limits or EdgeLimits(), self.counters, Refusals(lambda: self.now / SECOND),
-            lambda: self.now,
-        )  # fmt: skip
+            self.database, limits or EdgeLimits(), self.counters, Refusals(lambda: self.now / SECOND), lambda: self.now
+        )
 
     def put(
         self, topic: str, payload: bytes = b"x", properties: Properties = NO_PROPERTIES, user: str | None = None
@@ -172,8 +173,7 @@ def test_many_renewals_of_a_message_that_expires_do_not_pile_up(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "limits",
-    [EdgeLimits(retained=2, retained_bytes=9000, user_share=1), EdgeLimits(retained_bytes=1900, user_share=1)],
+    "limits", [EdgeLimits(retained=2, retained_bytes=9000, user_share=1), EdgeLimits(retained_bytes=1900, user_share=1)]
 )
 def test_a_limit_refuses_what_is_new_and_keeps_what_is_there(tmp_path: Path, limits: EdgeLimits) -> None:
     shelf = Shelf(tmp_path, limits)

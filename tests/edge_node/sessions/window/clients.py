@@ -76,8 +76,14 @@ class Clients:
         self.journal = Journal()
         self.behind: list[tuple[str, int, int]] = []
         self.context = WindowContext(
-            self.counters, self.budget, self.outbox, self.journal, self.wall_clock, inflight_max, bytes_max  # type: ignore[arg-type]
-        )  # fmt: skip
+            self.counters,
+            self.budget,
+            self.outbox,
+            self.journal,  # type: ignore[arg-type]
+            self.wall_clock,
+            inflight_max,
+            bytes_max,
+        )
 
     def wall_clock(self) -> int:
         return 1_000_000_000

@@ -19,10 +19,11 @@ OPTIONS = DeliveryOptions(None, 2)  # type: ignore[arg-type]
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["send", "puback", "pubrec", "refuse", "pubcomp", "pubacks", "withdraw", "restart"]),
-        st.integers(1, 6), st.integers(1, 2),
+        st.integers(1, 6),
+        st.integers(1, 2),
     ),
     max_size=60,
-)  # fmt: skip
+)
 
 
 def make() -> tuple[InFlight, QueueAccount]:

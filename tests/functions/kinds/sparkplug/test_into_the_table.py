@@ -35,8 +35,9 @@ RUNS = {"name": "runs", "alias": 4, "datatype": 11, "boolean_value": True}
 
 def say(edge: Edge, *messages: tuple[str, bytes]) -> None:
     """Publish as a bridge does: without a will, and until all is acknowledged."""
-    publish.multiple([(f"spBv1.0/plant/{place}", data, 1, False) for place, data in messages],
-                     "127.0.0.1", edge.mqtt_port)  # fmt: skip
+    publish.multiple(
+        [(f"spBv1.0/plant/{place}", data, 1, False) for place, data in messages], "127.0.0.1", edge.mqtt_port
+    )
 
 
 def table(hub: DemoHub, stream: str) -> list[dict[str, Any]]:
@@ -70,17 +71,20 @@ def test_metrics_of_edge_nodes_are_typed_rows_of_the_table(tmp_path: Path) -> No
     try:
         hub.start()
         edge.start()
-        say(edge,
+        say(
+            edge,
             ("NBIRTH/line2", payload(number(0), temperature(), STATE, RUNS, seq=0)),
             ("DBIRTH/line2/pump", payload(rpm(-5), seq=1)),
-            ("NDATA/line2",
-             payload({"alias": 1, "double_value": 22.25}, {"alias": 4, "boolean_value": False}, seq=2)))  # fmt: skip
+            ("NDATA/line2", payload({"alias": 1, "double_value": 22.25}, {"alias": 4, "boolean_value": False}, seq=2)),
+        )
         edge.kill()  # names and numbers are what it remembers of its log
         edge.start()
-        say(edge,
+        say(
+            edge,
             ("DDATA/line2/pump", payload({"alias": 2, "int_value": 1500}, seq=3)),
             ("NDATA/line2", payload({"alias": 3, "string_value": "stop"}, seq=4)),
-            ("DDEATH/line2/pump", payload(seq=5)))  # fmt: skip
+            ("DDEATH/line2/pump", payload(seq=5)),
+        )
         with EdgeNodeClient(edge.mqtt_port, qos=1) as line1:
             line1.measure(30.5)
             line1.lose_a_message()

@@ -93,8 +93,14 @@ async def test_an_edge_node_and_its_device(tmp_path: Path, clock: Clock) -> None
         # The client is gone without a word: the broker publishes its will.
         await until(lambda: len(read(node, "metrics")) == 17)
         assert temperatures(node) == [
-            (21.5, 192), (22.5, 192), (23.0, 192), (21.5, 192), (23.5, 192), (24.0, 192), (None, 500),
-        ]  # fmt: skip
+            (21.5, 192),
+            (22.5, 192),
+            (23.0, 192),
+            (21.5, 192),
+            (23.5, 192),
+            (24.0, 192),
+            (None, 500),
+        ]
         assert edge_node.requests == 1
         assert [json.loads(state)["online"] for state in edge_node.states] == [True]
         # The messages are in their stream as they came, and what the node asked is there as well.

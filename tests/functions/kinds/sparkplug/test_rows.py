@@ -25,30 +25,47 @@ def test_each_metric_is_a_record_with_its_name_type_and_place() -> None:
     plant.say("DDATA line1/pump", {"alias": 2, "int_value": 2**32 - 3, "timestamp": 99}, seq=3)
     *births, node, pump = rows_of(plant)
     assert [row.key for row in births] == [
-        b"plant/line1//bdSeq", b"plant/line1//temperature", b"plant/line1/pump/Motor/RPM",
-    ]  # fmt: skip
+        b"plant/line1//bdSeq",
+        b"plant/line1//temperature",
+        b"plant/line1/pump/Motor/RPM",
+    ]
     assert node.values == {
-        "metric": "temperature", "value": 22.25, "timestamp": SENT, "datatype": "Double", "quality": 192,
-        "historical": False, "transient": False,
-    }  # fmt: skip
+        "metric": "temperature",
+        "value": 22.25,
+        "timestamp": SENT,
+        "datatype": "Double",
+        "quality": 192,
+        "historical": False,
+        "transient": False,
+    }
     assert node.time == START + round(0.3 * SECOND)
     assert dict(node.headers) == {
-        "sparkplug.group": "plant", "sparkplug.node": "line1", "sparkplug.type": "NDATA", "sparkplug.seq": 2,
-    }  # fmt: skip
+        "sparkplug.group": "plant",
+        "sparkplug.node": "line1",
+        "sparkplug.type": "NDATA",
+        "sparkplug.seq": 2,
+    }
     assert (pump.key, pump.values["value"], pump.values["timestamp"]) == (b"plant/line1/pump/Motor/RPM", -3, 99)
     assert dict(pump.headers) == {
-        "sparkplug.group": "plant", "sparkplug.node": "line1", "sparkplug.device": "pump",
-        "sparkplug.type": "DDATA", "sparkplug.seq": 3,
-    }  # fmt: skip
+        "sparkplug.group": "plant",
+        "sparkplug.node": "line1",
+        "sparkplug.device": "pump",
+        "sparkplug.type": "DDATA",
+        "sparkplug.seq": 3,
+    }
 
 
 def test_what_a_metric_says_of_itself() -> None:
     plant = Plant()
     plant.say("NBIRTH line1", number(0), temperature(), seq=0)
-    bad = {"keys": ["Quality", "engUnit", "limits"], "values": [
-        {"type": 3, "int_value": 0}, {"type": 12, "string_value": "°C"},
-        {"type": 20, "propertyset_value": {"keys": ["low"], "values": [{"type": 10, "double_value": -5}]}},
-    ]}  # fmt: skip
+    bad = {
+        "keys": ["Quality", "engUnit", "limits"],
+        "values": [
+            {"type": 3, "int_value": 0},
+            {"type": 12, "string_value": "°C"},
+            {"type": 20, "propertyset_value": {"keys": ["low"], "values": [{"type": 10, "double_value": -5}]}},
+        ],
+    }
     plant.say(
         "NDATA line1",
         {"alias": 1, "is_null": True, "properties": bad},
@@ -70,17 +87,18 @@ def test_what_a_metric_says_of_itself() -> None:
 def test_datasets_and_templates() -> None:
     plant = Plant()
     dataset = {
-        "num_of_columns": 2, "columns": ["x", "y"], "types": [3, 12],
+        "num_of_columns": 2,
+        "columns": ["x", "y"],
+        "types": [3, 12],
         "rows": [{"elements": [{"int_value": 1}, {"string_value": "a"}]}],
-    }  # fmt: skip
+    }
     motor = {
-        "template_ref": "motor_types/m1", "version": "v2",
+        "template_ref": "motor_types/m1",
+        "version": "v2",
         "parameters": [{"name": "poles", "type": 3, "int_value": 4}, {"name": "maker"}],
         "metrics": [{"name": "rpm", "datatype": 3, "int_value": 1480}],
-    }  # fmt: skip
-    plant.say(
-        "NBIRTH line1", number(0), seq=0,
-    )  # fmt: skip
+    }
+    plant.say("NBIRTH line1", number(0), seq=0)
     plant.say(
         "DBIRTH line1/press",
         {"name": "set", "alias": 1, "datatype": 16, "dataset_value": dataset},
@@ -92,8 +110,10 @@ def test_datasets_and_templates() -> None:
     assert (table.values["datatype"], table.values["value"]) == ("DataSet", [{"x": 1, "y": "a"}])
     assert (member.values["datatype"], member.values["value"]) == ("Template", {"rpm": 1480})
     assert member.values["template"] == {
-        "of": "motor_types/m1", "version": "v2", "parameters": {"poles": 4, "maker": None},
-    }  # fmt: skip
+        "of": "motor_types/m1",
+        "version": "v2",
+        "parameters": {"poles": 4, "maker": None},
+    }
     assert definition.values["template"] == {"definition": True}
 
 
@@ -127,8 +147,12 @@ def test_a_message_is_a_record_where_that_is_wanted() -> None:
     assert (birth.key, birth.values["Motor/RPM"]) == (b"plant/line1/pump", 1480)
     assert data.key == b"plant/line1/"
     assert data.values == {
-        "timestamp": SENT, "seq": 2, "temperature": 22.25, "door": True, "attributes": {"door": {"transient": True}},
-    }  # fmt: skip
+        "timestamp": SENT,
+        "seq": 2,
+        "temperature": 22.25,
+        "door": True,
+        "attributes": {"door": {"transient": True}},
+    }
     assert (death.key, death.values) == (b"plant/line1/pump", {"timestamp": SENT})
     assert dict(death.headers)["sparkplug.stale"] is True
 
@@ -140,17 +164,27 @@ def test_a_death_leaves_no_value_of_its_metrics() -> None:
     plant.say("NDEATH line1", number(7))
     stale = rows_of(plant)[3:]
     assert [row.key for row in stale] == [
-        b"plant/line1//bdSeq", b"plant/line1//temperature", b"plant/line1/pump/Motor/RPM",
-    ]  # fmt: skip
+        b"plant/line1//bdSeq",
+        b"plant/line1//temperature",
+        b"plant/line1/pump/Motor/RPM",
+    ]
     # The time of the death is not in the will, which was written before it.
     assert stale[2].values == {
-        "metric": "Motor/RPM", "value": None, "timestamp": (START + SECOND * 4 // 10) // 10**6, "datatype": "Int32",
-        "quality": 500, "historical": False, "transient": False,
-    }  # fmt: skip
+        "metric": "Motor/RPM",
+        "value": None,
+        "timestamp": (START + SECOND * 4 // 10) // 10**6,
+        "datatype": "Int32",
+        "quality": 500,
+        "historical": False,
+        "transient": False,
+    }
     assert dict(stale[2].headers) == {
-        "sparkplug.group": "plant", "sparkplug.node": "line1", "sparkplug.device": "pump",
-        "sparkplug.type": "NDEATH", "sparkplug.stale": True,
-    }  # fmt: skip
+        "sparkplug.group": "plant",
+        "sparkplug.node": "line1",
+        "sparkplug.device": "pump",
+        "sparkplug.type": "NDEATH",
+        "sparkplug.stale": True,
+    }
 
 
 def test_a_device_dies_alone() -> None:
@@ -199,9 +233,12 @@ def test_headers_of_publishers_stay_and_say_nothing_of_the_place() -> None:
     plant.say("NBIRTH line1", number(0), seq=0).headers = (("shift", "early"), ("sparkplug.node", "line9"))
     (row,) = rows_of(plant)
     assert dict(row.headers) == {
-        "shift": "early", "sparkplug.group": "plant", "sparkplug.node": "line1", "sparkplug.type": "NBIRTH",
+        "shift": "early",
+        "sparkplug.group": "plant",
+        "sparkplug.node": "line1",
+        "sparkplug.type": "NBIRTH",
         "sparkplug.seq": 0,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(

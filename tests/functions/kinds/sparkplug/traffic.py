@@ -14,12 +14,18 @@ NODES = ("line1", "line2")
 DEVICES = ("pump", "valve")
 NAMES = ("temperature", "Motor/RPM", "state", "bdSeq")
 VALUES: tuple[dict[str, Any], ...] = (
-    {"datatype": 10, "double_value": 21.5}, {"datatype": 3, "int_value": 2**32 - 1}, {"int_value": 7},
-    {"datatype": 12, "string_value": "on"}, {"datatype": 11, "boolean_value": True}, {"is_null": True},
-    {"datatype": 1, "int_value": 300}, {"datatype": 19, "template_value": {"metrics": []}}, {"float_value": 1.5},
+    {"datatype": 10, "double_value": 21.5},
+    {"datatype": 3, "int_value": 2**32 - 1},
+    {"int_value": 7},
+    {"datatype": 12, "string_value": "on"},
+    {"datatype": 11, "boolean_value": True},
+    {"is_null": True},
+    {"datatype": 1, "int_value": 300},
+    {"datatype": 19, "template_value": {"metrics": []}},
+    {"float_value": 1.5},
     {"datatype": 3, "int_value": 1, "is_historical": True, "timestamp": 5},
     {"datatype": 3, "int_value": 1, "properties": {"keys": ["Quality"], "values": [{"type": 3, "int_value": 0}]}},
-)  # fmt: skip
+)
 BROKEN = (b"", b"\xff", b"\x12", b"\x12\x00", b"\x18\xff\x7f", b"{}", b"\x12\x02\x0a\x00")
 TYPES = ("NBIRTH", "DBIRTH", "NDATA", "NDATA", "NDATA", "DDATA", "DDATA", "DDATA", "NDEATH", "DDEATH", "NCMD")
 STEPS = (0, 1, SECOND // 10, SECOND // 2, SECOND, 3 * SECOND, 9 * SECOND, 70 * SECOND)

@@ -40,20 +40,25 @@ def command(*runs: Settings) -> list[str]:
 def run(spark: SparkSession, settings: Settings) -> None:
     own = {
         "anomalies": {
-            "name": settings.alerts, "sink.stream.hub": settings.hub, "sink.stream.stream": settings.alerts,
+            "name": settings.alerts,
+            "sink.stream.hub": settings.hub,
+            "sink.stream.stream": settings.alerts,
             "steps[1].options": "{history: 30m, threshold: 6.0, warm_up: 20, quiet: 10m}",
         },
         "sessions": {"sink.delta.path": f"{settings.folder}/sessions"},
         "features": {
-            "sink.delta.path": f"{settings.folder}/features", "steps[1].options": "{history: 10m, warm_up: 4}",
+            "sink.delta.path": f"{settings.folder}/features",
+            "steps[1].options": "{history: 10m, warm_up: 4}",
             "steps[2].options": f"{{model: {settings.model}}}",
         },
-    }  # fmt: skip
+    }
     for name, options in own.items():
         named = {
-            "source.store": settings.store, "source.max_records_per_trigger": settings.records_max,
-            "checkpoint": f"{settings.folder}/checkpoints/{name}", **options,
-        }  # fmt: skip
+            "source.store": settings.store,
+            "source.max_records_per_trigger": settings.records_max,
+            "checkpoint": f"{settings.folder}/checkpoints/{name}",
+            **options,
+        }
         pipeline = located(name, [f"{key}={value}" for key, value in named.items()]).config
         start(pipeline, spark, once=True).awaitTermination()
 

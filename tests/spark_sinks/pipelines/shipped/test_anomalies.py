@@ -87,10 +87,17 @@ def alerts_of_a_real_machine(threshold: float) -> list[dict[str, Any]]:
         series = pd.read_csv(file)
     moments = pd.to_datetime(series["timestamp"]).astype("datetime64[us]").astype("int64")
     own = [[{"edge": "e", "log": "1", "first": n, "last": n, "count": 1}] for n in range(len(series))]
-    rows = pd.DataFrame({
-        "_shard": 0, "_offset": range(len(series)), "_time": moments, "machine": "m1", "value": series["value"],
-        "_new": True, "_from": own,
-    })  # fmt: skip
+    rows = pd.DataFrame(
+        {
+            "_shard": 0,
+            "_offset": range(len(series)),
+            "_time": moments,
+            "machine": "m1",
+            "value": series["value"],
+            "_new": True,
+            "_from": own,
+        }
+    )
     options = located("anomalies").config.steps[1].options
     assert (options["history"], options["quiet"]) == ("1d", "6h")
     rule = AlertRule(24 * HOUR_US, 6 * HOUR_US, threshold, options["warm_up"], options["deviation_min"])

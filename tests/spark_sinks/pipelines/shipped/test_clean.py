@@ -46,8 +46,17 @@ def log(spark: SparkSession) -> Callable[..., tuple[DataFrame, Log]]:
     return make
 
 
-def row(offset: int, seconds: float, payload: str, *, resent: bool = False, key: str = "m1", edge: str = "e1",
-        at: datetime | None = None, clock: str = "synced") -> tuple[Any, ...]:  # fmt: skip
+def row(
+    offset: int,
+    seconds: float,
+    payload: str,
+    *,
+    resent: bool = False,
+    key: str = "m1",
+    edge: str = "e1",
+    at: datetime | None = None,
+    clock: str = "synced",
+) -> tuple[Any, ...]:
     return (0, offset, START + timedelta(seconds=seconds), resent, edge, key, payload, at, clock)
 
 
@@ -84,8 +93,8 @@ def test_the_answer_does_not_depend_on_the_micro_batch(log: Callable[..., tuple[
 def test_the_time_of_a_reading_tells_repeats_too(log: Callable[..., tuple[DataFrame, Log]]) -> None:
     one, other = START, START + timedelta(seconds=1)
     frame, context = log(
-        row(0, 0, "a", at=one), row(1, 1, "a again", at=one), row(2, 2, "b", at=other), row(3, 3, "c"), row(4, 4, "c"),
-    )  # fmt: skip
+        row(0, 0, "a", at=one), row(1, 1, "a again", at=one), row(2, 2, "b", at=other), row(3, 3, "c"), row(4, 4, "c")
+    )
     assert offsets(drop_repeats(frame, context, within="10m", time="at")) == [0, 2, 3, 4]
 
 
@@ -97,8 +106,11 @@ def test_times_are_the_payloads_where_they_are_near(log: Callable[..., tuple[Dat
     found = settle_times(frame, context, column="at").selectExpr("unix_seconds(time) AS s", "time_from").collect()
     base = int(START.timestamp())
     assert [(each.s - base, each.time_from) for each in found] == [
-        (-3600, "payload"), (0, "edge"), (0, "edge"), (0, "hub"),
-    ]  # fmt: skip
+        (-3600, "payload"),
+        (0, "edge"),
+        (0, "edge"),
+        (0, "hub"),
+    ]
 
 
 def test_mistakes_have_their_place(log: Callable[..., tuple[DataFrame, Log]]) -> None:

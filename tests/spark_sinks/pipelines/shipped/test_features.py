@@ -42,10 +42,11 @@ def test_any_cut_and_a_lost_checkpoint_give_the_same_rows(machines: Machines, tr
     text = Path("spark_sinks/pipelines/shipped/features.yaml").read_text(encoding="utf-8")
     file = machines.folder / "features.yaml"
     file.write_text(
-        text.replace("{history: 1h, warm_up: 6}", "{history: 10m, warm_up: 4}")
-        .replace("model: model.pickle, version: null", f"model: {trained}, version: '7'"),
+        text.replace("{history: 1h, warm_up: 6}", "{history: 10m, warm_up: 4}").replace(
+            "model: model.pickle, version: null", f"model: {trained}, version: '7'"
+        ),
         encoding="utf-8",
-    )  # fmt: skip
+    )
     machines.write("e1", everything[:90])
     machines.run(str(file), "cut", records_max=50)
     shutil.rmtree(machines.checkpoint("cut"))

@@ -12,11 +12,18 @@ from spark_sinks.pipelines.shipped.features import Lineage, pasts
 
 PARTS = st.builds(
     lambda edge, log, first, more, count: {
-        "edge": edge, "log": log, "first": first, "last": first + more, "count": count,
+        "edge": edge,
+        "log": log,
+        "first": first,
+        "last": first + more,
+        "count": count,
     },
-    st.sampled_from(["e1", "e2"]), st.sampled_from(["a", "b"]), st.integers(0, 2**62), st.integers(0, 9),
+    st.sampled_from(["e1", "e2"]),
+    st.sampled_from(["a", "b"]),
+    st.integers(0, 2**62),
+    st.integers(0, 9),
     st.integers(1, 9),
-)  # fmt: skip
+)
 SOURCES = st.lists(st.one_of(st.none(), st.lists(PARTS, max_size=3)), min_size=1, max_size=30)
 
 
@@ -27,11 +34,14 @@ def by_a_loop(sources: list[list[dict[str, Any]] | None], places: list[int]) -> 
             lanes.setdefault((part["edge"], part["log"]), []).append(part)
     return [
         {
-            "edge": edge, "log": log, "first": min(each["first"] for each in parts),
-            "last": max(each["last"] for each in parts), "count": sum(each["count"] for each in parts),
+            "edge": edge,
+            "log": log,
+            "first": min(each["first"] for each in parts),
+            "last": max(each["last"] for each in parts),
+            "count": sum(each["count"] for each in parts),
         }
         for (edge, log), parts in sorted(lanes.items())
-    ]  # fmt: skip
+    ]
 
 
 @given(SOURCES, st.data())

@@ -168,9 +168,7 @@ def hours_of(*ranges: tuple[int, int], log_end: int) -> Replaced:
 
 
 @pytest.mark.parametrize(
-    "small_bytes",
-    [merge.SMALL_FILE_BYTES, pytest.param(0, marks=pytest.mark.slow)],
-    ids=["by the driver", "by tasks"],
+    "small_bytes", [merge.SMALL_FILE_BYTES, pytest.param(0, marks=pytest.mark.slow)], ids=["by the driver", "by tasks"]
 )
 def test_ranges_are_replaced_whole_but_for_newer_rows(
     spark: SparkSession, table: Path, small_bytes: int, monkeypatch: pytest.MonkeyPatch

@@ -18,11 +18,18 @@ from weft.proofs.audit.audit import audit
 from weft.storage.object_store import open_store
 
 TIME_US = 1_700_000_000_000_000
-SCHEMA = pa.schema([
-    ("_shard", pa.int32()), ("_offset", pa.int64()), ("_ordinal", pa.int32()), ("_time", pa.int64()),
-    ("_key", pa.binary()), ("_payload", pa.binary()), ("_headers", pa.map_(pa.string(), pa.string())),
-    ("_lineage", pa.string()),
-])  # fmt: skip
+SCHEMA = pa.schema(
+    [
+        ("_shard", pa.int32()),
+        ("_offset", pa.int64()),
+        ("_ordinal", pa.int32()),
+        ("_time", pa.int64()),
+        ("_key", pa.binary()),
+        ("_payload", pa.binary()),
+        ("_headers", pa.map_(pa.string(), pa.string())),
+        ("_lineage", pa.string()),
+    ]
+)
 
 
 class StreamHub(DemoHub):
@@ -83,18 +90,27 @@ def rows(shard: int, offsets: Iterable[int], *, each: int = 1, payload: bytes = 
     """Rows in order, ``each`` for a source record."""
     made = [
         {
-            "_shard": shard, "_offset": offset, "_ordinal": None, "_time": TIME_US + offset, "_key": b"plant/m1",
-            "_payload": payload + b":%d:%d" % (offset, number), "_headers": None, "_lineage": None,
+            "_shard": shard,
+            "_offset": offset,
+            "_ordinal": None,
+            "_time": TIME_US + offset,
+            "_key": b"plant/m1",
+            "_payload": payload + b":%d:%d" % (offset, number),
+            "_headers": None,
+            "_lineage": None,
         }
-        for offset in offsets for number in range(each)
-    ]  # fmt: skip
+        for offset in offsets
+        for number in range(each)
+    ]
     return pa.RecordBatch.from_pylist(made, schema=SCHEMA)
 
 
 def send(
-    settings: ProducerSettings, *batches: pa.RecordBatch, facts: dict[int, LaneFact] | None = None,
+    settings: ProducerSettings,
+    *batches: pa.RecordBatch,
+    facts: dict[int, LaneFact] | None = None,
     floors: dict[int, Position] | None = None,
-) -> dict[int, dict[str, Any]]:  # fmt: skip
+) -> dict[int, dict[str, Any]]:
     """Run a task as Spark does. Returns its answers by source shard."""
     answers = list(SendTask(settings, facts or {}, floors or {}).run(iter(batches)))
     return {row["shard"]: row for answer in answers for row in answer.to_pylist()}

@@ -232,9 +232,14 @@ class ModelStore(StoredHub):
     def link(self, edge: str) -> Link:
         hub = self._model
         return Link(
-            self._of, self._epoch, lambda: 0.0, lambda: hub.clock, edge=edge, connect=hub.connect,
+            self._of,
+            self._epoch,
+            lambda: 0.0,
+            lambda: hub.clock,
+            edge=edge,
+            connect=hub.connect,
             sleep=lambda _: hub.turns.step(),
-        )  # fmt: skip
+        )
 
     def _epoch(self, lane: Lane) -> int:
         self._model.turns.step()

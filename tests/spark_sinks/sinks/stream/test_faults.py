@@ -33,9 +33,17 @@ def started(
     hub: StreamHub, stream: str, seed: int, *, rows: int = ROWS, shards: int = 2, spread: int = 1
 ) -> subprocess.Popen[str]:
     command = [
-        sys.executable, "-m", "tests.spark_sinks.sinks.stream.sending",
-        hub.url, hub.store, stream, str(rows), str(seed), str(shards), str(spread),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "tests.spark_sinks.sinks.stream.sending",
+        hub.url,
+        hub.store,
+        stream,
+        str(rows),
+        str(seed),
+        str(shards),
+        str(spread),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "sending\n"

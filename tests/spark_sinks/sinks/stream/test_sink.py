@@ -29,9 +29,12 @@ def even_seqs(source: Hub, spark: SparkSession, **options: object) -> DataFrame:
     named = {"store": source.root, "stream": "telemetry", **options}
     frame = spark.readStream.format("weft").options(**named).load()
     return frame.where("_seq % 2 = 0").select(
-        "_shard", "_offset", "_time", F.col("_key").alias("key"),
+        "_shard",
+        "_offset",
+        "_time",
+        F.col("_key").alias("key"),
         F.explode(F.array(F.concat("_edge", F.lit(":"), "_seq"), F.lit("again"))).alias("payload"),
-    )  # fmt: skip
+    )
 
 
 def run(frame: DataFrame, sink: StreamSink, checkpoint: Path) -> None:

@@ -54,8 +54,11 @@ def test_a_record_says_where_it_comes_from_what_made_it_and_when_its_cause_was(h
     assert record["origin"] == "told@7"
     assert (record["time"], record["clock"]) == ("2023-11-14T22:13:20.000008000Z", "synced")
     assert dict(record["headers"]) == {
-        "weft.position": "2:8:0", "weft.lineage": lineage, "unit": "K", "weft.user.weft.subject": "mine",
-    }  # fmt: skip
+        "weft.position": "2:8:0",
+        "weft.lineage": lineage,
+        "unit": "K",
+        "weft.user.weft.subject": "mine",
+    }
     assert get_json(f"{hub.url}/v1/streams/told")["fields"] == ["machine"]
 
 

@@ -56,15 +56,20 @@ def checkpointed(folder: Path, files: int, version: int, app: str, position: int
     """A table whose log is one checkpoint with some number of files of 512 MiB, and the entry that it stands for."""
     log = folder / "_delta_log"
     log.mkdir(parents=True)
-    fields = [{"name": each.name, "type": kind, "nullable": True, "metadata": {}} for each, kind in zip(
-        SCHEMA, ("integer", "long", "string"), strict=True
-    )]  # fmt: skip
+    fields = [
+        {"name": each.name, "type": kind, "nullable": True, "metadata": {}}
+        for each, kind in zip(SCHEMA, ("integer", "long", "string"), strict=True)
+    ]
     metadata = {
-        "id": "4ac6f9c5-2a6e-4b23-8a1a-3f1f3f1f3f1f", "name": None, "description": None,
+        "id": "4ac6f9c5-2a6e-4b23-8a1a-3f1f3f1f3f1f",
+        "name": None,
+        "description": None,
         "format": {"provider": "parquet", "options": []},
         "schemaString": json.dumps({"type": "struct", "fields": fields}),
-        "partitionColumns": [], "createdTime": 0, "configuration": [("delta.appendOnly", "false")],
-    }  # fmt: skip
+        "partitionColumns": [],
+        "createdTime": 0,
+        "configuration": [("delta.appendOnly", "false")],
+    }
     paths = [f"shard-0-{n:020d}-{n + 1:020d}-0123456789abcdef.parquet" for n in range(files)]
     bounds = [stats(0, n, n + 1) for n in range(files)]
     pairs = pa.map_(pa.string(), pa.string())
@@ -82,16 +87,26 @@ def checkpointed(folder: Path, files: int, version: int, app: str, position: int
     first = pa.array([{"minReaderVersion": 1, "minWriterVersion": 2}, None, None])
     kinds = {
         "protocol": pa.array(first, pa.struct([("minReaderVersion", pa.int32()), ("minWriterVersion", pa.int32())])),
-        "metaData": pa.array([None, metadata, None], pa.struct([
-            ("id", pa.string()), ("name", pa.string()), ("description", pa.string()),
-            ("format", pa.struct([("provider", pa.string()), ("options", pairs)])),
-            ("schemaString", pa.string()), ("partitionColumns", pa.list_(pa.string())), ("createdTime", pa.int64()),
-            ("configuration", pairs),
-        ])),
-        "txn": pa.array([None, None, {"appId": app, "version": position}], pa.struct([
-            ("appId", pa.string()), ("version", pa.int64()), ("lastUpdated", pa.int64()),
-        ])),
-    }  # fmt: skip
+        "metaData": pa.array(
+            [None, metadata, None],
+            pa.struct(
+                [
+                    ("id", pa.string()),
+                    ("name", pa.string()),
+                    ("description", pa.string()),
+                    ("format", pa.struct([("provider", pa.string()), ("options", pairs)])),
+                    ("schemaString", pa.string()),
+                    ("partitionColumns", pa.list_(pa.string())),
+                    ("createdTime", pa.int64()),
+                    ("configuration", pairs),
+                ]
+            ),
+        ),
+        "txn": pa.array(
+            [None, None, {"appId": app, "version": position}],
+            pa.struct([("appId", pa.string()), ("version", pa.int64()), ("lastUpdated", pa.int64())]),
+        ),
+    }
     facts = pa.table(kinds | {"add": pa.nulls(3, adds.type)})
     rest = pa.table({name: pa.nulls(files, column.type) for name, column in kinds.items()} | {"add": adds})
     whole = pa.concat_tables([rest.slice(0, files // 2), facts, rest.slice(files // 2)]).combine_chunks()

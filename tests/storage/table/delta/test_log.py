@@ -89,9 +89,11 @@ class TestBesideOthers:
         files = [await new_file(store, 3 * n, 3 * n + 3, shard=n) for n in range(8)]
         logs = [TableLog(store, KEY) for _ in files]
         await asyncio.gather(
-            *(each.append(state, [file], {f"weft/00/telemetry/{file.shard}": 3}, 1)
-              for each, file in zip(logs, files, strict=True))
-        )  # fmt: skip
+            *(
+                each.append(state, [file], {f"weft/00/telemetry/{file.shard}": 3}, 1)
+                for each, file in zip(logs, files, strict=True)
+            )
+        )
         read_by_all(store, range(24))
         assert table(store).version() == 8
 
@@ -166,10 +168,13 @@ class TestBesideOthers:
 
 
 class TestWhatOthersDemand:
-    @pytest.mark.parametrize(("properties", "text"), [
-        ({"delta.constraints.positive": "_offset >= 0"}, "delta.constraints.positive"),
-        ({"delta.columnMapping.mode": "name"}, "delta.columnMapping.mode"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("properties", "text"),
+        [
+            ({"delta.constraints.positive": "_offset >= 0"}, "delta.constraints.positive"),
+            ({"delta.columnMapping.mode": "name"}, "delta.columnMapping.mode"),
+        ],
+    )
     async def test_what_a_writer_must_check_or_rename(
         self, store: ObjectStore, log: TableLog, properties: dict[str, str], text: str
     ) -> None:
@@ -178,11 +183,23 @@ class TestWhatOthersDemand:
         with pytest.raises(TableError, match=rf"{text}.*move the table away"):
             await log.append(state, [], {APP: 3}, 1)
 
-    @pytest.mark.parametrize(("actions", "text"), [
-        ({"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["v2Checkpoint"],
-                       "writerFeatures": ["v2Checkpoint", "rowTracking"]}}, "rowTracking, v2Checkpoint"),
-        ({"protocol": {"minReaderVersion": 1, "minWriterVersion": 8}}, "minWriterVersion 8"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("actions", "text"),
+        [
+            (
+                {
+                    "protocol": {
+                        "minReaderVersion": 3,
+                        "minWriterVersion": 7,
+                        "readerFeatures": ["v2Checkpoint"],
+                        "writerFeatures": ["v2Checkpoint", "rowTracking"],
+                    }
+                },
+                "rowTracking, v2Checkpoint",
+            ),
+            ({"protocol": {"minReaderVersion": 1, "minWriterVersion": 8}}, "minWriterVersion 8"),
+        ],
+    )
     async def test_unknown_features(self, store: ObjectStore, log: TableLog, actions: Any, text: str) -> None:
         await store.create(f"{KEY}/_delta_log/{1:020d}.json", json.dumps(actions).encode())
         with pytest.raises(TableError, match=text):
@@ -290,8 +307,11 @@ def measured(tmp_path: Path, *files: int) -> list[dict[str, float]]:
         checkpointed(tmp_path / str(number) / KEY, number, 7, APP, 1_000_000)
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, *(str(tmp_path / str(number)) for number in files)],
-        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[4],
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[4],
+    )
     return list(json.loads(done.stdout))
 
 

@@ -37,8 +37,13 @@ def in_order(small: SmallFiles) -> list[DataFile]:
 
 async def create(store: ObjectStore) -> None:
     schema = json.dumps({"type": "struct", "fields": []})
-    metadata = {"id": "1", "format": {"provider": "parquet", "options": {}}, "schemaString": schema,
-                "partitionColumns": [], "configuration": {}}  # fmt: skip
+    metadata = {
+        "id": "1",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": schema,
+        "partitionColumns": [],
+        "configuration": {},
+    }
     lines = [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": metadata}]
     await store.create(f"{KEY}/_delta_log/{0:020d}.json", "\n".join(map(json.dumps, lines)).encode())
 
