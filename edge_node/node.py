@@ -28,7 +28,7 @@ from weft.edge_node.control.server import Control
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.derived.part import BeforeLogPart, FunctionsPart
 from weft.edge_node.ingest import routing
-from weft.edge_node.ingest.ingest import TickBatch
+from weft.edge_node.ingest.ingest import Rests, TickBatch
 from weft.edge_node.ingest.routing import PayloadChecks
 from weft.edge_node.ingest.tracing_part import TracingPart
 from weft.edge_node.links.desired import ConfigTrial, StoredConfig
@@ -128,6 +128,7 @@ class EdgeNode:
             loop = asyncio.get_running_loop()
             self.batch = TickBatch(loop.call_soon, loop.time, self.counters)
             self.log = self._open_log(stack)
+            self.batch.rest_with(Rests(self.log, loop.call_soon))
             self._refusals = Refusals(loop.time)
             self.unrouted = routing.Unrouted(self.config.unrouted.policy, self.log, self.counters)
             trial = self._make_trial()

@@ -9,7 +9,7 @@ SHAPES = ((10, 100), (100, 20), (1000, 5), (1000, 1), (5000, 1))
 """Connections, and how many unacknowledged messages each keeps in flight."""
 FLEET = 5000
 """Connections of the fleet; each publishes once a second."""
-RATES = (100, 1_000, 10_000)
+RATES = (100, 1_000, 5_000, 10_000)
 RATE_CONNECTIONS = (10, 100, 1_000)
 UNKEPT = "live"
 """A topic prefix that no stream takes."""

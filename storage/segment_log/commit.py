@@ -83,6 +83,8 @@ class Committer:
         self._is_held_back = False
         """True if the newest segment remains unsealed because there is no space to begin the next."""
         self.listeners: list[Callable[[frozenset[int]], None]] = []
+        self.posted: Callable[[], None] | None = None
+        """The last delivery to the owner's thread; None once it was called, and with it all earlier ones."""
 
     def run_once(self) -> bool:
         """Make the next pending commit durable. False if nothing was pending, the log has failed, or its disk has no
@@ -407,6 +409,8 @@ class Committer:
             return
 
         def call() -> None:
+            if self.posted is call:
+                self.posted = None
             # An error in one callback must not keep the others from being called.
             for callback in callbacks:
                 try:
@@ -419,6 +423,7 @@ class Committer:
                 except Exception:
                     logger.exception("a listener of the segment log failed")
 
+        self.posted = call
         self.post(call)
 
     def post(self, deliver: Callable[[], None]) -> None:
@@ -487,6 +492,9 @@ class Pacer:
         self._bytes = 0
         self._appends_before = 0
         """Number of the next commit's appends that arrived before the last commit had ended."""
+        self.pays = interval_s is not None
+        """True if appends arrive at any time of a wait, and not only at its beginning, as those of clients in a closed
+        loop do."""
         self._vain_waits = 0
         self._patient_at = 0.0
         """Commits do not wait before this time, because waiting was in vain."""
@@ -511,12 +519,16 @@ class Pacer:
         came = appends - self._appends_before
         window_s = now - self._ended_at
         if came <= 0 or window_s <= 0:
+            self.pays = False
             return
         # Probability that all of ``came`` appends at random times lie within this share of the wait.
         chance = max(0.0, 1 - silence_s / window_s) ** came
         if silence_s < PACED_INTERVAL_S / SILENCE_SHARE or chance > PAYING_CHANCE:
             self._vain_waits = max(0, self._vain_waits - 1)
-        elif chance <= VAIN_CHANCE:
+            self.pays = not self._vain_waits
+            return
+        self.pays = False
+        if chance <= VAIN_CHANCE:
             self._vain_waits = min(self._vain_waits + 1, VAIN_WAITS_MAX)
             if self._vain_waits >= VAIN_WAITS_MIN:
                 self._patient_at = now + PACED_INTERVAL_S * 2**self._vain_waits
@@ -567,7 +579,7 @@ class Writer:
         """
         state, queue, now = self._state, self._state.queue, self._monotonic()
         # By default every append wakes the writer. Only a writer that is held back on purpose sleeps through appends.
-        queue.wake_bytes = 0
+        queue.wake_bytes, queue.held_until = 0, 0.0
         if self.stopping or state.failed is not None:
             return 0.0
         if self._committer.waits_for_space:
@@ -577,6 +589,7 @@ class Writer:
         if now < self._pacer.opens_at and queue.raw_bytes < self._pacer.bytes_max and not is_empty:
             # Held back: appends do not wake the writer, since it would only read the clock each time.
             queue.wake_bytes = self._pacer.bytes_max
+            queue.held_until = self._pacer.opens_at if self._pacer.pays else 0.0
             until = min(until, self._pacer.opens_at)
         elif queue.due and queue:
             return 0.0

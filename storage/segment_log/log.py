@@ -338,6 +338,16 @@ class SegmentLog(LogAnswers, LogSpace):
         ``pending_bytes_max``."""
         return self._state.queue.raw_bytes
 
+    @property
+    def held_until(self) -> float:
+        """Return the time, by the monotonic clock in seconds, before which no commit begins and no callback of one is
+        due; 0 if one may begin, runs, or has callbacks that were not called yet.
+
+        Another commit may begin earlier once enough bytes wait. It is not 0 only while appends keep arriving without
+        waiting for commits.
+        """
+        return self._state.queue.held_until if self.committer.posted is None else 0.0
+
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back, through ``post``, after each commit, and after a callback of ``on_durable`` that had no commit to
         wait for. Return a function that ends this. Owner's thread only."""

@@ -234,6 +234,8 @@ class PendingQueue:
         """True if the writer may begin with the queue: the owner's turn has ended, or a gap notice is queued."""
         self.wake_bytes = 0
         """Queued bytes from which on the writer must be notified."""
+        self.held_until = 0.0
+        """Time before which no commit begins, while appends keep arriving; 0 if one may begin at any time."""
         self.leading: set[int] = set()
         """Streams whose batches come first in their commits."""
         self.reserved_bytes = 0

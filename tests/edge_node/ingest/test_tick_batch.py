@@ -9,7 +9,12 @@ from weft.edge_node.ingest.ingest import (
     ANSWERS_MAX,
     ANSWERS_S_MAX,
     COST_MAX,
+    REST_BYTES_MAX,
+    REST_MESSAGES_MAX,
+    REST_S_MAX,
+    REST_S_MIN,
     TICK_BYTES_MAX,
+    Rests,
     TickBatch,
 )
 from weft.edge_node.ingest.record import WRITE_COST, Destination, Gathering, Route, Source
@@ -400,3 +405,63 @@ def test_who_ends_behind_its_answers_has_them_sent_at_once(loop: Loop, batch: Ti
     loop.end_turn()
     assert answered(fleet) == 2 * len(fleet), "one step is scheduled, and no second one"
     assert not loop.ready
+
+
+class HeldLog:
+    """A log that holds its next commit back until a time."""
+
+    held_until = 0.0
+    pending_bytes = 0
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        self.committed = callback
+
+
+def test_the_loop_rests_until_shortly_before_a_commit_that_is_held_back(
+    loop: Loop, batch: TickBatch, store: Store
+) -> None:
+    log, slept = HeldLog(), list[float]()
+    used = 1.0
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        loop.time += seconds
+
+    rests = Rests(log, loop.ready.append, lambda: loop.time, lambda: used, sleep)  # type: ignore[arg-type]
+    batch.rest_with(rests)
+    device = NotedSource("device")
+
+    def turn(messages: int = 1, route: Route = ROUTE) -> list[float]:
+        slept.clear()
+        for _ in range(messages):
+            publish(batch, device, b"x", b"ack", route)
+        loop.end_turn()
+        loop.end_turn()
+        loop.time += 0.001
+        return list(slept)
+
+    assert turn() == []  # a commit may begin at any time
+    log.held_until = loop.time + 1
+    assert turn() == [REST_S_MAX]
+    log.held_until = loop.time + REST_S_MIN + 0.002
+    assert turn() == [pytest.approx(0.002)]
+    log.held_until = loop.time + 1.5 * REST_S_MIN
+    assert turn() == []
+    log.held_until = loop.time + 1
+    assert turn(REST_MESSAGES_MAX + 1) == []
+    assert turn(route=Route(Destination((1,), False, False), live=True, marked=False)) == []  # subscribers wait
+    log.pending_bytes = REST_BYTES_MAX
+    assert turn() == []  # a commit may begin early
+    log.pending_bytes = 0
+    used += 0.9
+    assert turn() == []  # the loop has other work
+    used += 0.0001
+    assert turn() == [REST_S_MAX]
+    used += 0.0001
+    publish(batch, device, b"x", b"ack")
+    loop.end_turn()
+    log.committed()  # in the iteration of the rest: its answers are sent at the end of that iteration
+    loop.end_turn()
+    assert slept == [REST_S_MAX]
+    loop.end_turn()
+    assert slept == [REST_S_MAX] * 2

@@ -12,6 +12,7 @@ import pytest
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import DIRECTORY
+from weft.edge_node.ingest.ingest import Rests
 from weft.protocols.batch import ClockReading, ClockState
 from weft.storage.segment_log import LogSettings, SegmentLog
 from weft.storage.segment_log.commit import Writer
@@ -39,6 +40,8 @@ class Load:
 
     monkeypatch: pytest.MonkeyPatch
     interval_s: float | None = None
+    rests: bool = False
+    """Whether the owner's thread rests while commits are held back, as a node's loop does."""
     sync_s: float = SYNC_S
     now: float = START_S
     disk: FakeFileSystem = field(default_factory=FakeFileSystem)
@@ -69,6 +72,21 @@ class Load:
         self.disk.fail = self._disk
         self.failure: OSError | None = None
         self._woken = False
+        self._came: float | None = None
+        self._awake_at = 0.0
+        self.turns = 0
+        """Turns of the owner's loop in which something came."""
+        self._soon: list[Callable[[], None]] = []
+        self._resting = Rests(self.log, self._soon.append, lambda: self.now, lambda: 0.0, self._sleep)
+
+    def _next_iteration(self) -> None:
+        soon = self._soon.copy()
+        self._soon.clear()
+        for callback in soon:
+            callback()
+
+    def _sleep(self, seconds: float) -> None:
+        self._awake_at = self.now + seconds
 
     def _notice(self, n: int = 1) -> None:
         self._woken = True
@@ -93,8 +111,8 @@ class Load:
         Args:
             then: what the client does once it is acknowledged.
         """
-        sent = self.now
-        self.log.append(self.stream, round(sent * 1e9), [b"k"], [bytes(bytes_)])
+        sent = self.now if self._came is None else self._came
+        self.log.append(self.stream, round(self.now * 1e9), [b"k"], [bytes(bytes_)])
 
         def reported(error: BaseException | None) -> None:
             self.acks.append(Ack(sent, self.now, error))
@@ -108,10 +126,18 @@ class Load:
         self.send(lambda: self.at(self.now + delay_s, lambda: self.loop(delay_s)))
 
     def _pass(self, until: float) -> None:
-        while self._events and self._events[0][0] <= until:
-            when, _, act = heapq.heappop(self._events)
-            self.now = max(self.now, when)
-            act()
+        while self._events and (due := max(self._events[0][0], self._awake_at)) <= until:
+            self.now = max(self.now, due)
+            came = 0
+            self.turns += 1
+            while self._events and self._events[0][0] <= self.now:
+                self._came, _, act = heapq.heappop(self._events)
+                act()
+                came += 1
+            self._came = None
+            if self.rests:
+                self._resting.after(came)
+                self._next_iteration()
         self.now = until
 
     def run(self, seconds: float) -> None:
@@ -126,7 +152,7 @@ class Load:
             self._woken = False
             wakes_at = min(until, self.now + idle_s)
             while not self._woken and self.now < wakes_at:
-                upcoming = self._events[0][0] if self._events else wakes_at
+                upcoming = max(self._events[0][0], self._awake_at) if self._events else wakes_at
                 self._pass(min(max(upcoming, self.now), wakes_at))
 
     def commits(self) -> int:
@@ -134,6 +160,7 @@ class Load:
 
     def forget(self) -> None:
         """Begin to count now."""
+        self.turns = 0
         self.acks.clear()
         self.begins.clear()
         self.ends.clear()

@@ -25,7 +25,7 @@ SLACK_S = 1e-6
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Load:
-    return Load(monkeypatch)
+    return Load(monkeypatch, rests=True)
 
 
 def open_loop(load: Load, rate: int, seconds: float, seed: int = 1) -> None:
@@ -77,6 +77,36 @@ def test_what_a_busy_node_appends_wakes_no_thread(load: Load) -> None:
     load.forget()
     load.run(1)
     assert load.wakes <= (load.commits() - before) + 2
+
+
+@pytest.mark.parametrize(("rate", "share"), [(1000, 0.55), (3000, 0.25)])
+def test_a_loop_that_rests_between_commits_takes_several_messages_in_a_turn(
+    monkeypatch: pytest.MonkeyPatch, rate: int, share: float
+) -> None:
+    load = Load(monkeypatch, rests=True)
+    open_loop(load, rate, 3.0)
+    load.run(1)
+    load.forget()
+    load.run(2)
+    assert load.turns <= share * len(load.acks)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 5])
+def test_clients_in_a_closed_loop_after_a_fleet_find_no_loop_that_rests(
+    monkeypatch: pytest.MonkeyPatch, clients: int
+) -> None:
+    def rate(interval_s: float | None, rests: bool) -> int:
+        load = Load(monkeypatch, interval_s, rests=rests)
+        open_loop(load, 1500, 1.0)
+        load.run(1)
+        for client in range(clients):
+            load.loop(0.001 + client * 5e-6)
+        load.run(0.5)
+        load.forget()
+        load.run(1)
+        return len(load.acks)
+
+    assert rate(None, True) >= 0.95 * rate(0.0, False)
 
 
 @pytest.mark.parametrize(
