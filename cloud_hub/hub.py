@@ -18,18 +18,6 @@ from aiohttp import web
 
 from weft.bounds import Refusals
 from weft.cloud_hub.administration import Administration
-from weft.cloud_hub.api.edge_reports import newest
-from weft.cloud_hub.api.metrics import (
-    REPORTS_AGE_S,
-    EdgeFigures,
-    Metrics,
-    ShardPositions,
-    StreamFigures,
-    StreamRates,
-    followed,
-)
-from weft.cloud_hub.api.records import ShardViews
-from weft.cloud_hub.api.summaries import EdgeViews, LinksElsewhere, ShardSummaries, StreamCompleteness
 from weft.cloud_hub.auth.access import Access, Orders
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.cluster import ClusterCache, Membership, Owners, Site, Work
@@ -55,6 +43,18 @@ from weft.cloud_hub.part import Part, Step
 from weft.cloud_hub.pipelines import FIGURES_READ_S, PipelineRequests
 from weft.cloud_hub.pulls import HubPulls
 from weft.cloud_hub.quotas import LinkQuota, TenantCounts, Tenants
+from weft.cloud_hub.reads.edge_reports import newest
+from weft.cloud_hub.reads.metrics import (
+    REPORTS_AGE_S,
+    EdgeFigures,
+    Metrics,
+    ShardPositions,
+    StreamFigures,
+    StreamRates,
+    followed,
+)
+from weft.cloud_hub.reads.records import ShardViews
+from weft.cloud_hub.reads.summaries import EdgeViews, LinksElsewhere, ShardSummaries, StreamCompleteness
 from weft.cloud_hub.regions.regions import RegionLink, Regions
 from weft.cloud_hub.rollouts import FleetConfigs
 from weft.cloud_hub.settings import HubSettings

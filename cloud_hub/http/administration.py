@@ -9,12 +9,12 @@ import msgspec
 from aiohttp import web
 
 from weft.cloud_hub.administration import Administration, quotas_answer
-from weft.cloud_hub.api.answers import LongAnswer, answered, encoded, integer, routes
-from weft.cloud_hub.api.summaries import ShardSummaries
 from weft.cloud_hub.auth.access import Access, Orders
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.facts.tenants import DeclaredQuotas
 from weft.cloud_hub.quotas import StreamUse, Tenants
+from weft.cloud_hub.reads.answers import LongAnswer, answered, encoded, integer, routes
+from weft.cloud_hub.reads.summaries import ShardSummaries
 from weft.cloud_hub.tables.hub_tables import HubTables
 from weft.hub_api.answers import ApiError, ReceivedAnswer, StreamUseAnswer, UsageAnswer, moment_of
 from weft.hub_api.operations import OPERATIONS, PAGE_DEFAULT, PAGE_MAX, Operation

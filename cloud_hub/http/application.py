@@ -17,8 +17,9 @@ from aiohttp.typedefs import Middleware
 from msgspec import UNSET
 
 from weft.bounds import Refusals
-from weft.cloud_hub.api import views
-from weft.cloud_hub.api.answers import (
+from weft.cloud_hub.auth.access import Access, headers_of
+from weft.cloud_hub.reads import views
+from weft.cloud_hub.reads.answers import (
     Answers,
     LongAnswer,
     ViewT,
@@ -30,10 +31,10 @@ from weft.cloud_hub.api.answers import (
     position,
     routes,
 )
-from weft.cloud_hub.api.metrics import StreamRates
-from weft.cloud_hub.api.records import SOON, RecordsReading, ShardsView, ShardViews, trace_answer
-from weft.cloud_hub.api.series import SeriesReading, SeriesRequest
-from weft.cloud_hub.api.summaries import (
+from weft.cloud_hub.reads.metrics import StreamRates
+from weft.cloud_hub.reads.records import SOON, RecordsReading, ShardsView, ShardViews, trace_answer
+from weft.cloud_hub.reads.series import SeriesReading, SeriesRequest
+from weft.cloud_hub.reads.summaries import (
     EdgeViews,
     LinksElsewhere,
     ShardSummaries,
@@ -41,8 +42,7 @@ from weft.cloud_hub.api.summaries import (
     edge_of,
     edges_after,
 )
-from weft.cloud_hub.api.views import LaneOf, StreamPart, View, renamed_lanes
-from weft.cloud_hub.auth.access import Access, headers_of
+from weft.cloud_hub.reads.views import LaneOf, StreamPart, View, renamed_lanes
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.tables.hub_tables import HubTables
 from weft.config.log_lines import Repeats, left_out
@@ -390,7 +390,7 @@ class Api:
         return await asyncio.to_thread(answered, answer)  # its record may have megabytes
 
     async def _get_rows(self, request: web.Request) -> LongAnswer:
-        from weft.cloud_hub.api import rows  # imports pyarrow, as for histories
+        from weft.cloud_hub.reads import rows
 
         shards, tenant, stream = await self.stream(request)
         if "shard" not in request.query:

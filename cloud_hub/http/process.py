@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 from msgspec import UNSET
 
-from weft.cloud_hub.api.answers import answered, routes
-from weft.cloud_hub.api.metrics import Metrics
-from weft.cloud_hub.api.summaries import CONFLICTS_MAX, LinksElsewhere, ShardSummaries
 from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster import Membership
+from weft.cloud_hub.reads.answers import answered, routes
+from weft.cloud_hub.reads.metrics import Metrics
+from weft.cloud_hub.reads.summaries import CONFLICTS_MAX, LinksElsewhere, ShardSummaries
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import LOST_LISTED_MAX, Shards, lost_views
 from weft.cloud_hub.tables.hub_tables import HubTables

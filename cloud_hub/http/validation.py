@@ -14,9 +14,9 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
-from weft.cloud_hub.api.answers import choice, integer, routes, time_parameter
 from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.auth.certificates import ReaderCertificate
+from weft.cloud_hub.reads.answers import choice, integer, routes, time_parameter
 from weft.config.release import SOFTWARE
 from weft.hub_api.answers import ApiError, WhoAmI, moment
 from weft.hub_api.document import document

@@ -11,12 +11,12 @@ from functools import partial
 from typing import NamedTuple, TypeGuard
 
 from weft.bounds import Owner, OwnerKind, Rates, Refusals
-from weft.cloud_hub.api.edge_reports import EdgeReport
 from weft.cloud_hub.auth.certificates import CertificateIdentity
 from weft.cloud_hub.auth.tokens import TokenIdentity
 from weft.cloud_hub.cluster import redirect
 from weft.cloud_hub.down.hub_down import HubDown, OpeningDown
 from weft.cloud_hub.quotas import LinkQuota, unbound
+from weft.cloud_hub.reads.edge_reports import EdgeReport
 from weft.cloud_hub.rollouts import LinkConfig, LinkConfigs
 from weft.cloud_hub.shard.lane_session import ClockNotices, LaneClaim, LaneSession, SessionRefused, is_hubs_own
 from weft.cloud_hub.shard.sequencer import Sequencer

@@ -17,13 +17,13 @@ from aiohttp import web
 
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.api.edge_reports import EdgeReport, is_later
-from weft.cloud_hub.api.summaries import Linked, LinksElsewhere
 from weft.cloud_hub.auth.certificates import CertificateIdentity
 from weft.cloud_hub.auth.tokens import TokenIdentity
 from weft.cloud_hub.facts.tokens import WITHOUT_TOKEN, Credentials
 from weft.cloud_hub.links.edge_link import EdgeLink, clock_differs
 from weft.cloud_hub.part import Part
+from weft.cloud_hub.reads.edge_reports import EdgeReport, is_later
+from weft.cloud_hub.reads.summaries import Linked, LinksElsewhere
 from weft.cloud_hub.shard.lane_ends import note_conflicts
 from weft.cloud_hub.shard.shards import LOST_LISTED_MAX
 from weft.config.log_lines import Repeats, left_out

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weft.cloud_hub.api.views import View, table_view
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.facts.acts import OwnActs
 from weft.cloud_hub.facts.declarations import Declarations
 from weft.cloud_hub.part import Part
 from weft.cloud_hub.quotas import TenantSizes
+from weft.cloud_hub.reads.views import View, table_view
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.collector import Collector, Pins, ShardCollector
 from weft.cloud_hub.shard.lane_ends import LaneKeeper

@@ -99,7 +99,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cluster", "shard", "store"),
         ("auth", "splits", "stream_deletion"),
         ("facts",),
-        ("api", "quotas"),
+        ("quotas", "reads"),
         ("check", "console"),
         ("down", "pipelines", "preflight", "regions", "rollouts", "tables"),
         ("links",),

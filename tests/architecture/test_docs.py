@@ -14,9 +14,9 @@ from docs.tools.generate import DECISIONS, PICTURE, REFERENCE, decisions_page, p
 from docs.tools.picture import missing, picture
 from docs.tools.prose import broken_code, handwritten_pages, long_lines
 from weft.bounds import Refusals
-from weft.cloud_hub.api import answers, series
 from weft.cloud_hub.auth import jwt
 from weft.cloud_hub.http import changes, pairing, tail
+from weft.cloud_hub.reads import answers, series
 from weft.config.metrics.edge import EDGE_METRICS
 from weft.config.metrics.hub import HUB_METRICS
 from weft.config.models import EdgeConfig, HubConfig

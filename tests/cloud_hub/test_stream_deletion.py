@@ -28,7 +28,7 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub import stream_deletion
-from weft.cloud_hub.api.metrics import StreamFigures
+from weft.cloud_hub.reads.metrics import StreamFigures
 from weft.cloud_hub.stream_deletion import CannotDelete, Deleted, Deletion, Patience
 from weft.protocols.lane import Lane
 from weft.replication.runner import LinkIdentity

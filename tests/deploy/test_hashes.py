@@ -76,7 +76,7 @@ def test_the_recipe_installs_a_node(tmp_path: Path) -> None:
     subprocess.run(["sh", "-ec", script], check=True, env=os.environ | {"PATH": path, "HOME": str(tmp_path)})
     python = tmp_path / "opt" / "weft" / "bin" / "python"
     subprocess.run(
-        [python, "-c", "import weft.cli, weft.cloud_hub.api.history, deltalake, obstore, pyarrow"],
+        [python, "-c", "import weft.cli, weft.cloud_hub.reads.history, deltalake, obstore, pyarrow"],
         check=True,
         cwd=tmp_path,
     )

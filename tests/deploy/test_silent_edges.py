@@ -21,8 +21,8 @@ from tests.deploy.test_alerts import RULES, promtool
 from tests.support.processes import weft
 from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub import cluster
-from weft.cloud_hub.api import metrics
 from weft.cloud_hub.hub import Hub, boot_time_ns
+from weft.cloud_hub.reads import metrics
 from weft.replication.events import LinkStatus
 from weft.replication.flow_control import SenderSettings
 from weft.replication.runner import LinkIdentity

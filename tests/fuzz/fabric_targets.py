@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from tests.fuzz.target import INPUT_BYTES_MAX, Target
 from tests.vectors import notation
-from weft.cloud_hub.api.answers import integer, time_parameter
+from weft.cloud_hub.reads.answers import integer, time_parameter
 from weft.hub_api.answers import ApiError
 from weft.protocols import batch, chunk, link
 from weft.protocols.batch import ClockReading

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from weft.cloud_hub.api.edge_reports import EdgeReport
-from weft.cloud_hub.api.metrics import EDGES_REFRESH_S, EdgeFigures
-from weft.cloud_hub.api.summaries import Linked, LinksElsewhere
+from weft.cloud_hub.reads.edge_reports import EdgeReport
+from weft.cloud_hub.reads.metrics import EDGES_REFRESH_S, EdgeFigures
+from weft.cloud_hub.reads.summaries import Linked, LinksElsewhere
 from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane, NodeName
 from weft.protocols.link import NodeReport

@@ -13,8 +13,8 @@ from tests.support.speed import slowness
 from tests.support.steps import STEP_S_MAX, TRIES, stepped
 from tests.support.tokens import create_token
 from tests.support.waiting import until
-from weft.cloud_hub.api.summaries import EdgeRow, EdgeViews, Walk, edges_after
-from weft.cloud_hub.api.views import LaneFacts
+from weft.cloud_hub.reads.summaries import EdgeRow, EdgeViews, Walk, edges_after
+from weft.cloud_hub.reads.views import LaneFacts
 from weft.hub_api.rights import Scope
 from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane

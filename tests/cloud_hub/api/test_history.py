@@ -15,11 +15,11 @@ from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, TOPICS, LogWriter, Run
 from weft.client import Client
 from weft.client.operations import HubRefusal
-from weft.cloud_hub.api import history
-from weft.cloud_hub.api.history import Histories, PastPlace, TableFiles, TableReading
-from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.reads import history
+from weft.cloud_hub.reads.history import Histories, PastPlace, TableFiles, TableReading
+from weft.cloud_hub.reads.views import Search
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
 from weft.config.load import parse_schema
 from weft.protocols.lane import Origin, OriginKind

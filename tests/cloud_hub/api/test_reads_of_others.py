@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
-from weft.cloud_hub.api.history import READERS_MAX, LowestRecords, LowestTable, _Readers
-from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.views import FoundRecord, Search
+from weft.cloud_hub.reads.history import READERS_MAX, LowestRecords, LowestTable, _Readers
+from weft.cloud_hub.reads.records import RecordReader
+from weft.cloud_hub.reads.views import FoundRecord, Search
 from weft.hub_api.answers import RecordOfStream
 from weft.protocols.chunk_index import Chunk, StreamKey
 from weft.storage.chunk_log import ShardLog

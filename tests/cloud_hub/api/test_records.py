@@ -9,9 +9,9 @@ from aiohttp import web
 
 from tests.cloud_hub.live import get, running_hub
 from tests.storage.test_chunk_log import CLUSTER, Writer
-from weft.cloud_hub.api import views as searches
-from weft.cloud_hub.api.records import CHUNKS_MAX, LOCATE_LOOKS, Beginning, RecordReader
-from weft.cloud_hub.api.views import SEARCHED_MAX, Search
+from weft.cloud_hub.reads import views as searches
+from weft.cloud_hub.reads.records import CHUNKS_MAX, LOCATE_LOOKS, Beginning, RecordReader
+from weft.cloud_hub.reads.views import SEARCHED_MAX, Search
 from weft.protocols.shard.placement import shard_of
 from weft.storage.chunk_log import READ_AHEAD_MAX, ShardLog
 from weft.storage.cluster import open_cluster

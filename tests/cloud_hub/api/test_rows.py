@@ -15,11 +15,11 @@ from tests.cloud_hub.api.test_application import EDGE, STREAM, deliver, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.hub_api.answers import check_answer
 from tests.support.tokens import create_token
-from weft.cloud_hub.api import rows as api_rows
-from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.rows import END_OFFSET, NEXT_CHUNK, NEXT_OFFSET, RowsRequest, rows_answer
-from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.reads import rows as api_rows
+from weft.cloud_hub.reads.records import RecordReader
+from weft.cloud_hub.reads.rows import END_OFFSET, NEXT_CHUNK, NEXT_OFFSET, RowsRequest, rows_answer
+from weft.cloud_hub.reads.views import Search
 from weft.hub_api.operations import ARROW
 from weft.hub_api.rights import Scope
 from weft.protocols.payloads import PayloadKind

@@ -14,10 +14,10 @@ from tests.cloud_hub.test_split_hub import LANES, Edge, split
 from tests.support.silence import silent_logs
 from tests.support.waiting import until
 from weft.cloud_hub import cluster
-from weft.cloud_hub.api import answers, summaries
-from weft.cloud_hub.api.summaries import EdgeRow, Listed, ShardSummaries, ShardSummary, edges_after
-from weft.cloud_hub.api.views import StreamPart
 from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.reads import answers, summaries
+from weft.cloud_hub.reads.summaries import EdgeRow, Listed, ShardSummaries, ShardSummary, edges_after
+from weft.cloud_hub.reads.views import StreamPart
 from weft.protocols.lane import NodeName
 from weft.storage import hub_keys
 from weft.storage.object_store.directory import MemoryStore

@@ -19,10 +19,10 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.issuer import KeySetServer, claims, key_of, key_set, settings, signed
 from tests.support.tokens import create_token, withdraw_token
 from tests.support.waiting import PATIENCE_S
-from weft.cloud_hub.api.metrics import ShardPositions
 from weft.cloud_hub.http import changes
 from weft.cloud_hub.http.changes import CHECKED_AT_ONCE, LISTENERS_MAX, NAMED_MAX, REMEMBERED_MAX, ChangesSeen
 from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.reads.metrics import ShardPositions
 from weft.hub_api.answers import ChangeEvent
 from weft.hub_api.rights import Scope
 from weft.protocols.lane import NodeName

@@ -22,10 +22,10 @@ from tests.support.speed import slowness
 from tests.support.steps import TRIES
 from tests.support.tokens import create_token
 from tests.support.waiting import until
-from weft.cloud_hub.api import records
-from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.http import changes
 from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.reads import records
+from weft.cloud_hub.reads.views import Search
 from weft.hub_api.rights import Scope
 from weft.protocols.link import FunctionReport, NodeReport
 from weft.protocols.payloads import PayloadKind

@@ -7,8 +7,6 @@ import random
 
 import pytest
 
-from weft.cloud_hub.api.edge_reports import EdgeReport
-from weft.cloud_hub.api.summaries import Linked
 from weft.cloud_hub.links.open_links import (
     CLEAN_LOOKS,
     OBJECT_BYTES_MAX,
@@ -17,6 +15,8 @@ from weft.cloud_hub.links.open_links import (
     REWRITE_LOOKS,
     LinkedEdges,
 )
+from weft.cloud_hub.reads.edge_reports import EdgeReport
+from weft.cloud_hub.reads.summaries import Linked
 from weft.hub_api.status import LostOfLane
 from weft.protocols.lane import NodeName
 from weft.protocols.link import FunctionReport, NodeReport

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import SETTINGS, SequencerNode, Session
-from weft.cloud_hub.api.views import completeness_view, stream_lanes
+from weft.cloud_hub.reads.views import completeness_view, stream_lanes
 from weft.protocols.chunk_index import GapRange, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.shard.completeness import completeness

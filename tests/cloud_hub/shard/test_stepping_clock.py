@@ -18,7 +18,7 @@ from msgspec import UNSET
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, SequencerNode, Session, read_chunks
 from tests.support.outcomes import outcome
-from weft.cloud_hub.api.records import RecordReader
+from weft.cloud_hub.reads.records import RecordReader
 from weft.hub_api.answers import moment
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState

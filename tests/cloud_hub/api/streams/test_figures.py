@@ -14,9 +14,9 @@ from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.clocks import Clock
 from tests.support.waiting import until
-from weft.cloud_hub.api import metrics as module
-from weft.cloud_hub.api.metrics import NOTES_MAX, OTHERS, STREAMS_SLICE_LANES, StreamFigures, TableLag
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.reads import metrics as module
+from weft.cloud_hub.reads.metrics import NOTES_MAX, OTHERS, STREAMS_SLICE_LANES, StreamFigures, TableLag
 from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet

@@ -15,8 +15,8 @@ from tests.cloud_hub.fabric import CLUSTER, SequencerNode, Session
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.virtual_time import now_ns
 from tests.support.waiting import PATIENCE_S
-from weft.cloud_hub.api import records as followers
-from weft.cloud_hub.api.records import FollowedShard, StreamFollowers
+from weft.cloud_hub.reads import records as followers
+from weft.cloud_hub.reads.records import FollowedShard, StreamFollowers
 from weft.protocols.lane import Lane
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import StoreError

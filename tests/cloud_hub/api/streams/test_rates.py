@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.cloud_hub.api.metrics import NOTE_INTERVAL_S, ShardPositions, StreamRates
-from weft.cloud_hub.api.views import LaneFacts, StreamPart, StreamTally
+from weft.cloud_hub.reads.metrics import NOTE_INTERVAL_S, ShardPositions, StreamRates
+from weft.cloud_hub.reads.views import LaneFacts, StreamPart, StreamTally
 from weft.protocols.shard.shard_state import ShardState
 
 KEY = ("default", "telemetry")

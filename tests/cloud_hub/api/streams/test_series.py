@@ -14,8 +14,8 @@ import pytest
 
 from tests.cloud_hub.api.test_application import deliver
 from tests.cloud_hub.live import EdgeLog, get, running_hub
-from weft.cloud_hub.api import series
 from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.reads import series
 from weft.hub_api.answers import moment, parse_moment
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState

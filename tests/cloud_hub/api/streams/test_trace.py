@@ -13,10 +13,10 @@ from deltalake import DeltaTable
 from tests.cloud_hub.api.test_history import FUNCTION, collect, tabled
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run
-from weft.cloud_hub.api import records
-from weft.cloud_hub.api.history import LaneFiles
-from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.reads import records
+from weft.cloud_hub.reads.history import LaneFiles
+from weft.cloud_hub.reads.views import Search
 from weft.protocols.chunk_index import GapRange
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.segment import GapReason

@@ -24,10 +24,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.api.answers import SLICE_S
-from weft.cloud_hub.api.edge_reports import EdgeReport, disk_view, functions_view
-from weft.cloud_hub.api.records import LOADING, named_shards
-from weft.cloud_hub.api.views import (
+from weft.cloud_hub.clock import ADVICE, HubClock
+from weft.cloud_hub.part import Part
+from weft.cloud_hub.reads.answers import SLICE_S
+from weft.cloud_hub.reads.edge_reports import EdgeReport, disk_view, functions_view
+from weft.cloud_hub.reads.records import LOADING, named_shards
+from weft.cloud_hub.reads.views import (
     LaneFacts,
     StreamPart,
     StreamSummary,
@@ -36,8 +38,6 @@ from weft.cloud_hub.api.views import (
     renamed_lanes,
     stream_parts,
 )
-from weft.cloud_hub.clock import ADVICE, HubClock
-from weft.cloud_hub.part import Part
 from weft.cloud_hub.shard.lane_session import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import CachedShard, Shards, conflict_views, open_gap_views

@@ -13,9 +13,9 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from weft.cloud_hub.api.answers import choice, integer, time_parameter
-from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.views import FoundRecord, Search
+from weft.cloud_hub.reads.answers import choice, integer, time_parameter
+from weft.cloud_hub.reads.records import RecordReader
+from weft.cloud_hub.reads.views import FoundRecord, Search
 from weft.config.units import parse_duration_ns
 from weft.hub_api.answers import ApiError, SeriesRow, moment_of, parse_moment
 from weft.hub_api.operations import SERIES_ROWS_DEFAULT, SERIES_ROWS_MAX, SERIES_VALUES

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weft.bounds import Refusals, Shares
 from weft.bounds.scheduling import BackgroundTask
-from weft.cloud_hub.api.edge_reports import outage_left
-from weft.cloud_hub.api.summaries import LinksElsewhere
-from weft.cloud_hub.api.views import StreamPart, renamed_lanes
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.part import Part
+from weft.cloud_hub.reads.edge_reports import outage_left
+from weft.cloud_hub.reads.summaries import LinksElsewhere
+from weft.cloud_hub.reads.views import StreamPart, renamed_lanes
 from weft.cloud_hub.shard.lane_session import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM, is_hubs_own
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import ShardCache

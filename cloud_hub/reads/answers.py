@@ -13,8 +13,8 @@ import msgspec
 from aiohttp import web
 
 from weft.bounds import NestedShares, Owner, Refusals
-from weft.cloud_hub.api.views import LaneOf
 from weft.cloud_hub.auth.access import Charged
+from weft.cloud_hub.reads.views import LaneOf
 from weft.hub_api.answers import ApiError, parse_moment
 from weft.hub_api.operations import OF_NAME
 from weft.network.http_server import Handler

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from weft.cloud_hub.api.views import FoundRecord, Search, row_view
+from weft.cloud_hub.reads.views import FoundRecord, Search, row_view
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind

@@ -15,8 +15,8 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from weft.cloud_hub.api.answers import SLICE_S, LongAnswer, Part, integer, time_parameter, with_members
-from weft.cloud_hub.api.views import FoundRecord, Search, Taken, gap_views, only_latest, record_view, removed_until
+from weft.cloud_hub.reads.answers import SLICE_S, LongAnswer, Part, integer, time_parameter, with_members
+from weft.cloud_hub.reads.views import FoundRecord, Search, Taken, gap_views, only_latest, record_view, removed_until
 from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
 from weft.cloud_hub.shard.shards import LOAD_S_MAX, READ_AGE_S_MAX, Shards
 from weft.config.log_lines import Repeats, left_out
@@ -49,7 +49,7 @@ from weft.storage.object_store import NotFound, StoreError
 from weft.storage.table.deletions import FollowedErasures
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.api.history import Histories, Past, PastPlace
+    from weft.cloud_hub.reads.history import Histories, Past, PastPlace
 
 
 CHUNKS_MAX = 64
@@ -184,7 +184,7 @@ class RecordReader:
         histories = self.histories()
         if histories is None:
             return None
-        from weft.cloud_hub.api.history import PastPlace
+        from weft.cloud_hub.reads.history import PastPlace
 
         place = PastPlace(stream, self.log.shard, watermark, search)
         return await histories.records(place, span, limit, min(self._bytes_max, search.records_bytes))
@@ -277,7 +277,7 @@ class RecordReader:
         histories = self.histories()
         if histories is None:
             return None
-        from weft.cloud_hub.api.history import PastPlace
+        from weft.cloud_hub.reads.history import PastPlace
 
         offset = await histories.since(PastPlace(stream, self.log.shard, watermark, search), since)
         return None if offset is None else Beginning(offset, 0)
@@ -660,7 +660,9 @@ class ShardViews:
     def _reader(self, log: ShardLog) -> RecordReader:
         def histories() -> Histories:
             if self._histories is None:
-                from weft.cloud_hub.api.history import Histories  # imports pyarrow, which few nodes without tables need
+                from weft.cloud_hub.reads.history import (
+                    Histories,  # imports pyarrow, which few nodes without tables need
+                )
 
                 self._histories = Histories(log.store, log.cluster, self._monotonic)
             return self._histories
@@ -876,7 +878,7 @@ class ShardTrace:
         return None
 
     def _past(self, watermark: int) -> PastPlace:
-        from weft.cloud_hub.api.history import PastPlace
+        from weft.cloud_hub.reads.history import PastPlace
 
         return PastPlace(self._stream, self._log.shard, watermark, self._search)
 

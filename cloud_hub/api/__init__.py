@@ -1,1 +1,0 @@
-"""The hub's HTTP API."""
