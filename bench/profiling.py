@@ -66,7 +66,7 @@ PARTS = (
     ("functions: other languages", ("functions/python", "functions/sparkplug", "functions/sql")),
     ("functions: chain", ("functions/chain",)),
     ("functions: the rest", ("weft/functions/", "edge_node/derived/")),
-    ("log: read", ("segment_log/reader", "segment_log/scan")),
+    ("log: read", ("segment_log/reader", "segment_log/scan", "segment_log/segment_bytes")),
     ("log: commit and sync", ("segment_log/commit", "segment_log/segment_file", "storage/filesystem")),
     ("log: append", ("segment_log/",)),
     ("batches", ("protocols/batch", "protocols/columns")),

@@ -148,3 +148,19 @@ def _kind_name(kind: int) -> str:
         return OriginKind(kind).name.lower()
     except ValueError:
         return str(kind)
+
+
+# The hub's own lanes: messages to edges, and administrative acts.
+
+DOWN_STREAM = "weft-down"
+"""Stream of the messages to edges. Edges cannot send it: names with this prefix are Weft's own."""
+AUDIT_TENANT = AUDIT_STREAM = "weft-audit"
+"""The stream of administrative acts, in a tenant of its own: acts name tokens and tenants of all."""
+AUDIT_EDGE = "weft-hub"
+"""Name in the place of an edge in the lane of acts."""
+
+
+def is_hubs_own(tenant: str, stream: str) -> bool:
+    """Return whether only hub processes write lanes of a stream. The tenant of acts has no others: who reads them would
+    take what a link wrote beside them for the hub's word."""
+    return stream == DOWN_STREAM or tenant == AUDIT_TENANT

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from weft.cloud_hub.auth.tokens import TokenIdentity
 from weft.cloud_hub.settings import JwtSettings
-from weft.cloud_hub.shard.lane_session import AUDIT_TENANT
 from weft.hub_api.answers import moment
 from weft.hub_api.rights import (
     CONCERNS,
@@ -22,7 +21,7 @@ from weft.hub_api.rights import (
     grants_of,
     parse_grant,
 )
-from weft.protocols.lane import NAME_RULE, valid_name
+from weft.protocols.lane import AUDIT_TENANT, NAME_RULE, valid_name
 
 SECOND = 10**9
 TIME_MAX = 253_402_300_800

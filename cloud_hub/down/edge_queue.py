@@ -10,12 +10,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from weft.bounds import Shares
-from weft.cloud_hub.shard.lane_session import DOWN_STREAM
 from weft.protocols import batch as batches
 from weft.protocols.batch import ClockReading, ClockState, HeaderPairs, columns_from_lists
 from weft.protocols.chunk import SectionEntry
 from weft.protocols.chunk_index import Mark
-from weft.protocols.lane import Lane
+from weft.protocols.lane import DOWN_STREAM, Lane
 from weft.protocols.link import MessageOutcome, OutcomeKind
 
 # Values that a process remembers of messages that are over, within a bound that tenants share.

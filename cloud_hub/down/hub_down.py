@@ -25,13 +25,13 @@ from weft.cloud_hub.down.edge_queue import (
 )
 from weft.cloud_hub.down.lane_writer import CannotWrite, LaneWriter, WriterLost
 from weft.cloud_hub.part import Part
-from weft.cloud_hub.shard.lane_session import BEFORE_NS, DOWN_STREAM, SPARED_NS_MAX, waiting_lanes, waits_from
+from weft.cloud_hub.shard.collector import BEFORE_NS, SPARED_NS_MAX, waiting_lanes, waits_from
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.chunk import section_entries
 from weft.protocols.chunk_index import Chunk, Mark, StreamKey
 from weft.protocols.errors import CodecError
-from weft.protocols.lane import Lane, NodeName
+from weft.protocols.lane import DOWN_STREAM, Lane, NodeName
 from weft.protocols.link import (
     IN_FLIGHT_BYTES_MAX,
     IN_FLIGHT_MAX,

@@ -19,14 +19,7 @@ import msgspec
 from weft.cloud_hub.facts.acts import NumberedEntry, entries, line
 from weft.cloud_hub.facts.declarations import Declarations, Watched
 from weft.cloud_hub.part import Part
-from weft.cloud_hub.shard.lane_session import (
-    AUDIT_EDGE,
-    AUDIT_STREAM,
-    AUDIT_TENANT,
-    LaneClaim,
-    LaneSession,
-    SessionRefused,
-)
+from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines import Repeats, left_out
@@ -34,7 +27,7 @@ from weft.protocols import batch as batches
 from weft.protocols.batch import ClockReading, ClockState, columns_from_lists, decode_header
 from weft.protocols.chunk_index import LaneFlag, Mark
 from weft.protocols.errors import UnsupportedVersion
-from weft.protocols.lane import Lane
+from weft.protocols.lane import AUDIT_EDGE, AUDIT_STREAM, AUDIT_TENANT, Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet

@@ -24,8 +24,7 @@ from weft.cloud_hub.facts.fact import (
     parse_stream_name,
     read_fact,
 )
-from weft.cloud_hub.shard.lane_session import AUDIT_TENANT
-from weft.protocols.lane import NAME_RULE, valid_name
+from weft.protocols.lane import AUDIT_TENANT, NAME_RULE, valid_name
 from weft.storage.cluster_log import Change, ClusterState
 from weft.storage.table.schemas import SCHEMA, STREAM
 

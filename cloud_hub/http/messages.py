@@ -39,7 +39,7 @@ from weft.hub_api.answers import (
 from weft.hub_api.bodies import EDGES_MAX, KEY_CHARACTERS_MAX, MessageRequest
 from weft.hub_api.rights import Right
 from weft.protocols.errors import CodecError
-from weft.protocols.lane import NAME_RULE, NodeName, valid_name
+from weft.protocols.lane import DOWN_STREAM, NAME_RULE, NodeName, valid_name
 from weft.protocols.link import MESSAGE_BYTES_MAX
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.topics import InvalidTopic, check_topic

@@ -18,7 +18,7 @@ from weft.cloud_hub.down.hub_down import HubDown, OpeningDown
 from weft.cloud_hub.quotas import LinkQuota, unbound
 from weft.cloud_hub.reads.edge_reports import EdgeReport
 from weft.cloud_hub.rollouts import LinkConfig, LinkConfigs
-from weft.cloud_hub.shard.lane_session import ClockNotices, LaneClaim, LaneSession, SessionRefused, is_hubs_own
+from weft.cloud_hub.shard.lane_session import ClockNotices, LaneClaim, LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shard_sessions import ADVICE
 from weft.cloud_hub.shard.shards import Shards
@@ -27,7 +27,7 @@ from weft.config.units import approximate_duration
 from weft.hub_api.rights import ANY, Right
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk_index import ClockUpdate, GapRange, LaneFlag, Mark
-from weft.protocols.lane import Lane, NodeName, format_log_id
+from weft.protocols.lane import Lane, NodeName, format_log_id, is_hubs_own
 from weft.protocols.link import (
     CONFIG,
     LANES_MAX,

@@ -21,7 +21,7 @@ from weft.config.metrics import exposition
 from weft.config.metrics.exposition import AnySample, Sample, build_info
 from weft.config.metrics.hub import HUB_METRICS
 from weft.protocols.chunk_index import StreamKey
-from weft.protocols.lane import Lane, NodeName
+from weft.protocols.lane import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM, Lane, NodeName, is_hubs_own
 from weft.protocols.shard.completeness import SILENT_NS, Reason, held_back, moment_of
 from weft.protocols.shard.lane_state import LaneState
 from weft.storage.chunk_log import missing_shards

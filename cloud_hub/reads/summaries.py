@@ -39,13 +39,15 @@ from weft.cloud_hub.reads.views import (
     stream_parts,
 )
 from weft.cloud_hub.shard.lane_session import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM
+from weft.cloud_hub.clock import ADVICE, HubClock
+from weft.cloud_hub.part import Part
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import CachedShard, Shards, conflict_views, open_gap_views
 from weft.config.log_lines import Repeats, left_out
 from weft.hub_api.answers import EdgeAlarm, EdgeAnswer, EdgeOfHub, MissingShard, Moment, moment, moment_of
 from weft.hub_api.status import ConflictOfLane, LostOfLane, OpenGapOfLane
 from weft.protocols.chunk_index import StreamKey
-from weft.protocols.lane import Lane, NodeName, format_log_id
+from weft.protocols.lane import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM, Lane, NodeName, format_log_id
 from weft.protocols.shard.completeness import Completeness, HeldBack, LostRecords, Reason, Tally
 from weft.protocols.shard.completeness import moment_of as moment_of_lane
 from weft.protocols.shard.lane_state import LaneState, begins_at, follows

@@ -46,7 +46,7 @@ from weft.storage.object_store import ObjectStore
 from weft.storage.table.actions import app_id
 from weft.storage.table.deletions import stored_deletions
 from weft.storage.table.delta import guarded, open_table
-from weft.storage.table.delta_log import only_latest
+from weft.storage.table.latest import only_latest
 from weft.storage.table.rows import BYTES_COLUMN, ORIGIN_COLUMN
 
 WINDOW_ROWS, WINDOW_BYTES = 16 << 10, 32 << 20

@@ -10,11 +10,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.cloud_hub.shard.lane_session import is_hubs_own
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import decode_header
 from weft.protocols.chunk_index import Chunk, GapRange, LaneFlag, LaneUpdate, Mark, StreamKey, StreamSection
-from weft.protocols.lane import ORIGINS_MAX, Lane, Origin, matches
+from weft.protocols.lane import ORIGINS_MAX, Lane, Origin, is_hubs_own, matches
 from weft.protocols.link import Clock, RefuseCode
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import SEQ_END, Range, RangeSet

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from weft.cloud_hub.shard.lane_ends import EndedLanes, adoption
-from weft.cloud_hub.shard.lane_session import ClockNotices, LaneSession, PendingItem, ReceivedBatch, bounds, is_hubs_own
+from weft.cloud_hub.shard.lane_session import ClockNotices, LaneSession, PendingItem, ReceivedBatch, bounds
 from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import BatchHeader, Buffer, ClockState
@@ -32,7 +32,7 @@ from weft.protocols.chunk_index import (
     StreamSection,
     index_of,
 )
-from weft.protocols.lane import ORIGINS_MAX, Lane, Origin, by_number
+from weft.protocols.lane import ORIGINS_MAX, Lane, Origin, by_number, is_hubs_own
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard.fold import fold

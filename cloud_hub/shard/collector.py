@@ -24,10 +24,11 @@ from typing import NamedTuple
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import WRONG_NS, ClockWrong, HubClock
 from weft.cloud_hub.shard.lane_ends import Ending, write_chunk
-from weft.cloud_hub.shard.lane_session import spared_from
 from weft.cloud_hub.shard.sequencer import thin_snapshots, write_snapshot
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.lane import DOWN_STREAM, Lane
+from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage import hub_keys
 from weft.storage.chunk_log import SNAPSHOTS_TO_START, CollectedPast, Manifest, RegionPositions, ShardLog, changed
@@ -366,3 +367,37 @@ class Collector:
                 except (StoreError, CodecError, NotFound, CollectedPast, ClockWrong) as error:
                     logger.warning("shard %d: old chunks were not collected: %s", shard.shard, error)
         return more
+
+
+# Messages to edges (``cloud_hub.down``) that wait, as a shard's state has them: their chunks are kept.
+
+SPARED_NS_MAX = 8 * 86_400 * 10**9
+"""Longest time that chunks are kept for messages that wait: a day longer than the longest expiry."""
+BEFORE_NS = 10**9
+"""Nanoseconds by which a chunk may be older than its messages: a lane's times only grow, so those that are accepted at
+once, or by processes whose clocks differ, may be ahead of the clock."""
+
+
+def waits_from(held: LaneState | None) -> tuple[int, int] | None:
+    """Return time and number from which a lane has messages without an outcome; None if it has none."""
+    if held is None or not held.ranges:
+        return None
+    mark = held.whole_mark
+    time, seq = (0, 0) if mark is None else (mark.time, mark.seq)
+    return (time, seq) if seq < held.ranges.end else None
+
+
+def waiting_lanes(state: ShardState) -> dict[Lane, tuple[int, int]]:
+    """Return the lanes with messages that wait, each as ``waits_from``."""
+    found = {}
+    for lane, held in state.lanes.items():
+        if lane.stream == DOWN_STREAM and (since := waits_from(held)) is not None:
+            found[lane] = since
+    return found
+
+
+def spared_from(state: ShardState, now: int) -> int:
+    """Return the moment from which chunks are kept because messages in them wait: at most ``SPARED_NS_MAX`` ago, and
+    ``now`` if none waits."""
+    times = [time for time, _ in waiting_lanes(state).values()]
+    return max(min(times) - BEFORE_NS, now - SPARED_NS_MAX) if times else now

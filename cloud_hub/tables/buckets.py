@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from weft.cloud_hub.facts.streams import wrong_part
 from weft.protocols.batch import Buffer
-from weft.storage.table import delta_log
 from weft.storage.table.actions import Action, AddedFile, DataFile, DeltaState, TableError, plain_path
+from weft.storage.table.files import checkpoint_files
 from weft.storage.table.rows import TOMBSTONE_COLUMN
 from weft.storage.table_writer.parquet_file import ParquetFile
 
@@ -89,7 +89,7 @@ class BucketFiles:
 
     def read_checkpoint(self, file: IO[bytes], name: str) -> None:
         """Take a checkpoint, or a part of one."""
-        for added in delta_log.files(file, name):
+        for added in checkpoint_files(file, name):
             self._add(added)
 
     def _add(self, added: AddedFile) -> None:

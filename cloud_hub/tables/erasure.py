@@ -43,7 +43,9 @@ from weft.storage.table.deletions import (
     stored_erased,
 )
 from weft.storage.table.delta import DeltaHandle, in_thread
-from weft.storage.table.delta_log import Rewrite, TableFiles, TableLog, only_latest, rewrite
+from weft.storage.table.delta_log import Rewrite, TableLog, rewrite
+from weft.storage.table.files import TableFiles
+from weft.storage.table.latest import only_latest
 from weft.storage.table.schemas import FollowedDeclarations
 from weft.storage.table_writer.parquet_file import table_schema
 from weft.storage.table_writer.settings import DEFAULTS

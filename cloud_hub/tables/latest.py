@@ -61,16 +61,8 @@ from weft.storage.table.actions import (
     table_payload,
 )
 from weft.storage.table.delta import DeltaHandle, in_thread, open_table
-from weft.storage.table.delta_log import (
-    INSTEAD_PROPERTY,
-    ChangeFile,
-    Rewrite,
-    TableLog,
-    has_all_rows,
-    latest_of,
-    replaces_all_rows,
-    rewrite,
-)
+from weft.storage.table.delta_log import ChangeFile, Rewrite, TableLog, rewrite
+from weft.storage.table.latest import INSTEAD_PROPERTY, has_all_rows, latest_of, replaces_all_rows
 from weft.storage.table.rows import BYTES_COLUMN, TOMBSTONE_COLUMN, Erased, row_schema, without
 from weft.storage.table_writer.parquet_file import new_columns, table_schema
 from weft.storage.table_writer.settings import TableSettings, new_properties, statistics_columns

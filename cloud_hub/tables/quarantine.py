@@ -31,7 +31,6 @@ from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import QUARANTINES, quarantine_key, table_key
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.object_store.protocol import ObjectFile
-from weft.storage.table import delta_log
 from weft.storage.table.actions import (
     Action,
     AddedFile,
@@ -45,6 +44,7 @@ from weft.storage.table.actions import (
 )
 from weft.storage.table.delta import DeltaHandle, in_thread
 from weft.storage.table.delta_log import TableLog
+from weft.storage.table.files import checkpoint_files
 from weft.storage.table.quality import FAILED_COLUMN
 from weft.storage.table.schemas import DeclaredQuality
 from weft.storage.table.typed_columns import bounded_names
@@ -109,8 +109,8 @@ class NewFiles:
             self.files.pop(plain_path(action.remove.path), None)
 
     def read_checkpoint(self, file: IO[bytes], name: str) -> None:
-        """Take a checkpoint, or a part of one. Raises as ``delta_log.take_facts``."""
-        for added in delta_log.files(file, name):
+        """Take a checkpoint, or a part of one. Raises as ``take_facts``."""
+        for added in checkpoint_files(file, name):
             self._add(added)
 
     def _add(self, added: AddedFile) -> None:

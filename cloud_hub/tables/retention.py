@@ -31,7 +31,8 @@ from weft.storage.object_store.protocol import ObjectFile
 from weft.storage.table.actions import DataFile, TableError, app_ids
 from weft.storage.table.deletions import FORMAT, RANGES_MAX, Deletion, declare, stored_deletions
 from weft.storage.table.delta import in_thread
-from weft.storage.table.delta_log import Rewrite, SmallFiles, TableLog, rewrite
+from weft.storage.table.delta_log import Rewrite, TableLog, rewrite
+from weft.storage.table.files import SmallFiles
 
 # Places of rows: their numbers by lane and their offsets by shard, as runs.
 

@@ -24,7 +24,8 @@ from weft.protocols.batch import BatchHeader, Buffer, Record
 from weft.protocols.errors import CodecError
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import HEADER_BYTES, EntryKind, GapNotice
-from weft.storage.segment_log.scan import Entry, Torn
+from weft.storage.segment_log.scan import Torn
+from weft.storage.segment_log.segment_bytes import Entry
 
 # The start of a tail, found from the log's end backwards, so that it starts at once for a log of any length.
 

@@ -27,18 +27,15 @@ from weft.protocols.segment import (
 from weft.protocols.topics import matches
 from weft.storage.filesystem import FileSystem
 from weft.storage.segment_log.encryption import disk_of
-from weft.storage.segment_log.scan import (
-    Damage,
+from weft.storage.segment_log.scan import Damage, Item, Torn, walk
+from weft.storage.segment_log.segment_bytes import (
     Entry,
-    Item,
     SegmentBytes,
-    Torn,
     find_entry,
     find_footer,
     find_header,
     last_nonzero,
     read_entry,
-    walk,
 )
 
 # One segment file, read while its node may be writing or deleting it.

@@ -513,3 +513,12 @@ def refusal(use: Use, name: str, what: str, *, is_denied: bool) -> QueueError:
         Reason.ACCESS_REFUSED,
         f"access rules do not let the user {use.verb} this {what}: add the line `queue {use.word} {pattern}`",
     )
+
+
+class DeathReason(enum.StrEnum):
+    """Reasons why a message left a queue without being handled."""
+
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    MAXLEN = "maxlen"
+    DELIVERY_LIMIT = "delivery_limit"

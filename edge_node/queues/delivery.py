@@ -14,9 +14,9 @@ from itertools import cycle, groupby, repeat
 from weft.bounds import Owner
 from weft.edge_node.ingest.record import Admitted, QueueTargets, Records
 from weft.edge_node.queues import contents as memory
-from weft.edge_node.queues.contents import Contents, DeathReason, DueQueues
+from weft.edge_node.queues.contents import Contents, DueQueues
 from weft.edge_node.queues.declarations import ExchangePublishing
-from weft.edge_node.queues.definitions import TOPIC_EXCHANGE, routing_key_of
+from weft.edge_node.queues.definitions import TOPIC_EXCHANGE, DeathReason, routing_key_of
 from weft.edge_node.queues.exchange import QueuesByHeaders, QueueSet, Topology
 from weft.edge_node.queues.limits import QueueContext
 from weft.edge_node.queues.queue import Consumption, Queue, QueueClient

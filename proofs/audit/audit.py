@@ -73,7 +73,7 @@ from weft.storage.object_store import ObjectStore, StoreUnfit
 from weft.storage.table.actions import TableError
 from weft.storage.table.deletions import RANGES_MAX, Deletion, stored_deletions
 from weft.storage.table.delta import guarded
-from weft.storage.table.delta_log import only_latest
+from weft.storage.table.latest import only_latest
 from weft.storage.table.rows import BYTES_COLUMN
 from weft.storage.table.schemas import ExpectedEdges
 

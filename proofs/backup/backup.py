@@ -57,9 +57,10 @@ from weft.storage.cluster import Cluster, open_cluster, restored
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
 from weft.storage.object_store.opening import lay_out
 from weft.storage.presence import running
-from weft.storage.table import delta_log
 from weft.storage.table.actions import Action, plain_path
-from weft.storage.table.delta_log import TableLog, decode_pointer, replaces_all_rows
+from weft.storage.table.delta_log import TableLog, decode_pointer
+from weft.storage.table.files import checkpoint_files
+from weft.storage.table.latest import replaces_all_rows
 
 # Copies of the logs of shards into a backup.
 
@@ -219,7 +220,7 @@ class LiveFiles:
 
     def read_checkpoint(self, file: IO[bytes], name: str) -> None:
         """Take a checkpoint, or a part of one."""
-        for added in delta_log.files(file, name):
+        for added in checkpoint_files(file, name):
             self.sizes[plain_path(added.path)] = added.size
 
 

@@ -32,7 +32,7 @@ from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
 from weft.storage.cluster_log import LISTED_MAX, ClusterLog, ClusterState, Rewritten
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
-from weft.storage.table.delta_log import only_latest
+from weft.storage.table.latest import only_latest
 from weft.storage.table.rows import row_schema, usable_fields
 from weft.storage.table.schemas import ExpectedEdges, Schemas
 from weft.storage.table.typed_columns import beside, typed_names

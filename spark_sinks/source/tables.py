@@ -24,7 +24,6 @@ from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import table_key
 from weft.storage.native_threads import wait_at_exit
 from weft.storage.object_store import ObjectStore
-from weft.storage.table import delta_log
 from weft.storage.table.actions import (
     Action,
     AddedFile,
@@ -38,6 +37,7 @@ from weft.storage.table.actions import (
 )
 from weft.storage.table.delta import file_system
 from weft.storage.table.delta_log import TableLog
+from weft.storage.table.files import checkpoint_files, take_facts
 
 # The files of a table's version, by shard and offset: a micro-batch finds its few of a million without a walk.
 
@@ -244,9 +244,9 @@ class FollowedTable:
             self._remove(plain_path(action.remove.path))
 
     def read_checkpoint(self, file: IO[bytes], name: str) -> None:
-        """Take a checkpoint, or a part of one. Raises as ``delta_log.take_facts``."""
-        delta_log.take_facts(file, name, self._facts.take)
-        for added in delta_log.files(file, name):
+        """Take a checkpoint, or a part of one. Raises as ``take_facts``."""
+        take_facts(file, name, self._facts.take)
+        for added in checkpoint_files(file, name):
             self._add(added)
 
     def _add(self, added: AddedFile) -> None:

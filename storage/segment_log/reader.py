@@ -15,7 +15,8 @@ from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import ENTRY_HEADER_BYTES, ClockNotice, EntryKind, GapNotice
 from weft.storage.histogram import Histogram
 from weft.storage.segment_log.index import Segment
-from weft.storage.segment_log.scan import SegmentBytes, quarantine
+from weft.storage.segment_log.scan import quarantine
+from weft.storage.segment_log.segment_bytes import SegmentBytes
 from weft.storage.segment_log.settings import LogFailed
 from weft.storage.segment_log.space import held_within, unsafe_bytes
 from weft.storage.segment_log.state import LogState, next_held

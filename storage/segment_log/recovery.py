@@ -24,17 +24,8 @@ from weft.protocols.segment import HEADER_BYTES, GapNotice, Owner, SegmentHeader
 from weft.storage.filesystem import File, FileSystem, Lock, write_atomically
 from weft.storage.segment_log.commit import Committer, Post
 from weft.storage.segment_log.index import Segment, SegmentIndex
-from weft.storage.segment_log.scan import (
-    Scan,
-    SegmentBytes,
-    find_footer,
-    find_header,
-    keep_aside,
-    missing_gaps,
-    read_entry,
-    report_damage,
-    scan_segment,
-)
+from weft.storage.segment_log.scan import Scan, keep_aside, missing_gaps, report_damage, scan_segment
+from weft.storage.segment_log.segment_bytes import SegmentBytes, find_footer, find_header, read_entry
 from weft.storage.segment_log.segment_file import SegmentWriter, open_segment
 from weft.storage.segment_log.settings import (
     DAMAGED,

@@ -22,7 +22,7 @@ from weft.protocols.segment import (
 )
 from weft.storage.filesystem import FileSystem
 from weft.storage.segment_log.index import ORIGIN_BYTES_MAX, Chunk, LaneSpan, Segment, notices
-from weft.storage.segment_log.scan import SegmentBytes
+from weft.storage.segment_log.segment_bytes import SegmentBytes
 from weft.storage.segment_log.settings import (
     BATCH_OVERHEAD_BYTES,
     DROP_SHARE,

@@ -19,7 +19,8 @@ from weft.protocols.payloads import PayloadKind
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.actions import DataFile, DeltaState, TableConflict, TableError, TableSize
 from weft.storage.table.delta import DeltaHandle, in_thread
-from weft.storage.table.delta_log import SmallFiles, TableLog
+from weft.storage.table.delta_log import TableLog
+from weft.storage.table.files import SmallFiles
 from weft.storage.table_writer.parquet_file import table_schema
 from weft.storage.table_writer.settings import DEFAULTS, TableSettings
 from weft.storage.table_writer.writers import FileWriter, OwnWriter

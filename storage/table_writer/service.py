@@ -27,7 +27,8 @@ from weft.storage.hub_keys import latest_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 from weft.storage.presence import TROUBLES_MAX, Claim, TableOwners, TableTrouble
 from weft.storage.table.actions import TableError, TableSize, app_ids
-from weft.storage.table.delta_log import TableLog, has_all_rows
+from weft.storage.table.delta_log import TableLog
+from weft.storage.table.latest import has_all_rows
 from weft.storage.table_writer.maintenance import Maintenance
 from weft.storage.table_writer.settings import DEFAULTS, UNDECLARED, NoHistory, TableSettings, TableTerms
 from weft.storage.table_writer.shards import ShardView, load_shard, share_memory

@@ -25,7 +25,8 @@ from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUn
 from weft.storage.table.actions import DeltaState, TableConflict, TableError, app_id, app_ids, source_ids, table_payload
 from weft.storage.table.deletions import ErasedOffsetsCache, erased_offsets
 from weft.storage.table.delta import DeltaHandle, in_thread
-from weft.storage.table.delta_log import TableLog, positions_of
+from weft.storage.table.delta_log import TableLog
+from weft.storage.table.latest import positions_of
 from weft.storage.table.quality import NewRows, RowChecks, TableQuality
 from weft.storage.table.rows import ERASED_PROPERTY, row_schema
 from weft.storage.table.schemas import StreamQuality, StreamSchema

@@ -83,7 +83,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("settings",),
         ("cipher", "index"),
         ("encryption", "pending"),
-        ("state",),
+        ("segment_bytes", "state"),
         ("scan",),
         ("space",),
         ("reader", "segment_file"),

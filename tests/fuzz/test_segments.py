@@ -25,7 +25,8 @@ from weft.protocols.ranges import RangeSet
 from weft.storage.filesystem import File, OSFileSystem
 from weft.storage.segment_log import LogSettings, LogVersionError, SegmentLog
 from weft.storage.segment_log.recovery import load_directory, read_identity
-from weft.storage.segment_log.scan import SegmentBytes, find_footer, inspect_log, scan_segment
+from weft.storage.segment_log.scan import inspect_log, scan_segment
+from weft.storage.segment_log.segment_bytes import SegmentBytes, find_footer
 from weft.storage.segment_log.settings import DAMAGED, STRANGE
 
 SETTINGS = LogSettings(segment_bytes=1 << 13, budget_bytes=1 << 20, tail_bytes=0)

@@ -22,7 +22,8 @@ from weft.proofs.trace import TraceError, parse_used, payload_fields
 from weft.storage.hub_keys import deletion_key
 from weft.storage.object_store.directory import MemoryStore
 from weft.storage.table.actions import Action, AddedFile, Lines, StateBuilder, TableError, TableProtocol
-from weft.storage.table.delta_log import SmallFiles, decode_pointer
+from weft.storage.table.delta_log import decode_pointer
+from weft.storage.table.files import SmallFiles
 
 DEPTH = 100_000
 DEEP = b"[" * DEPTH + b"]" * DEPTH

@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 from weft.storage.filesystem import OSFileSystem
-from weft.storage.segment_log import scan, segment_file, state
+from weft.storage.segment_log import segment_bytes, segment_file, state
 from weft.storage.segment_log.encryption import KeyRing, KeySource, make_ring
 
 MASTER = bytes(range(32))
@@ -24,7 +24,7 @@ def seal_all_logs() -> None:
 def seal(patch: pytest.MonkeyPatch) -> None:
     """Encrypt all logs that are written until the patch is undone."""
     ring = made_ring()
-    for module in (scan, segment_file):
+    for module in (segment_bytes, segment_file):
         patch.setattr(module, "ring_of", lambda file: ring)
     patch.setattr(state, "is_sealed", lambda disk: True)
 

@@ -22,10 +22,10 @@ from tests.support.tokens import create_token
 from tests.support.waiting import wait_until
 from weft.cli import cli
 from weft.client import Client
-from weft.cloud_hub.shard.lane_session import AUDIT_STREAM, AUDIT_TENANT
 from weft.commands import acts as file_acts
 from weft.hub_api.rights import Scope
 from weft.output import Failed
+from weft.protocols.lane import AUDIT_STREAM, AUDIT_TENANT
 from weft.protocols.shard.placement import shard_of
 from weft.storage.object_store import open_store
 

@@ -26,10 +26,10 @@ from weft.cloud_hub.facts.approvals import (
 )
 from weft.cloud_hub.facts.tokens import add_token
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.shard.lane_session import AUDIT_STREAM, AUDIT_TENANT
 from weft.hub_api.rights import Scope
 from weft.proofs.backup.backup import make_backup, restore
 from weft.proofs.backup.view import open_backup
+from weft.protocols.lane import AUDIT_STREAM, AUDIT_TENANT
 from weft.replication.runner import LinkIdentity
 from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster, restored

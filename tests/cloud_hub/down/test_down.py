@@ -20,7 +20,7 @@ from weft.cloud_hub import splits
 from weft.cloud_hub.down.edge_queue import lane_of
 from weft.cloud_hub.down.hub_down import HubDown
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.shard.lane_session import spared_from, waiting_lanes
+from weft.cloud_hub.shard.collector import spared_from, waiting_lanes
 from weft.protocols.batch import Buffer
 from weft.protocols.link import DownMessage, DownOpen, MessageOutcome, OutcomeKind, Outcomes
 from weft.protocols.shard.placement import digest_of

@@ -24,9 +24,9 @@ from weft.cloud_hub.facts.edges import Groups
 from weft.cloud_hub.http import messages as requests
 from weft.cloud_hub.http.messages import UnknownGroup, members
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.shard.lane_session import DOWN_STREAM, LaneClaim, LaneSession
+from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession
 from weft.output import Failed
-from weft.protocols.lane import Lane, NodeName
+from weft.protocols.lane import DOWN_STREAM, Lane, NodeName
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import LaneState, Retirement
 from weft.protocols.shard.shard_state import ShardState

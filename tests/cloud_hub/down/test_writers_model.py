@@ -21,7 +21,7 @@ from tests.support.outcomes import outcome
 from weft.cloud_hub.down.edge_queue import Draft, QueueFull, Settled, Waiting, lane_of
 from weft.cloud_hub.down.hub_down import LinkDown, OutcomeUnknown, ShardDown, read_chunk
 from weft.cloud_hub.down.lane_writer import CannotWrite
-from weft.cloud_hub.shard.lane_session import waiting_lanes
+from weft.cloud_hub.shard.collector import waiting_lanes
 from weft.protocols.link import DownMessage, Frame, MessageOutcome, Messages, OutcomeKind
 from weft.storage.object_store.directory import MemoryStore
 

@@ -14,10 +14,9 @@ from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.cloud_hub.auth.tokens import TokensUnusable, read_tokens
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.shard.lane_session import AUDIT_STREAM, AUDIT_TENANT, DOWN_STREAM
 from weft.hub_api.rights import Scope
 from weft.protocols.chunk_index import LaneFlag
-from weft.protocols.lane import Lane
+from weft.protocols.lane import AUDIT_STREAM, AUDIT_TENANT, DOWN_STREAM, Lane
 from weft.protocols.link import (
     CONFIG,
     PROTOCOL_VERSION,

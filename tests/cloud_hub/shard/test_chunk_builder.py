@@ -11,9 +11,10 @@ import pytest
 
 from tests.cloud_hub.fabric import make_batch
 from weft.cloud_hub.shard.chunk_builder import TEXTS_PER_EDGE, ChunkBuilder
-from weft.cloud_hub.shard.lane_session import DOWN_STREAM, LaneClaim, LaneSession, ReceivedBatch, waits_from
+from weft.cloud_hub.shard.collector import waits_from
+from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, ReceivedBatch
 from weft.protocols.chunk_index import GapRange, LaneFlag, Mark
-from weft.protocols.lane import Lane, Origin
+from weft.protocols.lane import DOWN_STREAM, Lane, Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.fold import apply

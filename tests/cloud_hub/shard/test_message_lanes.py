@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from weft.cloud_hub.shard.lane_session import BEFORE_NS, DOWN_STREAM, SPARED_NS_MAX, spared_from, waiting_lanes
+from weft.cloud_hub.shard.collector import BEFORE_NS, SPARED_NS_MAX, spared_from, waiting_lanes
 from weft.protocols.chunk_index import Mark
-from weft.protocols.lane import Lane
+from weft.protocols.lane import DOWN_STREAM, Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState

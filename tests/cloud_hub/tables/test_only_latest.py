@@ -26,7 +26,8 @@ from weft.proofs.backup.view import open_backup
 from weft.storage.chunk_log import ShardLog, changed
 from weft.storage.hub_keys import chunk_key, table_key
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table.delta_log import INSTEAD_PROPERTY, TableLog
+from weft.storage.table.delta_log import TableLog
+from weft.storage.table.latest import INSTEAD_PROPERTY
 from weft.storage.table_writer.service import TableService
 from weft.storage.table_writer.settings import TableTerms
 

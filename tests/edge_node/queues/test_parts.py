@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from weft.bounds import Owner, OwnerKind, Quota, Refusals
 from weft.edge_node.queues import limits
 from weft.edge_node.queues import queue as part_of_queue
-from weft.edge_node.queues.contents import RefCounts
 from weft.edge_node.queues.definitions import (
     BindingDefinition,
     ExchangeDefinition,
@@ -28,6 +27,7 @@ from weft.edge_node.queues.definitions import (
 from weft.edge_node.queues.exchange import Destination, Exchange, HeadersBindings, PatternTree
 from weft.edge_node.queues.queue import Queue
 from weft.edge_node.queues.ready import AHEAD_MAX, EXACT, DeliveryMarks, LoadedMessages, Ready, SeqRuns, Unsettled
+from weft.edge_node.queues.state import RefCounts
 from weft.edge_node.subscriptions.message import LogRecord
 from weft.protocols.topics import check_topic
 

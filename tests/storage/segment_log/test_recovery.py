@@ -26,7 +26,7 @@ from weft.protocols.segment import (
     encode_header,
     file_name,
 )
-from weft.storage.segment_log import LogFailed, LogSettings, LogVersionError, SegmentLog, scan
+from weft.storage.segment_log import LogFailed, LogSettings, LogVersionError, SegmentLog, segment_bytes
 from weft.storage.segment_log.scan import Inspected, inspect_log
 
 NO_TAIL = LogSettings(segment_bytes=4096, budget_bytes=1 << 20, tail_bytes=0)
@@ -432,7 +432,7 @@ def test_a_payload_that_poses_as_thousands_of_long_entries_takes_no_time_to_look
     disk: FakeFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end, length = hostile(disk)
-    monkeypatch.setattr(scan, "_SEARCHED_BYTES_MIN", 0, raising=False)
+    monkeypatch.setattr(segment_bytes, "_SEARCHED_BYTES_MIN", 0, raising=False)
     checked = count_checked(monkeypatch)
     log = open_log(disk, ROOMY)
     assert log.recovery.torn_offset == end
@@ -445,7 +445,7 @@ def test_a_commit_behind_such_a_payload_is_found_and_makes_damage_of_it(
     disk: FakeFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hostile(disk, b"also acknowledged")
-    monkeypatch.setattr(scan, "_SEARCHED_BYTES_MIN", 0)
+    monkeypatch.setattr(segment_bytes, "_SEARCHED_BYTES_MIN", 0)
     log = open_log(disk, ROOMY)
     assert log.recovery.torn_bytes == 0
     assert [(gap.first, gap.end, gap.reason) for gap in log.gaps(1)] == [(1, 2, GapReason.CORRUPTION)]

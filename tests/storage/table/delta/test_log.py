@@ -19,7 +19,8 @@ from tests.storage.table.delta.tables import KEY, SCHEMA, checkpointed, create, 
 from tests.support.speed import slowness
 from weft.storage.object_store import NotFound, ObjectStore, open_store
 from weft.storage.table.actions import TableConflict, TableError, TableSize
-from weft.storage.table.delta_log import SmallFiles, TableLog
+from weft.storage.table.delta_log import TableLog
+from weft.storage.table.files import SmallFiles
 
 APP = "weft/00/telemetry/0"
 

@@ -17,7 +17,8 @@ from tests.support.slices import SLICE
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.object_store.directory import MemoryStore
 from weft.storage.table.actions import DataFile, TableConflict, TableSize
-from weft.storage.table.delta_log import SmallFiles, TableLog
+from weft.storage.table.delta_log import TableLog
+from weft.storage.table.files import SmallFiles
 
 APP = "weft/00/telemetry/0"
 END = 60
