@@ -98,7 +98,9 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """
     gc.disable()
     try:
-        if WORKER is not None and first_imports.are_of_all(session.config.args):
+        # What a second run collects, the first has compiled.
+        first = session.config.getoption("--not-again") is None
+        if WORKER is not None and first and first_imports.are_of_all(session.config.args):
             first_imports.import_part(*WORKER)
         return (yield)
     finally:

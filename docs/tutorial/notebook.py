@@ -8,13 +8,14 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import nbformat
 import psutil
-from nbclient import NotebookClient
-from nbformat import NotebookNode
-from PIL import Image
+
+# What reads and runs notebooks takes seconds to import: the functions that need it do.
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+    from PIL import Image
 
 PATH = Path(__file__).parent / "a-stream-in-spark.ipynb"
 CELL_S_MAX = 240
@@ -25,6 +26,8 @@ LOGS = "stderr"
 
 def read_notebook() -> NotebookNode:
     """Return the notebook as it is in the repository."""
+    import nbformat
+
     return nbformat.read(PATH, as_version=4)
 
 
@@ -34,6 +37,8 @@ def execute(notebook: NotebookNode) -> NotebookNode:
     Raises:
         CellExecutionError: a cell failed.
     """
+    from nbclient import NotebookClient
+
     # The kernel takes this Python, whatever kernels the machine has installed.
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     client = NotebookClient(notebook, timeout=CELL_S_MAX, resources={"metadata": {"path": str(PATH.parent)}})
@@ -61,6 +66,8 @@ def texts(notebook: NotebookNode) -> list[str]:
 
 def pictures(notebook: NotebookNode) -> list[Image.Image]:
     """Return the pictures that cells returned."""
+    from PIL import Image
+
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     found = [data["image/png"] for output in outputs if "image/png" in (data := output.get("data", {}))]
     return [Image.open(io.BytesIO(base64.b64decode(png))) for png in found]
@@ -89,6 +96,8 @@ def _without_noise(notebook: NotebookNode) -> NotebookNode:
 
 def main() -> int:
     """Run the notebook and write its outputs into it."""
+    import nbformat
+
     nbformat.write(execute(read_notebook()), PATH)
     return 0
 

@@ -28,6 +28,11 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     for item in items:
         item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+def pytest_pycollect_makemodule(module_path):
+    if module_path.name != "test_some.py":
+        with open("imported", "a") as file:
+            print(module_path.stem, file=file)
 """
 TESTS = """\
 import os, pytest
@@ -54,6 +59,11 @@ def broken_end():
 
 def test_whose_end_fails(broken_end): pass
 """
+OTHERS = {
+    "test_settled": "def test_settled(): pass",
+    "test_settled_but_slow": "import pytest\ndef test_quick(): pass\n@pytest.mark.slow\ndef test_of_others(): pass",
+    "test_settled_but_java": "import pytest\n@pytest.mark.java\ndef test_on_both(): pass",
+}
 
 
 @pytest.mark.slow
@@ -66,6 +76,8 @@ def test_a_second_run_makes_what_the_first_has_not_settled(processes: list[str],
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n    java\n")
     (tmp_path / "test_some.py").write_text(TESTS)
+    for name, text in OTHERS.items():
+        (tmp_path / f"{name}.py").write_text(text)
 
     def run(*arguments: str, **environment: str) -> set[str]:
         command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *processes, *arguments]
@@ -77,9 +89,20 @@ def test_a_second_run_makes_what_the_first_has_not_settled(processes: list[str],
         return {alone or of_worker for alone, of_worker in found}
 
     first = run("-m", "not slow", "--passed-to=passed")
+    (tmp_path / "imported").unlink()
     second = run("--not-again=passed", COMPILER="cc")
-    assert first == {"test_good", "test_with_names", "test_of_java", "test_whose_end_fails"}
-    assert second == {"test_slow", "test_of_java", "test_that_needs_a_compiler", "test_whose_end_fails"}
+    of_others = {"test_settled", "test_quick", "test_on_both"}
+    assert first - of_others == {"test_good", "test_with_names", "test_of_java", "test_whose_end_fails"}
+    assert second - {"test_of_others", "test_on_both"} == {
+        "test_slow",
+        "test_of_java",
+        "test_that_needs_a_compiler",
+        "test_whose_end_fails",
+    }
+    assert first > of_others
+    assert second > {"test_of_others", "test_on_both"}
+    imported = set((tmp_path / "imported").read_text().split())
+    assert imported == OTHERS.keys() - {"test_settled"}, "a file with nothing to do is not imported"
 
 
 @pytest.mark.parametrize(

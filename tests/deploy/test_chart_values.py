@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -30,6 +29,8 @@ def test_the_schemas_have_the_settings_of_this_release() -> None:
     ],
 )
 def test_what_a_chart_does_not_know_is_refused(chart: str, within: tuple[str, ...], name: str) -> None:
+    import jsonschema  # compiles forty grammars, which every worker would wait for
+
     values: Any = yaml.safe_load((CHARTS / chart / "values.yaml").read_text())
     judge = jsonschema.Draft7Validator(json.loads((CHARTS / chart / "values.schema.json").read_text()))
     assert list(judge.iter_errors(values)) == []

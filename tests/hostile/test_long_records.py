@@ -10,7 +10,7 @@ import json
 import struct
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import aiohttp
 import msgspec
@@ -57,18 +57,18 @@ def many_of(payload: bytes, count: int) -> bytes:
 
 LONGEST = RECORD_BYTES - ROOM
 CONTROL = "\x01"
-CASES = {
-    "json-brackets": (PayloadKind.JSON, one_of(brackets(LONGEST))),
-    "json-strings": (PayloadKind.JSON, one_of(b"[" + b'"",' * (LONGEST // 3 - 2) + b'""]')),
-    "json-escapes": (PayloadKind.JSON, one_of(b'["' + b'\\"' * (LONGEST // 2 - 4) + b'"]')),
-    "json-members": (PayloadKind.JSON, one_of(members(LONGEST))),
-    "text-control": (PayloadKind.TEXT, one_of(CONTROL.encode() * LONGEST)),
-    "bytes": (PayloadKind.BYTES, one_of(b"\xff" * LONGEST)),
-    "json-none": (PayloadKind.JSON, one_of(b"\xff" * LONGEST)),
-    "headers-long": (PayloadKind.BYTES, one_of(b"{}", (("h", CONTROL * LONGEST),))),
-    "headers-many": (PayloadKind.BYTES, one_of(b"{}", tuple(("", CONTROL * 8000) for _ in range(1000)))),
-    "many-brackets": (PayloadKind.JSON, many_of(brackets(PAYLOAD_BYTES_MAX), 32)),
-    "many-members": (PayloadKind.JSON, many_of(members(PAYLOAD_BYTES_MAX - ROOM), 32)),
+CASES: dict[str, tuple[PayloadKind, Callable[[], bytes]]] = {
+    "json-brackets": (PayloadKind.JSON, lambda: one_of(brackets(LONGEST))),
+    "json-strings": (PayloadKind.JSON, lambda: one_of(b"[" + b'"",' * (LONGEST // 3 - 2) + b'""]')),
+    "json-escapes": (PayloadKind.JSON, lambda: one_of(b'["' + b'\\"' * (LONGEST // 2 - 4) + b'"]')),
+    "json-members": (PayloadKind.JSON, lambda: one_of(members(LONGEST))),
+    "text-control": (PayloadKind.TEXT, lambda: one_of(CONTROL.encode() * LONGEST)),
+    "bytes": (PayloadKind.BYTES, lambda: one_of(b"\xff" * LONGEST)),
+    "json-none": (PayloadKind.JSON, lambda: one_of(b"\xff" * LONGEST)),
+    "headers-long": (PayloadKind.BYTES, lambda: one_of(b"{}", (("h", CONTROL * LONGEST),))),
+    "headers-many": (PayloadKind.BYTES, lambda: one_of(b"{}", tuple(("", CONTROL * 8000) for _ in range(1000)))),
+    "many-brackets": (PayloadKind.JSON, lambda: many_of(brackets(PAYLOAD_BYTES_MAX), 32)),
+    "many-members": (PayloadKind.JSON, lambda: many_of(members(PAYLOAD_BYTES_MAX - ROOM), 32)),
 }
 
 
@@ -112,7 +112,8 @@ async def by_messages(hub: GuardedHub, path: str, token: str) -> bytes:
 
 @pytest.mark.parametrize("name", CASES)
 async def test_the_longest_record_is_a_little_work_at_a_time(one_hub: GuardedHub, name: str) -> None:
-    kind, data = CASES[name]
+    kind, made = CASES[name]
+    data = made()
     stream = f"{name}-{time.monotonic_ns()}"
     hub, token, path = one_hub, one_hub.token("evil"), f"/v1/streams/{stream}"
 
@@ -172,13 +173,13 @@ STREAMS = """,
   hot: {from_stream: public, functions: [{where: value > 0}]},
   all: {from_stream: public, functions: [{sql: {every: 1s, by: none, select: "SELECT count(*) AS n FROM input"}}]}"""
 MESSAGE_BYTES = 4 * MIB - ROOM
-MESSAGES = {
-    "brackets": brackets(MESSAGE_BYTES),
-    "strings": b"[" + b'"",' * (MESSAGE_BYTES // 3 - 2) + b'""]',
-    "members": members(MESSAGE_BYTES),
-    "control": CONTROL.encode() * MESSAGE_BYTES,
-    "decoded": brackets(256 * 1024),
-    "checked": b'{"value":1,"x":' + brackets(24 * 1024 - 20) + b"}",
+MESSAGES: dict[str, Callable[[], bytes]] = {
+    "brackets": lambda: brackets(MESSAGE_BYTES),
+    "strings": lambda: b"[" + b'"",' * (MESSAGE_BYTES // 3 - 2) + b'""]',
+    "members": lambda: members(MESSAGE_BYTES),
+    "control": lambda: CONTROL.encode() * MESSAGE_BYTES,
+    "decoded": lambda: brackets(256 * 1024),
+    "checked": lambda: b'{"value":1,"x":' + brackets(24 * 1024 - 20) + b"}",
 }
 
 
@@ -196,7 +197,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedEdge]:
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_the_longest_message_is_a_little_work_at_a_time(node: GuardedEdge, name: str) -> None:
-    payload = MESSAGES[name]
+    payload = MESSAGES[name]()
     before = node.function_figures()["hot"]["rows_in"]
     with GoodClient(node, "device") as good:
         packets = (

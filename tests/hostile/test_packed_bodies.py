@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import os
 import re
 import socket
@@ -30,11 +31,6 @@ pytestmark = [
 ]
 UNPACKED_BYTES = 64 << 20
 """0.15 s of processor time to unpack, from 65 kB."""
-BODIES = {
-    "gzip": zlib.compress(bytes(UNPACKED_BYTES), 9, 31),
-    "deflate": zlib.compress(bytes(UNPACKED_BYTES), 9),
-    "identity": b"[" * 3_000_000,
-}
 REFUSED = {400, 401, 403, 404, 405, 413, 415}
 LISTENS = "0A"
 """State of such a socket in /proc/net/tcp."""
@@ -83,12 +79,21 @@ def requests(path: str, login: str, coding: str, body: bytes) -> Iterator[bytes]
     yield head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
 
 
+@functools.cache
+def bodies() -> dict[str, bytes]:
+    return {
+        "gzip": zlib.compress(bytes(UNPACKED_BYTES), 9, 31),
+        "deflate": zlib.compress(bytes(UNPACKED_BYTES), 9),
+        "identity": b"[" * 3_000_000,
+    }
+
+
 def attack(node: Service, asks: dict[str, str]) -> dict[Place, set[bytes]]:
     """Send all bodies to all listeners of a node; return the answers' first lines of those that speak HTTP."""
     heard: dict[Place, set[bytes]] = {}
     for at in listeners(node.pid):
         for path, login in asks.items():
-            for coding, body in BODIES.items():
+            for coding, body in bodies().items():
                 for data in requests(path, login, coding, body):
                     said = asked(at, data)
                     if said.startswith(b"HTTP/"):

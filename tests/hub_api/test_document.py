@@ -6,7 +6,6 @@ import re
 from collections import Counter
 
 import pytest
-from openapi_spec_validator import validate
 
 from weft.cloud_hub.reads.rows import END_OFFSET, NEXT_CHUNK, NEXT_OFFSET
 from weft.hub_api.document import document
@@ -15,6 +14,8 @@ from weft.protocols.lane import valid_name
 
 
 def test_the_document_is_openapi() -> None:
+    from openapi_spec_validator import validate  # a second of imports, which every worker would wait for
+
     validate(document())
 
 
