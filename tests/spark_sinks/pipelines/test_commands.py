@@ -1,4 +1,4 @@
-"""``weft spark new`` and ``weft spark check``, as a person uses them on the shipped pipelines.
+"""``weft spark new``, ``check`` and ``run``, as a person uses them on the shipped pipelines.
 
 The session is that of all tests here: ``test_run.py`` has one of the command's own.
 """
@@ -17,9 +17,13 @@ from pyspark.sql import SparkSession
 
 from spark_sinks.pipelines.catalog import names
 from spark_sinks.pipelines.shipped.features import FEATURES, write_model
-from tests.spark_sinks.conftest import Hub
+from tests.spark_sinks.conftest import EDGES, Hub
+from tests.spark_sinks.source.test_through_hub import Serving
+from tests.support.tokens import create_token
 from weft.cli import cli
+from weft.client import Client
 from weft.commands import spark as check
+from weft.hub_api.rights import Scope
 from weft.output import Refused
 
 pytestmark = pytest.mark.spark
@@ -75,3 +79,16 @@ def test_a_name_that_is_nearly_right(weft: Weft) -> None:
     assert weft("new").stdout.split() == names()
     with pytest.raises(Refused, match=r"no shipped pipeline 'machine-hour'\. Did you mean machine-hours\?"):
         weft("new", "machine-hour")
+
+
+def test_a_pipeline_that_runs_is_seen_at_a_hub_with_its_batch_and_its_end(weft: Weft, shared_plant: Hub) -> None:
+    token, tokens = Path("job.token"), Path("tokens")
+    token.write_text(create_token(tokens, "job", Scope.GRANTED, "default", grants=("report:clean", "read")))
+    with Serving(shared_plant.root, tokens=str(tokens)) as hub:
+        report = ("--report", hub.url, "--report-token-file", str(token))
+        done = weft("run", "clean", "--set", f"source.store={shared_plant.root}", "--once", "--no-check", *report)
+        assert (done.return_value, done.stderr.count("micro-batch 0: 40 records")) == (0, 1), done.stderr
+        client = Client(hub.url, token_file=str(token))
+        (reported,) = client.pipelines().pipelines
+    assert (reported.pipeline, reported.state, reported.batch, reported.lag) == ("clean", "ended", 0, 0)
+    assert reported.records == shared_plant.rounds * 10 * len(EDGES)

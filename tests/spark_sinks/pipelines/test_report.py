@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,6 @@ import pytest
 from spark_sinks.pipelines.progress import EVERY_S, Reporter
 from spark_sinks.source.options import HubAccess
 from tests.cloud_hub.live import get, running_hub
-from tests.spark_sinks.conftest import EDGES, Hub
-from tests.spark_sinks.pipelines.test_run import CONF, weft
 from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.hub_api.rights import Scope
@@ -94,22 +91,3 @@ def test_a_hub_that_is_away_or_refuses_costs_a_warning_and_nothing_else() -> Non
     reporter(query)  # waits for the last one
     assert len(reports) == 1
     assert "http://127.0.0.1:1 rejects reports of this pipeline" in reports[0]
-
-
-@pytest.mark.slow  # a Spark of its own, for 23 seconds; what is reported is above
-@pytest.mark.spark
-@pytest.mark.processes
-async def test_a_pipeline_that_a_command_runs_is_seen_with_its_batch_and_its_end(plant: Hub, tmp_path: Path) -> None:
-    tokens = str(tmp_path / "tokens")
-    (tmp_path / "job.token").write_text(
-        create_token(tokens, "job", Scope.GRANTED, "default", grants=("report:clean", "read"))
-    )
-    async with running_hub(MemoryStore(), tokens=tokens) as hub:
-        words = ("run", "clean", "--set", f"source.store={plant.root}", "--once", *CONF)
-        report = ("--report", hub.url, "--report-token-file", str(tmp_path / "job.token"))
-        done = await asyncio.to_thread(partial(weft, *words, *report, cwd=tmp_path))
-        assert done.returncode == 0, done.stderr
-        _, answer = await get(hub, "/v1/pipelines", (tmp_path / "job.token").read_text())
-        (reported,) = answer["pipelines"]
-        assert (reported["pipeline"], reported["state"], reported["batch"], reported["lag"]) == ("clean", "ended", 0, 0)
-        assert reported["records"] == 30 * len(EDGES)
