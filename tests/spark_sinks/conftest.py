@@ -16,6 +16,7 @@ from bench.log_writer import Delivery, LogWriter
 from spark_sinks.runtime.session import session
 from tests.cloud_hub.tables.latest_tables import drain_latest, latest
 from tests.support.spark_classes import end_with_java
+from tests.support.spark_processes import QUICK
 from weft.cloud_hub.tables.buckets import Key
 from weft.cloud_hub.tables.latest import LatestTierer
 from weft.protocols import batch
@@ -42,7 +43,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         **{
             "spark.sql.shuffle.partitions": "2",
             "spark.driver.memory": "512m",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.driver.extraJavaOptions": QUICK,
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         },
     )

@@ -51,7 +51,7 @@ from weft.storage.cluster_log import Author, Change, ClusterLog
 from weft.storage.object_store import ObjectStore, open_store
 
 NO_SPARK = cast(SparkSession, None)
-SHARDS, STREAMS, SEED = 4, 40, 7
+SHARDS, STREAMS, SEED = 4, 24, 7
 SECOND = 10**9
 HERE = ["press-1", "press-2", "press-3", "welder-1", "welder-2", "paint-1"]
 """Edges that a stream may have."""

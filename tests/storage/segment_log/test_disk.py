@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
@@ -110,7 +111,7 @@ def test_a_node_that_starts_on_a_full_disk_waits_for_space(small_disk: Path, lea
 
 @pytest.mark.parametrize("commits", [300, pytest.param(1200, marks=pytest.mark.slow)])
 def test_readers_miss_nothing_while_files_are_cleaned_and_deleted(tmp_path: Path, commits: int) -> None:
-    settings = LogSettings(segment_bytes=1 << 16, budget_bytes=8 << 16, tail_bytes=0)
+    settings = LogSettings(segment_bytes=1 << 14, budget_bytes=8 << 14, tail_bytes=0)
     log = open_log(OSFileSystem(), settings, directory=str(tmp_path / "log"), start_writer=True)
     slow, busy, drop = log.stream("slow"), log.stream("busy"), log.stream("drop")
     log.set_policy(drop, StreamPolicy(when_full="drop_oldest"))
@@ -130,6 +131,7 @@ def test_readers_miss_nothing_while_files_are_cleaned_and_deleted(tmp_path: Path
                 problems.append((stream, end, [*sorted(set(range(end)) - set(found) - lost)[:5]]))
                 return
 
+    @functools.cache  # the readers compare each record again and again
     def payload(stream: int, seq: int) -> bytes:
         return random.Random(stream << 32 | seq).randbytes(200)
 
