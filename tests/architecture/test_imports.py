@@ -38,6 +38,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     ),
     "httptools": ("edge_node/servers/http/request.py",),
     "aio_pika": ("edge_node/sources/amqp",),
+    "asyncua": ("edge_node/sources/opcua",),
     "aiormq": ("edge_node/sources/amqp",),
     "amqtt": ("weft/amqtt_plugin.py",),
     "click": ("weft/",),
