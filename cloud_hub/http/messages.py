@@ -23,7 +23,6 @@ from weft.cloud_hub.down.lane_writer import CannotWrite
 from weft.cloud_hub.facts.edges import GroupKey, Groups
 from weft.cloud_hub.http.validation import NOTHING_STORED, read_body
 from weft.cloud_hub.reads.answers import SLICE_S, answered, routes
-from weft.cloud_hub.shard.lane_session import DOWN_STREAM
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.shard.shards import Shards
 from weft.hub_api.answers import (

@@ -14,7 +14,6 @@ from weft.cloud_hub.part import Part
 from weft.cloud_hub.reads.edge_reports import outage_left
 from weft.cloud_hub.reads.summaries import LinksElsewhere
 from weft.cloud_hub.reads.views import StreamPart, renamed_lanes
-from weft.cloud_hub.shard.lane_session import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM, is_hubs_own
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import ShardCache
 from weft.config.metrics import exposition

@@ -38,9 +38,6 @@ from weft.cloud_hub.reads.views import (
     renamed_lanes,
     stream_parts,
 )
-from weft.cloud_hub.shard.lane_session import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM
-from weft.cloud_hub.clock import ADVICE, HubClock
-from weft.cloud_hub.part import Part
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import CachedShard, Shards, conflict_views, open_gap_views
 from weft.config.log_lines import Repeats, left_out

@@ -1,0 +1,224 @@
+"""Gaps in what a source reads, and the notices about them in the stream: no hole in the data is silent.
+
+A source that reads values on a schedule, or is told of their changes, cannot get missed ones again. What it missed is
+counted here, by key (a device, a subscription), and a record says which items are missing, why, from when to when. A
+gap has one notice when it opens, with ``to`` null, and one when it is over. Both are repeated until they are durable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import msgspec
+
+from weft.storage.filesystem import FileSystem, write_atomically
+
+GAP_LEVEL = "$gap"
+"""Last level of the topic of notices, below the name of the source."""
+REASONS_MAX = 3
+"""Maximum number of different reasons in a notice; the first ones count."""
+NOT_RUNNING = "the node was not running"
+NOTICES_MAX = 10_000
+"""Maximum number of notices that wait for the disk. Beyond it, the oldest notices of openings are dropped first: the
+notice of the end says the same and more."""
+FOLDER = "sources"
+
+
+class GapNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of a record about a gap, as JSON."""
+
+    source: str
+    reason: str
+    items: tuple[str, ...]
+    """Topics below the source's whose values are missing, such as ``meter1/power``."""
+    from_: str = msgspec.field(name="from")
+    """Time of the first missed value, or of the last one before the gap where that is not known: UTC, RFC 3339."""
+    to: str | None
+    """Time of the first value after the gap; None while the gap is open."""
+    missed: int
+    """Number of missed polls until now; 0 where the source is told of changes and does not poll."""
+
+
+def gap_topic(source: str) -> bytes:
+    """Return the topic of a source's notices, before ``rewrite`` and ``prefix``."""
+    return f"{source}/{GAP_LEVEL}".encode()
+
+
+def moment(time_ns: int) -> str:
+    """Return a time in RFC 3339 with milliseconds."""
+    return datetime.fromtimestamp(time_ns // 1_000_000 / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+@dataclass(slots=True)
+class Gap:
+    """An open gap. Times in ns since 1970."""
+
+    items: tuple[str, ...]
+    since: int
+    reasons: list[str] = field(default_factory=list)
+    missed: int = 0
+    is_told: bool = False
+    """True once there is a notice that it is open."""
+
+
+class KeyState(msgspec.Struct, frozen=True):
+    """State of a key in the file: what a node that was killed no longer knows."""
+
+    items: tuple[str, ...]
+    through: int
+    """Time of the last value that is durable, or of the first missed one while a gap is open; ns since 1970."""
+    reasons: tuple[str, ...] = ()
+    missed: int = 0
+
+
+class Gaps:
+    """The gaps of one source. Time is an argument, in ns since 1970. Event loop's thread only."""
+
+    def __init__(self, source: str, notice_after: int = 1) -> None:
+        """Start without gaps.
+
+        Args:
+            notice_after: number of missed polls in a row from which on a gap has notices; all are counted.
+        """
+        self._source = source
+        self._notice_after = notice_after
+        self.open: dict[str, Gap] = {}
+        """Open gaps by key."""
+        self.missed = 0
+        """Missed polls, in total."""
+        self._through: dict[str, tuple[tuple[str, ...], int]] = {}
+        self._number = 0
+        self._due: dict[int, bytes] = {}
+        """Notices to write."""
+        self._written: dict[int, bytes] = {}
+        """Notices that are written, and not known to be durable."""
+
+    # --- gaps
+
+    def miss(self, key: str, items: tuple[str, ...], reason: str, since: int, count: int = 1) -> None:
+        """Count missed polls of a key: its gap opens, or grows.
+
+        Args:
+            items: what is missing.
+            reason: for people, without figures that differ each time.
+            since: time of the first of them.
+            count: number of polls; 0 for a source that does not poll, whose gaps have notices whatever their length.
+        """
+        gap = self.open.get(key)
+        if gap is None:
+            gap = self.open[key] = Gap(items, since)
+        if reason not in gap.reasons and len(gap.reasons) < REASONS_MAX:
+            gap.reasons.append(reason)
+        gap.missed += count
+        self.missed += count
+        if not gap.is_told and self._deserves_notice(gap):
+            gap.is_told = True
+            self._tell(gap, None)
+
+    def close(self, key: str, at: int) -> Gap | None:
+        """End the gap of a key with the value of a time. Return it; None if none was open."""
+        gap = self.open.pop(key, None)
+        if gap is not None and self._deserves_notice(gap):
+            self._tell(gap, at)
+        return gap
+
+    def missed_between(self, items: tuple[str, ...], reason: str, since: int, to: int, count: int) -> None:
+        """Count polls that were left out between two values: a gap that was over when it was noticed."""
+        self.missed += count
+        gap = Gap(items, since, [reason], count)
+        if self._deserves_notice(gap):
+            self._tell(gap, to)
+
+    def _deserves_notice(self, gap: Gap) -> bool:
+        return not gap.missed or gap.missed >= self._notice_after
+
+    def _tell(self, gap: Gap, to: int | None) -> None:
+        notice = GapNotice(
+            source=self._source,
+            reason="; ".join(gap.reasons),
+            items=gap.items,
+            from_=moment(gap.since),
+            to=moment(to) if to is not None else None,
+            missed=gap.missed,
+        )
+        self._number += 1
+        self._due[self._number] = msgspec.json.encode(notice)
+        if len(self._due) + len(self._written) > NOTICES_MAX:
+            waiting = self._due or self._written
+            openings = (number for number, data in waiting.items() if b'"to":null' in data)
+            del waiting[next(openings, next(iter(waiting)))]
+
+    # --- notices
+
+    def due(self) -> list[tuple[int, bytes]]:
+        """Return number and content of the notices to write, which count as written from now on."""
+        found = sorted(self._due.items())
+        self._written |= self._due
+        self._due = {}
+        return found
+
+    def durable(self, number: int) -> None:
+        """Forget a notice that is on disk."""
+        self._written.pop(number, None)
+
+    def again(self) -> None:
+        """Have the notices written once more that are not known to be durable: the log refused some."""
+        self._due = self._written | self._due
+        self._written = {}
+
+    # --- across restarts
+
+    def reached(self, key: str, items: tuple[str, ...], at: int) -> None:
+        """Note that the values of a key are durable up to a time."""
+        self._through[key] = items, at
+
+    def state(self) -> bytes:
+        """Return what the next run of the node needs to know."""
+        states = {key: KeyState(items, at) for key, (items, at) in self._through.items()}
+        for key, gap in self.open.items():
+            states[key] = KeyState(gap.items, gap.since, tuple(gap.reasons), gap.missed)
+        return msgspec.json.encode(states)
+
+    def restore(self, data: bytes, keys: Iterable[str], at: int) -> None:
+        """Open the gaps of an earlier run of the node: each key that is still read has one.
+
+        Args:
+            data: what ``state`` returned; anything else counts as nothing.
+            at: time by the clock now. A clock that went back since names no gap that begins in the future.
+        """
+        try:
+            states = msgspec.json.decode(data, type=dict[str, KeyState])
+        except msgspec.DecodeError:
+            return
+        for key in keys:
+            if (state := states.get(key)) is not None:
+                for reason in (*state.reasons[: REASONS_MAX - 1], NOT_RUNNING):
+                    self.miss(key, state.items, reason, min(state.through, at), 0)
+                self.open[key].missed += state.missed
+
+
+class GapFile:
+    """The state of a source's gaps, in ``<data_dir>/sources/NAME.gaps.json``. Every method blocks on the disk."""
+
+    def __init__(self, filesystem: FileSystem, data_dir: str, source: str) -> None:
+        self._filesystem = filesystem
+        self._path = os.path.join(data_dir, FOLDER, f"{source}.gaps.json")
+
+    def read(self) -> bytes:
+        """Return the state; empty without one."""
+        try:
+            return self._filesystem.read(self._path)
+        except OSError:
+            return b""
+
+    def write(self, state: bytes) -> None:
+        """Replace the state.
+
+        Raises:
+            OSError: nothing has changed.
+        """
+        self._filesystem.make_directory(os.path.dirname(self._path))
+        write_atomically(self._filesystem, self._path, state)
