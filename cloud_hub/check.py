@@ -43,10 +43,11 @@ def _advertised(config: HubConfig) -> Iterator[Finding]:
     urls = config.advertise or ()
     for position, url in enumerate(urls):
         if config.tls is not None and url.startswith("http:"):
-            message = f"expected https: with `tls` the hub takes nothing else. Write https:{url.removeprefix('http:')}"
+            instead = f"https:{url.removeprefix('http:')}"
+            message = f"expected https: with `tls` the hub accepts nothing else. Write {instead}"
             yield Finding(("advertise", position), message)
         if url in urls[:position]:
-            message = f"is given twice: {quoted(url)}. Each process needs a URL of its own"
+            message = f"is listed twice: {quoted(url)}. Each process needs a URL of its own"
             yield Finding(("advertise", position), message)
 
 
@@ -96,7 +97,7 @@ def _jwt(jwt: Jwt) -> Iterator[Finding]:
     if jwt.jwks_url is not None and jwt.jwks_url.startswith("http:"):
         parts = urlsplit(jwt.jwks_url)
         if not Address(parts.hostname or "", 0).is_loopback:
-            message = "expected https: on the way to the issuer, others could give the hub keys of their own"
+            message = "expected https: otherwise others could replace the issuer's keys on the network"
             yield Finding(("jwt", "jwks_url"), message)
     if jwt.ca_file is not None and not (jwt.jwks_url or "").startswith("https:"):
         yield Finding(("jwt", "ca_file"), "needs a `jwks_url` with https")

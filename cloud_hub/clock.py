@@ -242,7 +242,7 @@ class HubClock(Part):
         if grade == was:
             return
         if grade == 2:
-            nothing = "until it is set, the node takes no links, writes no chunk, retires, collects and claims nothing"
+            nothing = "until it is set, the node accepts no links, writes no chunks, and retires and collects nothing"
             logger.error("%s: %s; %s", self._sentence(off), nothing, ADVICE)
         elif grade == 1:
             logger.warning("%s: the node is not ready; %s", self._sentence(off), ADVICE)

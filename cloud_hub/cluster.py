@@ -358,7 +358,7 @@ class Owners:
         namesake = found.pop(self.own, None)
         if namesake is not None and namesake.since > self.since and not self._has_warned:
             self._has_warned = True
-            logger.warning("another node calls itself %s, too: give each machine its own name or `advertise`", self.own)
+            logger.warning("another node is also named %s: give each machine its own name or `advertise`", self.own)
         return found
 
     def _is_back(self, key: str, content: bytes) -> bool:
@@ -445,7 +445,7 @@ def redirect(hello: Hello, shard: int, elsewhere: Callable[[int], str | None]) -
     return LinkRefused(
         RefuseCode.REDIRECT,
         f"shard {shard}, where edge {hello.edge} belongs, is served at {url}",
-        "the edge goes there by itself, or stays when it cannot",
+        "the edge connects there by itself, or stays if it cannot",
         url,
     )
 
@@ -631,7 +631,7 @@ class Membership(Participant):
             try:
                 await self._presence.look()
             except StoreError as error:
-                logger.warning("the node leaves, but cannot say so to others: %s", error)
+                logger.warning("the node leaves, but cannot announce it to others: %s", error)
                 return
             await send_on()
             if not links() or not self._owners.is_relieved or asyncio.get_running_loop().time() > deadline:
@@ -696,8 +696,8 @@ class Membership(Participant):
             self.level = level
             if self.is_outdated:
                 logger.error(
-                    "the cluster is at level %d, this release knows level %d: it takes no more links; use the release "
-                    "that the other nodes run",
+                    "the cluster is at level %d, this release knows level %d: it accepts no more links; use the "
+                    "release that the other nodes run",
                     level,
                     self.release_level,
                 )

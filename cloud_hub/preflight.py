@@ -88,7 +88,7 @@ def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindin
     traces = tracing_checks.look_at(config.tracing)
     found.doubtful += [*traces.unfit, *traces.doubtful]
     if config.tracing is not None and config.tables is None:
-        message = "makes no span: they come with the tables, which another node keeps. Set it there"
+        message = "creates no spans: they belong to the tables, which another node writes. Set it there"
         found.doubtful.append(Finding(("tracing",), message))
     declared = _look_at_store(config, found, offline=offline)
     if config.jwt is not None or config.anonymous == "never" or (declared is not None and declared.facts(TOKEN)):
@@ -119,7 +119,7 @@ def _look_at_issuer(jwt: Jwt, found: HubFindings, *, offline: bool) -> None:
     except KeySetUnusable as error:
         name = "jwks_url" if jwt.jwks_url is not None else "jwks_file"
         place = jwt.jwks_url or jwt.jwks_file
-        message = f"{place}: {error}. Until the hub has read it, tokens of the issuer open nothing"
+        message = f"{place}: {error}. Until the hub has read it, tokens of the issuer are refused"
         found.doubtful.append(Finding(("jwt", name), message))
 
 
@@ -336,7 +336,7 @@ def _disk(path: str, clock: Callable[[], float]) -> Iterator[Verdict]:
     free = shutil.disk_usage(place).free
     says = f"{approximate_size(free)} is free for the store"
     if free < FREE_MIN:
-        advice = "A full disk takes no commit, and edges keep what they have: free some, or move the store"
+        advice = "A full disk accepts no commits, and edges keep their records: free some space, or move the store"
         yield act("disk space", f"{says}. {advice}")
     else:
         yield good("disk space", says)
@@ -348,7 +348,7 @@ def _store(config: HubConfig, clock: Callable[[], float], wall_clock: Callable[[
     """Yield what the store says: its speed, its clock, and the releases that run on it."""
     path = config.store.removeprefix("file://")
     if not is_bucket(config.store) and not os.path.isdir(path):
-        yield unknown("store", f"{path} is not there yet. The first start of the hub creates it")
+        yield unknown("store", f"{path} does not exist yet. The first start of the hub creates it")
         return
     try:
         yield from asyncio.run(asyncio.wait_for(_ask(config, clock, wall_clock), STORE_S_MAX))
@@ -414,7 +414,7 @@ def _of_processes(config: HubConfig, own: Sequence[Address]) -> Iterator[Verdict
         elif status is None:
             yield act("hub", f"{address} does not answer ({body}). Look at its log")
         else:
-            yield act("hub", f"{address} takes no work: {body}. `weft hub status` has more")
+            yield act("hub", f"{address} accepts no work: {body}. `weft hub status` has details")
 
 
 def _readiness(url: str) -> tuple[int | None, str]:
@@ -427,7 +427,7 @@ def _readiness(url: str) -> tuple[int | None, str]:
             return answer.status, ""
     except urllib.error.HTTPError as error:
         body = error.read(_BODY_BYTES_MAX).decode("utf-8", "replace").strip()
-        return error.code, (body.splitlines() or ["it does not say why"])[0][:_WHY_MAX]
+        return error.code, (body.splitlines() or ["it gives no reason"])[0][:_WHY_MAX]
     except (OSError, ValueError) as error:
         return None, str(getattr(error, "reason", error))[:_WHY_MAX]
 

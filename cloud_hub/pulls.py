@@ -95,7 +95,7 @@ class LinkPulls:
             return asked is not None  # no entry comes of it, and an edge whose disk is ill says it again and again
         self._report_count += 1
         if self._report_count > REPORTS_MAX:
-            raise Broken(f"the edge said more than {REPORTS_MAX} words about its pulls")
+            raise Broken(f"the edge sent more than {REPORTS_MAX} pull reports")
         if asked is None:
             return False
         if state.stage == PullStage.SENDING:
@@ -145,7 +145,7 @@ def _has(asked: _Asked, stream: str, header: BatchHeader) -> bool:
 # The hub's side of a link whose edge can be asked for records: an ``EdgeLink`` behind a guard.
 
 FAULT_ADVICE = "run the same release on edge and hub; if they do, report this as a fault of the edge"
-AGAIN = "nothing: it is asked again if need be"
+AGAIN = "nothing: the hub asks again if necessary"
 COUNTS = (
     "a link of the edge carried this stream before, and its lane counts for completeness. Numbers that a pull leaves "
     "out would look like missing ones; let a link carry the stream again"

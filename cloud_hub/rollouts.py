@@ -124,7 +124,7 @@ class ConfigStates:
                 async with asyncio.timeout(STATES_RETRY_S):
                     await self.write()
             except (StoreError, TimeoutError):
-                _logger.warning("words of %d edges about their configurations were not stored", len(self._waiting))
+                _logger.warning("configuration reports of %d edges were not stored", len(self._waiting))
 
     def note(self, node: NodeName, state: ConfigState) -> None:
         """Note what an edge says."""
@@ -158,9 +158,9 @@ class ConfigStates:
             try:
                 await self.write()
             except StoreError as error:
-                _logger.warning("words of edges about their configurations wait for the store: %s", error)
+                _logger.warning("configuration reports of edges wait for the store: %s", error)
             except Exception:  # without this task, `weft hub config status` would stand still
-                _logger.exception("words of edges about their configurations could not be stored")
+                _logger.exception("configuration reports of edges could not be stored")
             if self._waiting:
                 self._wake.set()
                 await asyncio.sleep(STATES_RETRY_S)
@@ -234,7 +234,7 @@ async def _read(store: ObjectStore, key: str) -> tuple[dict[NodeName, _Word], st
             said = _WORDS.decode(raw)
             words[NodeName(said.tenant, said.edge)] = _Word(said, raw)
     except (msgspec.MsgspecError, ValueError):
-        _logger.warning("%s cannot be read and is replaced: its edges say it again at their next link", key)
+        _logger.warning("%s cannot be read and is replaced: its edges report again when they next link", key)
         return {}, found.etag
     return words, found.etag
 
@@ -384,7 +384,7 @@ def judge(key: ConfigKey, document: ConfigDocument, progress: RolloutProgress) -
     failures = len(progress.failed)
     if failures - rollout.forgiven >= rollout.failures_max:
         named = "; ".join(f"{each.edge}: {each.reason}" for each in progress.failed[:NAMED_MAX])
-        return stop(key, rollout.share, f"{failures} edges refused it or took it back: {named}")
+        return stop(key, rollout.share, f"{failures} edges refused or reverted it: {named}")
     if any(step > rollout.share for step in rollout.steps) and progress.may_continue:
         return advance(key, rollout.share)
     return None

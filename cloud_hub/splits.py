@@ -183,7 +183,7 @@ async def _name(log: ShardLog, split: Split) -> bool:
         key = snapshot_key(split.shard, split.n, split.nonce)
         # To readers it is a shard whose chunks up to n were collected, so they need no rule of their own for it.
         if await log.swap_manifest(changed(manifest, snapshot_n=split.n, snapshot=key, watermark=split.n + 1), etag):
-            logger.info("shard %d has begun, split from a shard at chunk %d", split.shard, split.n)
+            logger.info("shard %d started, split from a shard at chunk %d", split.shard, split.n)
     return await has_begun(log)
 
 
@@ -400,8 +400,8 @@ class Apart:
         last, tenant = await last_turn(self._store)
         if last != turn[0] and tenant == turn[1] and tenant not in cluster.tree.apart:
             raise CannotSetApart(
-                f"another command sets tenant {tenant} apart, or takes it back, at the same time. Wait for its end, "
-                "then repeat the one that should hold"
+                f"another command sets tenant {tenant} apart, or reverts that, at the same time. Wait for its end, "
+                "then repeat the one that should apply"
             )
 
     async def _leave_out(self, logs: Sequence[ShardLog], turn: Turn) -> None:
@@ -571,8 +571,8 @@ async def _split(store: ObjectStore, shards: Shards, shard: int, shards_max: int
     parts = parts_of(held.state, cluster.tree.next_bit(shard))
     if not (parts.moving and parts.staying):
         logger.warning(
-            "shard %d keeps this process busy, and a split would part no load: all is of one edge, or of "
-            "edges that stay together",
+            "shard %d keeps this process busy, and a split would not divide the load: it comes from one edge, or "
+            "from edges that stay together",
             shard,
         )
         return False

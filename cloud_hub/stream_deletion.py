@@ -33,7 +33,7 @@ NAMED_MAX = 10
 """Maximum number of edges that an error names."""
 LOOK_INTERVAL_S = 0.5
 """Interval at which a call that waits for the tables looks at them."""
-_WHY = "If the table does not come that far, `weft hub status` says why"
+_WHY = "If the table does not get that far, `weft hub status` shows why"
 _NS = 1_000_000_000
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ class _TableWait:
                     )
                 if now() >= self._until:
                     senders = self._senders()
-                    faster = f" Edges still send: {senders}. Take the stream out of their configurations." * bool(
+                    faster = f" Edges still send: {senders}. Remove the stream from their configurations." * bool(
                         senders
                     )
                     raise CannotDelete(f"{error}, after {self._patience.wait_s:.0f} s.{faster} {_WHY}") from None
@@ -209,7 +209,7 @@ async def _delete_in(
             return Deleted(records, lanes, 0, {log.shard: end})
         if ending.controls[-1].kind == ControlKind.FORGET:
             return Deleted(records, lanes, 1, {log.shard: end})
-    raise CannotDelete("edges come back faster than their lanes leave: take the stream out of their configurations")
+    raise CannotDelete("edges return faster than their lanes leave: remove the stream from their configurations")
 
 
 def _has(state: ShardState, stream: StreamKey) -> bool:
@@ -246,14 +246,14 @@ async def _check(store: ObjectStore, log: ShardLog, state: ShardState, wanted: D
             raise CannotDelete(f"lane {lane} has too many ranges to be stored: wait until its edge has sent what lacks")
     end = state.next_offset.get(key, 0)
     if end and len(state.forgotten) >= FORGOTTEN_MAX:
-        raise CannotDelete(f"shard {state.shard} has {FORGOTTEN_MAX} deleted streams, the most that are kept")
+        raise CannotDelete(f"shard {state.shard} has {FORGOTTEN_MAX} deleted streams, its limit")
     return await _is_tabled(store, log, wanted, end)
 
 
 def _check_quiet(key: StreamKey, lanes: dict[Lane, LaneState], now: int) -> None:
     if senders := _last_senders(lanes, now):
         raise CannotDelete(
-            f"edges still send to {key[0]}/{key[1]}: {senders}. Take the stream out of their configurations and wait "
+            f"edges still send to {key[0]}/{key[1]}: {senders}. Remove the stream from their configurations and wait "
             f"{QUIET_S // 60} minutes, or use --force: an edge that sends again brings the stream back"
         )
 

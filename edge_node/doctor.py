@@ -279,7 +279,7 @@ def open_files(config: EdgeConfig, *, is_running: bool) -> Verdict:
         whose = "a node that is started here"
     if limit < wanted:
         takes = max(limit - FILES_RESERVED, 2)
-        return act(_CHECK, f"{whose} may open {limit:,}, and so takes some {takes:,} connections. {_ADVICE}")
+        return act(_CHECK, f"{whose} may open {limit:,}, and so accepts about {takes:,} connections. {_ADVICE}")
     return good(_CHECK, f"{whose} may open {limit:,}; its limits of connections need {wanted:,} at most")
 
 
@@ -345,7 +345,7 @@ def _space(config: EdgeConfig, found: EdgeFindings) -> Verdict:
         if each.path == _BUDGET:
             return act("disk space", each.message)
     if not os.path.isdir(config.data_dir):
-        return unknown("disk space", f"{config.data_dir} is not there yet. The first start of the node creates it")
+        return unknown("disk space", f"{config.data_dir} does not exist yet. The first start of the node creates it")
     free = approximate_size(shutil.disk_usage(config.data_dir).free)
     return good("disk space", f"{free} is free beside the log; the budget is {format_size(config.disk.budget_bytes)}")
 

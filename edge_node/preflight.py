@@ -130,7 +130,7 @@ def _look_at_signing_keys(config: EdgeConfig, found: EdgeFindings) -> None:
         path: KeyPath = ("links", name, "config_signed_by")
         lists.append((path, link.config_signed_by))
         if link.config_signed_by and link.config_from_hub == "never":
-            found.doubtful.append(Finding(path, "does nothing: config_from_hub lets the hub set nothing"))
+            found.doubtful.append(Finding(path, "has no effect: config_from_hub allows the hub no settings"))
     for path, files in lists:
         found.unfit += [Finding(path, problem) for problem in dict.fromkeys(read_public_keys(files).problems)]
 
@@ -237,7 +237,7 @@ def _look_at_link(path: KeyPath, link: Link, found: EdgeFindings) -> None:
     distant = [url for url in map(urlsplit, link.to) if not Address(url.hostname or "", 0).is_loopback]
     for url in map(urlsplit, link.to):
         if url.scheme == "http" and url.port is None:
-            message = f"{url.geturl()} means port 80, and a hub listens at 8090 unless told otherwise. Write the port"
+            message = f"{url.geturl()} means port 80, and a hub listens at 8090 by default. Write the port"
             found.doubtful.append(Finding((*path, "to"), message))
     if file is None:
         if distant and link.certificate is None:

@@ -190,7 +190,7 @@ class SqlFunction(Windows, AsyncFunction):
         if most is not None and number > most:
             self._count_cut(pane, row.key)
             raise Refusal(
-                f"it has {number:,} fields; a SELECT of all fields (*) takes {most}. Name the columns instead"
+                f"it has {number:,} fields; a SELECT of all fields (*) has at most {most}. Name the columns instead"
             )
 
     # --- contract

@@ -390,7 +390,7 @@ class DedupeFunction(Function):
 
 # The function ``sample``: keeps a sample of the rows.
 
-_LEFT_OUT = "not one of those that are kept"
+_LEFT_OUT = "not one of those to keep"
 
 _COUNT = 1
 """An entry after its number: rows since the last kept one, or the number of the last period with a kept row."""

@@ -682,7 +682,7 @@ class Sessions:
 def too_late(t: int, closed: int, digits: int) -> str:
     """Return the reason why a row is not counted."""
     until = iso_text(closed, digits)
-    return f"came too late: its time is {iso_text(t, 6)}, and its group's windows up to {until} are closed"
+    return f"arrived too late: its time is {iso_text(t, 6)}, and its group's windows up to {until} are closed"
 
 
 # Windows by the clocks of a time zone: shifts and local days, which are longer or shorter when clocks are set.

@@ -94,7 +94,7 @@ ERRORS = {
     403: "The token does not open this.",
     404: "There is no such tenant, or it has no such stream, edge or pull.",
     405: "The path does not take this method; the header `Allow` has those that it takes.",
-    408: "The body did not come in time.",
+    408: "The body did not arrive in time.",
     409: "It cannot be, beside what exists: the `Idempotency-Key` came with another message, the pull is over, or "
     "the declared facts forbid it.",
     410: "The log no longer has these records.",
@@ -195,7 +195,7 @@ def _after(pattern: str | None = None) -> Parameter:
         "after",
         schema,
         "`next_after` of the answer before, to continue after it.",
-        advice="take it from next_after of the answer before",
+        advice="use next_after of the previous answer",
     )
 
 
@@ -384,7 +384,7 @@ OPERATIONS: tuple[Operation, ...] = (
             TENANT,
             Parameter("since", TIME, "Begin of the span: RFC 3339, or nanoseconds since 1970.", required=True),
             Parameter("until", TIME, "End of the span, which is not in it. Without it, up to the newest record."),
-            Parameter("late", _Duration, "Time after `until` in which a record of the span may have come: 10m."),
+            Parameter("late", _Duration, "Time after `until` in which a record of the span may have arrived: 10m."),
             Parameter("fields", str, "Paths of numbers in the payload, with commas between. Without it, the payload."),
             Parameter("edge", _Name, "Only this edge."),
             Parameter("key", str, "Only keys that match this filter of MQTT."),
@@ -470,7 +470,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "messages",
         "get",
         "/v1/messages",
-        "Return an edge's messages: those that wait, and what became of others.",
+        "Return an edge's messages: those that wait, and the outcomes of others.",
         MessagesAnswer,
         PUBLISHERS,
         parameters=(
@@ -529,7 +529,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "cancel_pull",
         "delete",
         "/v1/pulls/{id}",
-        "Cancel a pull. What has come stays.",
+        "Cancel a pull. Records that have arrived stay.",
         PullAnswer,
         PULLERS,
         parameters=(Parameter("id", str, "Its id.", "path", required=True), TENANT),

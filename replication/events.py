@@ -211,8 +211,8 @@ def with_newest_marks(events: list[ReceiverEvent]) -> list[ReceiverEvent]:
 # Refusals by a sender, of hubs that must not get its records; and by a hub's handler, of a link.
 
 START_EMPTY = (
-    "stop the node, keep its data directory aside and start with an empty one, which gets a new log id. "
-    "`weft edge import --as-new` then brings the hub the records that only the old one has"
+    "stop the node, move its data directory away and start with an empty one, which gets a new log id. `weft edge "
+    "import --as-new` then brings the hub the records that only the old one has"
 )
 """Advice for a node whose log is an old copy."""
 
@@ -242,13 +242,13 @@ def taken_before(of: str, stream: str, *, held: tuple[int, int], claimed: tuple[
     lacks = end is not None and end < held_end
     if epoch > refused and not lacks:
         return (
-            f"{of}: a connection with epoch {epoch} has taken over, this one has {refused}",
+            f"{of}: a connection with epoch {epoch} has taken over; this one has {refused}",
             "if the log was copied to a second node, give that node an empty data_dir; otherwise connect again",
         )
     what = (
         f"the hub holds records of stream {stream} up to seq {held_end}, and this log has them up to {end} only"
         if lacks
-        else f"the hub has taken this log before with epoch {epoch}, and it comes with {refused} now"
+        else f"the hub accepted this log before with epoch {epoch}, and it now connects with {refused}"
     )
     return (
         f"{of}: {what}. The log was restored from an old copy, or a second node runs with a copy of it",

@@ -535,7 +535,7 @@ class Receiver:
         self._now = now
         lost = self._live.handle_timeout(now)
         if lost is None and self._state is _STARTED and now >= self._hello_due:
-            lost = ConnectionLost(Fault.PEER, "no HELLO came in time")
+            lost = ConnectionLost(Fault.PEER, "timed out waiting for HELLO")
         if lost is not None:
             self._close()
             self._events.append(lost)

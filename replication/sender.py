@@ -674,7 +674,7 @@ class Sender:
             # of the hub may be well.
             if self.patience.is_over(now):
                 waited = f"acknowledged none for {self._settings.ack_timeout / SECOND:g} s"
-                self._close(ConnectionLost(Fault.PEER, f"the hub took data and {waited}; look at the hub's store"))
+                self._close(ConnectionLost(Fault.PEER, f"the hub accepted data and {waited}; look at the hub's store"))
                 return
             self._marks.begin(self._lanes.open(), now, all_due=pings)
             self._answers += self._lanes.offer_again(now)

@@ -844,7 +844,7 @@ class ClusterLogFollower:
         count = self._repeats.due(self.trouble, self._now())
         if count is not None:
             _logger.warning(
-                "the cluster log cannot be read on, its last known facts stay in force: %s%s",
+                "new entries of the cluster log cannot be read, its last known facts stay in force: %s%s",
                 self.trouble,
                 left_out(count),
             )

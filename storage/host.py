@@ -121,7 +121,7 @@ def disk_speed(
 ) -> Verdict:
     """Return the line about the disk's speed. Blocks for ``patience_s`` at most."""
     if not os.path.isdir(directory):
-        return unknown(_SPEED_CHECK, f"{directory} is not there yet. The first start of the node creates it")
+        return unknown(_SPEED_CHECK, f"{directory} does not exist yet. The first start of the node creates it")
     found: list[DiskSpeed | OSError] = []
 
     def run() -> None:
@@ -183,7 +183,7 @@ _WEAR_CHECK = "disk wear"
 def disk_wear(directory: str, sysfs: str = SYSFS) -> Verdict:
     """Return the line about wear. Blocks for the time of some small reads, which touch no disk."""
     if not os.path.isdir(directory):
-        return unknown(_WEAR_CHECK, f"{directory} is not there yet. The first start of the node creates it")
+        return unknown(_WEAR_CHECK, f"{directory} does not exist yet. The first start of the node creates it")
     number = os.stat(directory).st_dev
     part = os.path.realpath(f"{sysfs}/dev/block/{os.major(number)}:{os.minor(number)}")
     faults = _number(f"{sysfs}/fs/ext4/{os.path.basename(part)}/errors_count")

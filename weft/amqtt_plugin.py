@@ -95,7 +95,7 @@ class WeftPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
         batch, key = self._node.ingest.batch, topic.encode()
         route = self._node.ingest.routing.everybody.route(key)
         if route is None:
-            self.lost_one(f"no stream takes topic {topic!r}")
+            self.lost_one(f"no stream matches topic {topic!r}")
             return
         packet = message.publish_packet
         flags = Flag.PUBLISHED_QOS2 if message.qos == 2 else Flag(0) if message.qos else Flag.PUBLISHED_QOS0

@@ -152,7 +152,7 @@ def count_again(found: dict[str, tuple[str, float]], before: dict[str, float]) -
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./run bench count", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="paths; all if none is named")
-    parser.add_argument("--take", metavar="REASON", help="keep these figures, and say why they are other ones")
+    parser.add_argument("--take", metavar="REASON", help="keep these figures, and record REASON for the change")
     parser.add_argument("--under", nargs=2, metavar=("LIBRARY", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.under:

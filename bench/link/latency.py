@@ -217,7 +217,7 @@ def measure(
     begin = min(each.sent for each in found) + int(WARMUP_S * 1e9)
     measured = [each for each in found if each.sent >= begin]
     if not all(each.written for each in measured):
-        raise SystemExit("the kernel did not tell of all chunks: their folder came too late, or events were lost")
+        raise SystemExit("the kernel did not tell of all chunks: their folder appeared too late, or events were lost")
     chunks = sum(1 for _ in place.folder.glob("shard-*/chunk/*"))
     return {
         "store": kind,

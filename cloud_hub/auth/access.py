@@ -60,7 +60,7 @@ class _Checked(NamedTuple):
 
 
 _CHECKED = web.RequestKey("checked", _Checked)
-NO_CERTIFICATE = "this hub takes links with a client certificate only"
+NO_CERTIFICATE = "this hub accepts only links with a client certificate"
 
 
 def headers_of(error: ApiError) -> dict[str, str]:

@@ -89,7 +89,7 @@ def check_issuer(claims: Mapping[str, Any], rules: JwtSettings) -> None:
         raise _missing("iss")
     if issuer != rules.issuer:
         raise JwtRefused(
-            "the JWT is of another issuer", f"this hub takes those of {rules.issuer!r}, as in `jwt.issuer`"
+            "the JWT is of another issuer", f"this hub accepts those of {rules.issuer!r}, as in `jwt.issuer`"
         )
 
 

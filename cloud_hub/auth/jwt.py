@@ -349,7 +349,7 @@ class Issuer:
         if count is not None:
             place = self._settings.jwks_url or self._settings.jwks_file
             kept = moment(self.kept_until())
-            until = f"the keys stay in force until {kept}" if self.is_known else "no JWT is taken"
+            until = f"the keys stay in force until {kept}" if self.is_known else "no JWT is accepted"
             _logger.warning("the key set %s cannot be read, %s: %s%s", place, until, why, left_out(count))
 
     async def _from_file(self) -> KeySet:
@@ -521,10 +521,12 @@ class Jwts:
         name = NAMES.get(algorithm) if isinstance(algorithm, str) else None
         if name is None or name not in self._settings.algorithms:
             allowed = ", ".join(self._settings.algorithms)
-            advice = f"this hub takes {allowed}, as in `jwt.algorithms`"
+            advice = f"this hub accepts {allowed}, as in `jwt.algorithms`"
             raise JwtRefused("the algorithm of the JWT is not allowed", advice)
         if "crit" in header:  # RFC 7515, section 4.1.11: what is critical and not understood is refused
-            raise JwtRefused("the JWT demands what this hub does not know", "have the issuer leave out `crit`")
+            raise JwtRefused(
+                "the JWT requires extensions that this hub does not support", "have the issuer leave out `crit`"
+            )
         if key is not None and (not isinstance(key, str) or len(key) > KEY_ID_CHARACTERS_MAX):
             raise JwtRefused("the JWT names no key", f"expected up to {KEY_ID_CHARACTERS_MAX} characters in `kid`")
         return _Header(name, key)

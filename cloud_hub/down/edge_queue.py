@@ -291,7 +291,7 @@ class EdgeQueue:
         """
         found = self._shared.keys.get(self.lane.tenant, (self.lane, draft.key)) if draft.key else None
         if found is not None and found.digest != _digest(draft):
-            raise KeyConflict(f"the idempotency key {draft.key!r} came with another message before")
+            raise KeyConflict(f"the idempotency key {draft.key!r} was used for another message before")
         return found
 
     def accept(self, draft: Draft, wall: int, epoch: int, done: asyncio.Future[None]) -> Waiting:

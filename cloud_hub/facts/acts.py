@@ -120,7 +120,7 @@ class OwnActs:
             try:
                 await lines.enter_async_context(acting(self._log, secrets.token_hex(8), target, author, self._now))
             except (ChangeRefused, Contended, CodecError) as error:
-                raise StoreError(f"the cluster log takes no line of it: {error}") from error
+                raise StoreError(f"the cluster log cannot record it: {error}") from error
             yield
 
 

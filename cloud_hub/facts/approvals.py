@@ -132,7 +132,7 @@ def setting_of(state: ClusterState) -> SecondPersonDocument | None:
         return None
     found = _decode(fact, SecondPersonDocument)
     if found is None:
-        raise CannotDeclare("a later release says who must approve such an act: use its commands")
+        raise CannotDeclare("a later release set who must approve such an act: use its commands")
     return found
 
 
@@ -302,7 +302,7 @@ async def _ask(  # noqa: PLR0917 - what is asked, by whom, and where it is writt
     name, salt = secrets.token_hex(8), secrets.token_hex(16)
     data = msgspec.json.encode(PersistedOptions(salt, wanted.options))
     if len(data) > OPTIONS_BYTES_MAX:
-        raise CannotDeclare(f"the options have {len(data)} bytes, a request takes {OPTIONS_BYTES_MAX}")
+        raise CannotDeclare(f"the options are {len(data)} bytes; the limit of a request is {OPTIONS_BYTES_MAX}")
 
     request: RequestDocument | None = None
 

@@ -35,10 +35,10 @@ class Watched(Enum):
     """Changes of declared facts that parts can watch."""
 
     LOG = "the cluster log has grown"
-    QUOTAS = "quotas of tenants are others than before"
-    CONFIGS = "other configurations than before may be desired of edges"
-    PULLS = "other records than before may be asked of edges"
-    DRAINED = "other processes than before are to give their shards to others"
+    QUOTAS = "quotas of tenants have changed"
+    CONFIGS = "desired configurations of edges may have changed"
+    PULLS = "records to pull from edges may have changed"
+    DRAINED = "the set of drained processes has changed"
 
 
 class Declarations(Part):

@@ -195,7 +195,7 @@ def set_group(key: GroupKey, edges: tuple[str, ...], order: int | None = None) -
     """
     wrong = [each for each in (*key, *(edge.replace("*", "x") for edge in edges)) if not valid_name(each)]
     if wrong:
-        raise CannotDeclare(f"{wrong[0]!r} cannot be a name: {NAME_RULE}; names of edges may have `*`")
+        raise CannotDeclare(f"{wrong[0]!r} is not a valid name: {NAME_RULE}; names of edges may have `*`")
     if not edges:
         raise CannotDeclare("a group needs edges: name some, or withdraw it (`weft hub group remove`)")
     members = tuple(dict.fromkeys(edges))
@@ -402,7 +402,7 @@ def set_config(key: ConfigKey, text: str, rollout: RolloutDocument | None = None
             unknown, a rollout continues, or an edge may be in too many groups with settings.
     """
     if wrong := [each for each in (key[0], key[2]) if not valid_name(each)]:
-        raise CannotDeclare(f"{wrong[0]!r} cannot be a name: {NAME_RULE}")
+        raise CannotDeclare(f"{wrong[0]!r} is not a valid name: {NAME_RULE}")
     if len(text) > TEXT_CHARACTERS_MAX:
         raise CannotDeclare(f"the settings have {len(text)} characters; at most {TEXT_CHARACTERS_MAX} are possible")
     if rollout is not None and key[1] == EDGE:

@@ -74,8 +74,8 @@ def drain(name: str, others: Collection[tuple[str, str]]) -> Decision:
     def decide(state: ClusterState) -> Change | None:
         if not any(_takes_shards(state, host) and _takes_shards(state, process) for host, process in others):
             raise CannotDeclare(
-                f"no other process that runs takes the shards of {name}. Start one, or let a drained node take shards "
-                f"again (--undo). Drained are: {listed(state.facts(NODE))}"
+                f"no other running process can own the shards of {name}. Start one, or end the drain of a node "
+                f"(--undo). Drained are: {listed(state.facts(NODE))}"
             )
         fact = state.facts(NODE).get(name)
         document = encode(NodeDocument(drained=True), None if fact is None else fact.document)

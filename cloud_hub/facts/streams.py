@@ -124,7 +124,7 @@ def expect_edges(key: StreamKey, edges: tuple[str, ...] | None) -> Decision:
     """
     wrong = [each for each in (*key, *(edge.replace("*", "x") for edge in edges or ())) if not valid_name(each)]
     if wrong:
-        raise CannotDeclare(f"{wrong[0]!r} cannot be a name: {NAME_RULE}; names of edges may have `*`")
+        raise CannotDeclare(f"{wrong[0]!r} is not a valid name: {NAME_RULE}; names of edges may have `*`")
     name = stream_name(key)
 
     def decide(state: ClusterState) -> Change | None:
@@ -153,7 +153,7 @@ def set_quality(key: StreamKey, rules: QualityRules) -> Decision:
     """
     for each in key:
         if not valid_name(each):
-            raise CannotDeclare(f"{each!r} cannot be a name: {NAME_RULE}")
+            raise CannotDeclare(f"{each!r} is not a valid name: {NAME_RULE}")
     name, document = stream_name(key), encode_quality(rules)
     if len(document) > DOCUMENT_BYTES_MAX:
         raise CannotDeclare(f"the rules have more than {DOCUMENT_BYTES_MAX >> 10} KiB: use shorter names, or fewer")
@@ -236,7 +236,7 @@ def set_schema(key: StreamKey, schema: PayloadSchema, compatibility: Compatibili
     """
     for each in key:
         if not valid_name(each):
-            raise CannotDeclare(f"{each!r} cannot be a name: {NAME_RULE}")
+            raise CannotDeclare(f"{each!r} is not a valid name: {NAME_RULE}")
     name = stream_name(key)
     size = len(encode_schema(schema))
     if size > DOCUMENT_BYTES_MAX - 100:
@@ -342,7 +342,7 @@ def set_table(
             all rows that would not be made.
     """
     if wrong := [each for each in key if not valid_name(each)]:
-        raise CannotDeclare(f"{wrong[0]!r} cannot be a name: {NAME_RULE}")
+        raise CannotDeclare(f"{wrong[0]!r} is not a valid name: {NAME_RULE}")
     if sort and (unsortable := wrong_columns(sort)) is not None:
         raise CannotDeclare(unsortable)
     name = stream_name(key)

@@ -91,7 +91,7 @@ def set_tenant(
         CannotDeclare: the name is not valid; from the decision: the tenant is declared already, or it is not.
     """
     if not valid_name(name):
-        raise CannotDeclare(f"{name!r} cannot be the name of a tenant: {NAME_RULE}")
+        raise CannotDeclare(f"{name!r} is not a valid name of a tenant: {NAME_RULE}")
     if 0 in (quotas.bytes_per_second, quotas.records_per_second):
         raise CannotDeclare("a rate has to be at least 1 a second; to keep a tenant out, withdraw its tokens")
 

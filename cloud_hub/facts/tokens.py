@@ -324,8 +324,8 @@ def end_of_token(state: ClusterState, name: str, now: int) -> int | None:
     until = secrets[-1].until if secrets else None
     if until is not None and until <= now:
         raise CannotDeclare(
-            f"token {name!r} has ended, and another secret with the same end opens nothing. Say when it ends: "
-            "--expires 365d, or --expires never"
+            f"token {name!r} has expired, and so would a new secret with the same end. Set its end: --expires 365d, "
+            "or --expires never"
         )
     return until
 
@@ -342,7 +342,7 @@ def open_hubs(state: ClusterState) -> Change:
             "them first (`weft hub token remove`)"
         )
     if state.last(TOKEN) <= state.version(OPENING, HUBS):
-        raise CannotDeclare("the cluster log demands no token, so it has nothing to open")
+        raise CannotDeclare("the cluster log requires no token: its hubs are open already")
     return Change(OPENING, HUBS, b"{}")
 
 

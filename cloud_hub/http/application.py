@@ -306,7 +306,7 @@ class Api:
         try:
             lanes, more = await lanes_after(shards.states, *stream, request.query.get("after"), limit)
         except ValueError:
-            raise ApiError(400, "after= does not name a lane", "take it from next_after of the answer before") from None
+            raise ApiError(400, "after= does not name a lane", "use next_after of the previous answer") from None
         page = await encoded(lanes, lambda each: view(each[1], each[2], each[0]), self._response_bytes_max)
         shown = lanes[: len(page.views)]
         return shown, position(shown[-1]) if shown and (more or not page.is_whole) else None, page.views
@@ -462,4 +462,4 @@ class Api:
 
 
 def _unavailable(error: str) -> ApiError:
-    return ApiError(503, error, "the hub's log and `weft hub status` say more; other shards are not affected")
+    return ApiError(503, error, "the hub's log and `weft hub status` have details; other shards are not affected")

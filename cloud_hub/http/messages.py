@@ -238,7 +238,7 @@ class Messages:
     ) -> tuple[Members, list[MissingShard]]:
         """Return a page of the edges of a group, and the shards whose edges may be left out."""
         if wanted.edge is not None or wanted.edges:
-            raise ApiError(400, "group is there, and edge or edges too", "send one of them")
+            raise ApiError(400, "group cannot be combined with edge or edges", "send one of them")
         if not valid_name(group):
             raise ApiError(400, f"{group[:80]!r} is not a name of a group", f"expected {NAME_RULE}")
         limit = min(EDGES_MAX, UNDER_WAY_BYTES_OF_ONE_MAX // max(1, size))
@@ -329,7 +329,7 @@ async def _answered(work: Callable[[], Awaitable[T]]) -> T:
     except QueueFull as error:
         raise ApiError(429, str(error), "wait until the edge has taken some: GET /v1/messages?edge=NAME") from error
     except KeyConflict as error:
-        raise ApiError(409, str(error), "give each message a key of its own") from error
+        raise ApiError(409, str(error), "use a different key for each message") from error
     except OutcomeUnknown as error:
         advice = "whether it was stored is unknown: look at GET /v1/messages?edge=NAME before sending it again"
         raise ApiError(503, str(error), advice) from error
@@ -350,9 +350,9 @@ async def _read(request: web.Request) -> MessageRequest:
 def _edges(wanted: MessageRequest) -> list[str]:
     edges = list(dict.fromkeys([*([] if wanted.edge is None else [wanted.edge]), *wanted.edges]))
     if not edges or (wanted.edge is not None and wanted.edges):
-        raise ApiError(400, "edge, edges or group is missing, or edge and edges are there", 'send "edge": "press-7"')
+        raise ApiError(400, "expected one of edge, edges and group", 'send "edge": "press-7"')
     if wanted.after:
-        raise ApiError(400, "after is there without group", "send the group that the page is of")
+        raise ApiError(400, "after needs group", "send the group that the page is of")
     if (wrong := next((edge for edge in edges if not valid_name(edge)), None)) is not None:
         raise ApiError(400, f"{wrong[:80]!r} is not a name of an edge", f"expected {NAME_RULE}")
     return edges
@@ -364,9 +364,9 @@ def _payload(wanted: MessageRequest) -> bytes:
     except InvalidTopic as error:
         raise ApiError(400, str(error), "name the topic without wildcards") from None
     if wanted.topic.startswith("$"):
-        raise ApiError(400, f"topic {wanted.topic[:80]!r} begins with $", "edges take no messages for such topics")
+        raise ApiError(400, f"topic {wanted.topic[:80]!r} begins with $", "edges accept no messages for such topics")
     if wanted.payload is not None and wanted.payload_base64 is not None:
-        raise ApiError(400, "payload and payload_base64 are both there", "give one of them")
+        raise ApiError(400, "payload and payload_base64 are both set", "give one of them")
     try:
         payload = base64.b64decode(wanted.payload_base64 or "", validate=True)
     except (binascii.Error, ValueError) as error:

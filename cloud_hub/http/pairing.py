@@ -27,7 +27,7 @@ FLOOD_S = 60.0
 """Time after a wrong code for which the bound of all addresses holds for its address. It holds for no others: an edge
 with the right code pairs while strangers guess."""
 _EVERYBODY = Owner(OwnerKind.ADDRESS, "")
-_WRONG = "this code opens nothing here"
+_WRONG = "this code is not valid here"
 _ADVICE = (
     "it is wrong, was used, has ended, is for another edge, or is younger than two seconds. "
     "`weft hub token pair` makes another one"
@@ -89,7 +89,7 @@ class PairRequests:
         """
         flood_s = min(self._all_wrong.debt_s(_EVERYBODY), self._recent.debt_s(owner))
         if wait_s := max(self._wrong.debt_s(owner), flood_s):
-            raise ApiError(429, "too many wrong codes came", "wait, and ask for a new code", retry_s=wait_s)
+            raise ApiError(429, "too many wrong codes", "wait, and ask for a new code", retry_s=wait_s)
 
     async def _redeem(self, asked: PairRequest, code: str, origin: str) -> PairAnswer:
         name = self._credentials.paired_by(code)

@@ -30,7 +30,7 @@ BODY_BYTES_MAX = 16 << 10
 _NS = 1_000_000_000
 WINDOW_S_MAX = 31 * 86_400
 SHOWN_MAX = 200
-_NOTHING = "nothing was asked for; try again"
+_NOTHING = "nothing was requested; try again"
 
 
 class PullRequests:
@@ -88,7 +88,7 @@ class PullRequests:
         return answered(PullsAnswer(tenant=tenant, pulls=views, more=max(0, len(found) - SHOWN_MAX)))
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Cancel a pull. What has come stays."""
+        """Cancel a pull. Records that have arrived stay."""
         tenant, identity = self._access.puller(request)
         name = f"{tenant}/{request.match_info['id'][:64]}"
         if (known := self._known.documents.get(name)) is not None:

@@ -328,7 +328,7 @@ class TailReads:
         is_noted = False
         while wait_s := self.debt_s(place, reader):
             if not is_noted:
-                advice = "its tails get records later. Have fewer of them begin at different places"
+                advice = "its tails receive records later. Start fewer of them at different positions"
                 self._refusals.note(SEARCH_BOUND, reader.owner, advice)
                 is_noted = True
             await asyncio.sleep(min(wait_s, LOOK_INTERVAL_S))

@@ -362,7 +362,7 @@ def check_link(identity: TokenIdentity | None, hello: Hello) -> None:
         raise LinkRefused(
             RefuseCode.UNAUTHORISED,
             f"{identity.shown} is for regions that relay tenant {identity.tenant}, not {hello.tenant}",
-            "set `tenant` of the region as the token says, or give it a token for all tenants",
+            "set `tenant` of the region to that of the token, or give it a token for all tenants",
         )
     if asked := {CONFIG, PULL} & set(hello.features):
         advice = "a region gets neither configurations nor requests for records; an edge needs a token of its own"
@@ -410,7 +410,7 @@ def check_edge(identity: TokenIdentity | None, node: NodeName) -> None:
         raise LinkRefused(
             RefuseCode.UNAUTHORISED,
             f"{identity.shown} is not for edge {node.edge} of tenant {node.tenant}",
-            f"give the link this edge's own {kind}, or set node and tenant as the {kind} says",
+            f"use this edge's own {kind}, or set node and tenant to those of the {kind}",
         )
 
 
@@ -439,7 +439,7 @@ def check_shard(sequencer: Sequencer, shard: int, lane: Lane) -> None:
         raise LinkRefused(
             RefuseCode.UNAVAILABLE,
             f"shard {shard} of this hub node has trouble with its store: {sequencer.public_trouble}",
-            "nothing is lost, and the edge tries the hub's other nodes; the hub's log says more",
+            "nothing is lost, and the edge tries the hub's other nodes; the hub's log has details",
         )
 
 

@@ -152,11 +152,11 @@ class OpenLinks(Part):
         if len(own) < most:
             return
         if len(own) >= 2 * most:
-            raise ApiError(503, f"{identity.shown} has links that have yet to end", "wait some seconds")
+            raise ApiError(503, f"{identity.shown} has links that have not ended yet", "wait some seconds")
         oldest = next((link for link in own if not link.is_over), None)
         if oldest is not None:
             advice = "if the token belongs to several nodes, give each one of its own"
-            message = f"{identity.shown} has {most} links, its limit, and a newer one came"
+            message = f"{identity.shown} has {most} links, its limit; a newer link replaces this one"
             self._refusals.note(BOUND, Owner(OwnerKind.EDGE, f"{identity.tenant}/{identity.edge}"), advice)
             oldest.end(RefuseCode.OVERLOADED, message, advice)
 

@@ -390,7 +390,7 @@ class HistoryTransfer:
 
     async def _bring(self, cluster: Cluster, key: StreamKey, shards: list[tuple[ShardLog, ShardState]]) -> None:
         if await only_latest(self._store, cluster, key) is not None:
-            self._done.left_out.append(f"{'/'.join(key)}: its table keeps the newest record of each key alone")
+            self._done.left_out.append(f"{'/'.join(key)}: its table has only the newest record of each key")
             return
         stated = _stated(key, shards)
         table = await self._table(cluster, key, stated.ends)
@@ -422,7 +422,7 @@ class HistoryTransfer:
             if self._monotonic() > until:
                 raise HistoryError(
                     f"the table of {'/'.join(key)} lacks records of the log since {TABLE_S:.0f} s. `weft hub status` "
-                    "says why; run the command again when it has them"
+                    "shows why; run the command again when it has them"
                 )
             await asyncio.sleep(1.0)
 

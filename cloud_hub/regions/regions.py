@@ -250,8 +250,8 @@ class RegionLink:
             self.lost = with_lost(self.lost, first, end)
         if source.lost:
             _logger.error(
-                "shard %d: chunks %d to %d were collected before region %s had their records: it lacks these records, "
-                "and says so. `weft hub region history` brings them from the tables",
+                "shard %d: chunks %d to %d were collected before region %s had their records: it reports these "
+                "records as missing. `weft hub region history` sends them from the tables",
                 self.shard,
                 source.lost[0][0],
                 source.lost[-1][1] - 1,
@@ -477,7 +477,7 @@ class Regions(Part):
             task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
-                _logger.error("a link to another region failed, and begins again: %r", result, exc_info=result)
+                _logger.error("a link to another region failed, and restarts: %r", result, exc_info=result)
 
 
 # ``GET /v1/regions``: how far the links to other regions are, as their processes last wrote it to the store.

@@ -666,7 +666,7 @@ async def note_conflicts(
         return
     for control in ending.controls:
         lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
-        logger.warning("lane %s: completeness stands still until an operator decides: %s", lane, reason)
+        logger.warning("lane %s: completeness is held back until an operator decides: %s", lane, reason)
 
 
 # Offsets that an operator skips in a stream's table: their records cannot become rows (``weft hub skip``).
@@ -699,7 +699,7 @@ async def skip(  # noqa: PLR0917
         if first < other.end and other.first < end:
             raise CannotSkip(f"offsets {other.first} to {other.end} are skipped already: leave them out")
     if len(known) >= SKIPS_MAX:
-        raise CannotSkip(f"the stream has {SKIPS_MAX} skipped ranges, the most that are kept; skip longer ranges")
+        raise CannotSkip(f"the stream has {SKIPS_MAX} skipped ranges, its limit; skip longer ranges")
     # The records are named with the offsets, so that the audit can subtract exactly those from what the edges sent.
     runs = await _runs(log, stream, first, end)
     if len(runs) > SKIPPED_RUNS_MAX:
@@ -742,8 +742,8 @@ async def _section_runs(
         return list(_entries(section, data, chunk.footer.lanes_of(section), first, end))
     except CodecError as error:
         raise CannotSkip(
-            f"{error}. It does not say which of its records these are: skip all of them, offsets {section.base_offset} "
-            f"to {after}"
+            f"{error}. Which of its records these are is unknown: skip all of them, offsets "
+            f"{section.base_offset} to {after}"
         ) from error
 
 

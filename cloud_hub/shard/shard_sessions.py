@@ -634,14 +634,14 @@ class ShardSessions:
 
     def refuse_gaps(self, session: LaneSession, held: LaneState) -> None:
         """End a session whose lane or edge would have too many gaps."""
-        message = f"lane {session.lane} has {len(held.gaps)} gaps: it, or its edge, has the most that the hub keeps"
+        message = f"lane {session.lane} has {len(held.gaps)} gaps: it, or its edge, has reached the hub's limit"
         self.refuse(session, RefuseCode.OVERLOADED, message, "raise the hub's limit, or give the edge a new log")
 
     def send_away(self, shard: int, reason: str) -> None:
         """Close every lane, so that edges go to another node: its way to the store may work. What was taken over stays
         pending: it is committed when the store works again, unless another node has it by then."""
         code, message = RefuseCode.UNAVAILABLE, f"shard {shard} of this hub node has trouble with its store: {reason}"
-        advice = "nothing is lost, and the edge tries the hub's other nodes; their operator looks at this node's log"
+        advice = "nothing is lost, and the edge tries the hub's other nodes; this node's log has details"
         for session in [session for lane in list(self._lanes.values()) for session in lane if not session.closed]:
             # Without items, nothing is left to commit, so the session can go.
             if session.opening or not session.items:

@@ -258,7 +258,7 @@ class Eraser:
         chunk that is there now, and is declared even if the table has no such row.
         """
         latest = await self._latest(views)
-        assert latest is not None, "the hub deletes none, and it was there a moment ago"
+        assert latest is not None, "the hub never deletes it, and it existed a moment ago"
         await _catch_up(latest)
         choice.check(latest.columns, latest.key)
         erasure = Erasure([(view.shard, view.state.n) for view in views])
@@ -332,7 +332,7 @@ class Eraser:
         await tierer.log.follow(files)
         # Rows are looked for in exactly the version that is replaced, or one that came meanwhile would be missed.
         if (files.version, files.entry_hash) != (state.version, state.entry_hash):
-            raise TableConflict(f"{tierer.key}: version {files.version} came meanwhile")
+            raise TableConflict(f"{tierer.key}: version {files.version} was written meanwhile")
         names = [name for name, _ in state.columns()]
         if len(table_schema(state.fields(), tierer.payload)) != len(names):
             raise TableError(

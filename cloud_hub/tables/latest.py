@@ -479,7 +479,7 @@ class LatestTierer(Tierer):
         """Change the rows of some keys, and set transactions. Return the version; it is durable."""
         await self.log.follow(self._files)
         if (self._files.version, self._files.entry_hash) != (state.version, state.entry_hash):
-            raise TableConflict(f"{self.key}: version {self._files.version} came meanwhile")
+            raise TableConflict(f"{self.key}: version {self._files.version} was written meanwhile")
         # Without this, the tombstone of a key that never comes again, such as an order's, would stay for good.
         columns, now_us = self._wanted_key.columns, self._now_us()
         hidden = young(await self._read_hidden(state), found.rows, now_us)

@@ -274,7 +274,10 @@ def _freshness(limit_s: float, counts: QualityCounts, now_ns: int, is_sound: boo
         return QualityState.UNKNOWN, NOT_YET
     limit_us, now_us = limit_s * 1_000_000, now_ns // 1000
     if (silent := now_us - counts.received) < -AHEAD_US:
-        return QualityState.UNKNOWN, f"the hub received rows at {moment(counts.received * 1000)}, which is yet to come"
+        return (
+            QualityState.UNKNOWN,
+            f"the hub received rows at {moment(counts.received * 1000)}, which is in the future",
+        )
     if silent > limit_us:
         return (
             QualityState.ALARM,

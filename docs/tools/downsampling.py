@@ -113,7 +113,7 @@ loses is known only here, where the raw signal is.
 _FOOT = """
 ## How to read it
 
-- A deadband suits what stands still for long, and everything that needs its rows at once: it holds nothing back.
+- A deadband suits values that rarely change, and everything that needs its rows at once: it holds nothing back.
 - A swinging door suits what rises and falls evenly. Where a signal is noise and steps, it keeps more rows than a
   deadband of the same bound: a line through a noisy row is off soon.
 - LTTB is for pictures: a fixed number of points for each window, with its ends and extremes. The error of a window is

@@ -126,7 +126,7 @@ def _alerts_page() -> str:
         _GENERATED,
         "",
         "The rules of `deploy/monitoring/weft-alerts.yaml` for Prometheus;",
-        "[watch a fleet](../how-to/watch-a-fleet.md) says how to use them. An alert comes when its condition held for",
+        "[watch a fleet](../how-to/watch-a-fleet.md) describes their use. An alert fires when its condition held for",
         "the time under `after`. N is the value that was measured.",
     ]
     for title, rows in alert_rows():

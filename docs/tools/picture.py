@@ -106,11 +106,11 @@ def picture() -> str:
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" fill="{INK}" font-size="13" '
                 'font-family="Verdana, DejaVu Sans, sans-serif" role="img" aria-labelledby="title">',
                 "<!-- Written by docs/tools/generate.py from the code. Edit docs/tools/picture.py. -->",
-                '<title id="title">Folders, rooms and the way of a record from a device to a table</title>',
+                '<title id="title">Folders, rooms and the path of a record from a device to a table</title>',
                 f'<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
                 f'<path d="M0,0 L8,4 L0,8 z" fill="{WAY}"/></marker>',
                 f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-                _text(MARGIN, 34, "Folders, rooms and the way of a record", size=20, bold=True),
+                _text(MARGIN, 34, "Folders, rooms and the path of a record", size=20, bold=True),
                 _text(MARGIN, 56, "What is higher may import what is lower, never the other way round.", colour=QUIET),
                 *frames,
                 *_way([places[step.place] for step in WAY_OF_A_RECORD]),

@@ -155,8 +155,8 @@ def listeners_on(config: EdgeConfig, port: int) -> Iterator[tuple[str, Address]]
 def loop_message(listener: str, address: Address) -> str:
     """Return the reason why a source cannot read from its own node."""
     return (
-        f"{address} is listeners.{listener} of this node: each message would come again without end. Name the other "
-        "broker, or listen at another port"
+        f"{address} is listeners.{listener} of this node: each message would arrive again without end. Name the "
+        "other broker, or listen at another port"
     )
 
 
@@ -249,8 +249,8 @@ def function_rules(config: EdgeConfig) -> Iterator[Finding]:
                 kind = step.chosen[0]
                 yield Finding(
                     ("streams", name, "functions", at, kind),
-                    f"{kind} takes messages as they came, so that it is the first function of its stream. Move it up, "
-                    "or derive another stream",
+                    f"{kind} reads messages as they were received, so it must be the first function of its stream. "
+                    "Move it up, or derive another stream",
                 )
         if is_derived(stream):
             yield from _inputs(name, stream, config)
@@ -286,8 +286,8 @@ def _source(name: str, stream: Stream, *, is_written: bool, errors_of_stream: st
         if stream.from_ or is_derived(stream):
             yield Finding(
                 path,
-                f"is the stream of the errors of {errors_of_stream}: it may have `retain` and `replicate`, and takes "
-                "no other records. Choose another name for a stream with other records",
+                f"is the stream of the errors of {errors_of_stream}: it may have `retain` and `replicate`, and "
+                "accepts no other records. Choose another name for a stream with other records",
             )
     elif stream.from_ and stream.from_stream:
         yield Finding(
@@ -366,7 +366,7 @@ def _targets(name: str, stream: Stream, config: EdgeConfig, errors: dict[str, st
             elif found.from_ or is_derived(found):
                 yield Finding(
                     path,
-                    f"{quoted(target)} takes records of its own. Name a stream with neither `from` nor `from_stream`, "
+                    f"{quoted(target)} has records of its own. Name a stream with neither `from` nor `from_stream`, "
                     "and derive another stream from both if they belong together",
                 )
             elif found.payload is not None and found.payload != payload:
@@ -495,7 +495,9 @@ def _one_hub_configures(config: EdgeConfig) -> Iterator[Finding]:
     """Find links beyond the first whose hubs may set something: two hubs would overrule each other for good."""
     first, *others = [name for name, link in config.links.items() if link.config_from_hub != "never"] or [""]
     for name in others:
-        message = f"links.{first} lets its hub set settings already. Only one link may: set `never` for the other"
+        message = (
+            f"links.{first} allows its hub to change settings already. Only one link may: set `never` for the other"
+        )
         yield Finding(("links", name, "config_from_hub"), message)
 
 

@@ -206,8 +206,8 @@ class Control:
         if not done:
             raise OrderRefused(
                 504,
-                "timed out waiting for the disk. The records are still present, and are dropped as soon as the "
-                "disk takes the gap notices; see `weft edge status`",
+                "timed out waiting for the disk. The records are still present, and are dropped as soon as the disk "
+                "accepts the gap notices; see `weft edge status`",
             )
         if work.cancelled():
             raise OrderRefused(

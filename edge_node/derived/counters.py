@@ -192,7 +192,7 @@ class Rejections:
 def _advice(kind: str) -> str:
     """Return what a setting does about the commonest reason; empty where none does."""
     if "missing" in kind or "no field" in kind:
-        return ". `missing: null` beside a function takes fields that are missing as SQL does"
-    if kind.startswith("came too late"):
+        return ". `missing: null` beside a function treats missing fields as SQL does"
+    if kind.startswith("arrived too late"):
         return ". A longer `lateness` of the window counts such rows"
     return ""

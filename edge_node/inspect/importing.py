@@ -102,8 +102,8 @@ def import_fork(config: EdgeConfig, directory: str) -> Imported:
     check_user(config.data_dir)
     if os.path.samefile(directory, config.data_dir):
         raise NotImportable(
-            f"{directory} is the node's own data_dir. Stop the node, keep the folder aside, start the node with an "
-            "empty one, then run this again with the folder that was kept"
+            f"{directory} is the node's own data_dir. Stop the node, move the folder away, start the node with an "
+            "empty one, then run this again with the folder that was moved"
         )
     folder = imports.folder(config.data_dir)
     if os.path.dirname(directory) != folder and not has_conflicts(directory):

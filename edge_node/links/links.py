@@ -187,7 +187,7 @@ class Conflicts:
         if other is None:
             return False
         refused.last_error = (
-            f"links {refused.name} and {other.name} bring the same streams to the same hub, and take them from each "
+            f"links {refused.name} and {other.name} bring the same streams to the same hub, and interrupt each "
             "other. Give one link all URLs of the hub, and remove the other link"
         )
         if refused.name not in self._reported:
@@ -431,7 +431,7 @@ class Links:
         another policy as they are.
 
         New and changed links connect once all removed ones have ended: two of them would bring the same streams to the
-        same hub, and take them from each other.
+        same hub, and interrupt each other.
 
         Raises:
             ValueError: the log cannot have one of the streams; nothing has changed.

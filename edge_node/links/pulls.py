@@ -149,7 +149,7 @@ async def make_plan(log: SegmentLog, request: PullRequest, begin: int, bytes_max
             )
     plan = await asyncio.to_thread(PullPlan, found)
     if not plan.bytes:
-        raise CannotPull("the edge keeps no record of that time")
+        raise CannotPull("the edge has no records of that time")
     if len(plan.ranges) > PULL_RANGES_MAX:
         raise CannotPull(f"the window's records lie in {len(plan.ranges)} pieces: ask for a shorter one")
     return plan

@@ -235,7 +235,7 @@ def queue_arguments(arguments: Mapping[str, Any], *, durable: bool, exclusive: b
     if found.dead_letter_routing_key is not None and found.dead_letter_exchange is None:
         raise QueueError(
             Reason.PRECONDITION_FAILED,
-            "invalid argument x-dead-letter-routing-key: it needs x-dead-letter-exchange beside it",
+            "invalid argument x-dead-letter-routing-key: it also needs x-dead-letter-exchange",
         )
     return found
 
@@ -281,7 +281,7 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if len(msgspec.msgpack.encode(found)) > ARGUMENTS_BYTES_MAX:
         raise QueueError(
             Reason.PRECONDITION_FAILED,
-            f"the arguments of a binding take more than {ARGUMENTS_BYTES_MAX} bytes: shorten them",
+            f"the arguments of a binding have more than {ARGUMENTS_BYTES_MAX} bytes: shorten them",
         )
     return found
 

@@ -256,7 +256,7 @@ def outage_left(facts: Mapping[str, Any]) -> str:
     if facts["log_full"] or left == 0:
         return "none: the log is full"
     if left is None:
-        return "unknown yet" if disk["bytes_per_second"] is None else "unlimited while no records come in"
+        return "unknown yet" if disk["bytes_per_second"] is None else "unlimited while no records arrive"
     return f"{outage_duration(left)} at the rate of the last hour"
 
 

@@ -440,7 +440,9 @@ class TableTask:
             try:
                 guarded(lambda file=file, counts=counts: self._count_file(counts, file, scope))  # type: ignore[misc]
             except TableError as error:
-                part.note(TABLE_PLACE, file.number, f"the table cannot be read on: {file.path} is damaged: {error}")
+                part.note(
+                    TABLE_PLACE, file.number, f"the rest of the table cannot be read: {file.path} is damaged: {error}"
+                )
             part.merge(counts)
         return part
 

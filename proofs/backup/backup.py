@@ -332,11 +332,11 @@ async def make_backup(
         try:
             record = await run.copy(clock, identity)
         except (CollectedPast, NotFound) as gone:
-            note(f"the store has changed meanwhile, {gone}: begin again ({attempt} of {ATTEMPTS_MAX})")
+            note(f"the store has changed meanwhile, {gone}: starting again ({attempt} of {ATTEMPTS_MAX})")
             continue
         if (await store.get(hub_keys.CLUSTER)).data != identity:
             # Its shards or its level may be others now, and what was copied of no moment.
-            note(f"{hub_keys.CLUSTER} has changed meanwhile: begin again ({attempt} of {ATTEMPTS_MAX})")
+            note(f"{hub_keys.CLUSTER} has changed meanwhile: starting again ({attempt} of {ATTEMPTS_MAX})")
             continue
         await _replace(target, record, found)
         return record, copier.counts

@@ -109,7 +109,7 @@ class Reader:
             value |= (byte & 127) << shift
             if byte < 128:
                 if not byte and shift:
-                    raise MalformedPacket(f"the {field} of {self.name} is longer than it need be", "1.5.5-1")
+                    raise MalformedPacket(f"the {field} of {self.name} is longer than necessary", "1.5.5-1")
                 return value
         raise MalformedPacket(f"the {field} of {self.name} is an integer of more than four bytes")
 

@@ -328,7 +328,7 @@ def is_heard(pattern: str, heard: Set[str]) -> bool:
 
 def _silence(held: LaneState, seconds: int, *, peers: bool) -> tuple[str, str]:
     """Return why a lane is silent, and what to do about it."""
-    why = f"the edge has said nothing for {seconds} s"
+    why = f"the edge has been silent for {seconds} s"
     if not held.ended_in_order(peers=peers):
         return why, "restore its link; if its disk is gone for good or has another name now, `weft hub retire`"
     word = held.last_word

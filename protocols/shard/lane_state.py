@@ -558,7 +558,7 @@ class OpenGap(msgspec.Struct, frozen=True, array_like=True):
         others = f", and {self.others} more lanes" if self.others else ""
         if self.forked:
             return (
-                f"a second node had the log until an operator decided{others}; records that it took in and never "
+                f"a second node had the log until an operator decided{others}; records that it received and never "
                 "delivered may be missing, in unknown number"
             )
         return (

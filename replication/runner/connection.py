@@ -412,6 +412,6 @@ def _failure(results: Iterable[BaseException | None], close_code: int | None) ->
             raise result
     if close_code is None or close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE:
         return ConnectionEnd(
-            LinkState.WAITING, "the connection broke: the hub or the network went away without closing the connection"
+            LinkState.WAITING, "the connection broke: the hub or the network disappeared without closing the connection"
         )
     return ConnectionEnd(LinkState.WAITING, f"the hub closed the connection (WebSocket code {close_code})")

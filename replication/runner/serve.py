@@ -336,7 +336,7 @@ class LinkSession:
                 log.error("a link failed", exc_info=result)
                 self._ended("the hub met an internal error")
         if self._socket.close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE or self._socket.close_code is None:
-            self._ended("the connection broke: the edge or the network went away without closing the connection")
+            self._ended("the connection broke: the edge or the network disappeared without closing the connection")
         self._ended(f"the edge closed the connection (WebSocket code {self._socket.close_code})")
 
     async def _read(self) -> None:
@@ -460,7 +460,7 @@ async def serve_link(
         await socket.prepare(request)
     except ConnectionError:
         # An edge that stops while it connects is not an error of this hub; aiohttp would log it with a traceback.
-        log.debug("a link ended before it began: the edge went away")
+        log.debug("a link ended before it started: the edge disconnected")
         return web.Response(status=400)
     receiver = Receiver(settings, cluster_id, software, wall_clock, clock(), in_turns=True)
     try:

@@ -508,8 +508,8 @@ def _of_the_clock(what: str) -> OtherRows:
 
 def _of_chance(name: str, instead: str) -> OtherRows:
     return OtherRows(
-        f"uses `{name}`, whose value is another one each time. Windows are computed again when records come, to the "
-        f"same values. {instead}"
+        f"uses `{name}`, whose value differs each time. Windows are computed again when records come, to the same "
+        f"values. {instead}"
     )
 
 

@@ -267,7 +267,7 @@ class CompleteUntil:
 
     def __str__(self) -> str:
         """Return the moment and the reasons as text."""
-        moment = self.moment.isoformat() if self.moment else "no moment that is known"
+        moment = self.moment.isoformat() if self.moment else "no known time"
         lines = [f"complete until {moment}, at {self.clock.isoformat()} by the hub's clock"]
         for each in self.held_back_by:
             log = "" if each.log_id is None else f" log {format_log_id(each.log_id)}"

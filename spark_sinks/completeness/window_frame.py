@@ -122,7 +122,7 @@ class EventTime:
     the stream is complete up to this time after its end. None: it is not known what devices still hold, and
     ``_complete`` is null where it would be true."""
     ahead: str | timedelta = "1d"
-    """Longest time by which an event may be after the time at which its record was taken in. Records beyond it are in
+    """Longest time by which an event may be later than the receipt of its record. Records beyond it are in
     no window; ``rejected`` of ``lastProgress`` counts them."""
 
     def __post_init__(self) -> None:
@@ -180,7 +180,7 @@ class EventTime:
             .when((event < _FIRST) | (event >= _END), f"{self.column} is outside 1970 to 2250")
             .when(
                 (event > taken + F.lit(self.ahead_us)) & (taken >= _CLOCK_SET),
-                f"{self.column} is more than {ahead} after the record was taken in",
+                f"{self.column} is more than {ahead} after the record was received",
             )
         )
 

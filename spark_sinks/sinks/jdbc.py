@@ -446,7 +446,7 @@ class Batch:
             index = f"CREATE UNIQUE INDEX ON {table} ({columns}) NULLS NOT DISTINCT"
             advice = f"make an index that treats them as equal: {index}"
         raise SinkError(
-            f"column {name}, one of the keys, is null in {count} rows, and table {table} takes nulls for different "
+            f"column {name}, one of the keys, is null in {count} rows, and table {table} treats nulls as different "
             f"values; {advice}"
         )
 

@@ -111,7 +111,7 @@ class RunFloors:
         for shard, start in starts.items():
             if start < self._ends.get(shard, 0):
                 raise SinkError(
-                    f"a row of offset {start} of shard {shard} comes behind rows of an earlier micro-batch, which "
+                    f"a row of offset {start} of shard {shard} comes after rows of an earlier micro-batch, which "
                     f"ended at {self._ends[shard]}. Give each row the _shard and _offset of the record that made it; "
                     "write results of windows with keys"
                 )

@@ -438,8 +438,8 @@ class StreamLog:
         chunk = await self._logs[shard].index(state.n, self.only) if state.n >= 0 else None
         if chunk is not None and chunk.footer_crc != state.footer_crc:
             raise WentBack(
-                f"shard {shard} of {self.options.stream} has another chunk {state.n} than before. The hub's store was "
-                "restored to an earlier state while it was read; start the query again, which says what to do"
+                f"shard {shard} of {self.options.stream} has another chunk {state.n} than before. The hub's store "
+                "was restored to an earlier state while it was read; start the query again; its error says what to do"
             )
 
     @property

@@ -351,7 +351,7 @@ class PendingQueue:
 
     def begin_whole(self, reserved_bytes: int) -> None:
         """Put everything up to ``end_whole`` into one commit of any length."""
-        assert self.together is None, "what is to be one commit cannot be begun within another"
+        assert self.together is None, "a commit cannot start within another"
         # The fence at the start of a commit covers all of its batches, so the step begins a commit of its own if one is
         # full.
         if self._commits:

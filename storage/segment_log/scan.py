@@ -513,7 +513,7 @@ def keep_aside(filesystem: FileSystem, path: str) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        logger.warning("the damaged segment %s cannot be kept aside: %s", path, error)
+        logger.warning("the damaged segment %s cannot be moved aside: %s", path, error)
     return True
 
 

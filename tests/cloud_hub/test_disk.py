@@ -66,7 +66,7 @@ async def test_it_says_until_when_the_disk_lasts_once_the_growth_is_known(tmp_pa
     assert watch.says() == "96 GiB free; it did not shrink in the last 24.0 hours"
     watch.files.free = 0
     await watch.look(0.1)
-    assert watch.says() == "none free: the hub takes nothing until there is room"
+    assert watch.says() == "none free: the hub accepts nothing until space is freed"
     full = watch.disk.view()
     assert full is not None
     assert full.seconds_left == 0

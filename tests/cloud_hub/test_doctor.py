@@ -148,7 +148,7 @@ def later_release(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[HubConfig
     [
         (unset_clock, "clock", "timedatectl set-ntp true"),
         (wrong_clock, "clock", "2 h ahead of that of the store. Set it"),
-        (full_disk, "disk space", "free some, or move the store"),
+        (full_disk, "disk space", "free some space, or move the store"),
         (slow_disk, "disk speed", "use a faster disk"),
         (few_files, "open files", "LimitNOFILE"),
         (taken_port, "ports", "stop the program that has it"),

@@ -84,7 +84,7 @@ async def test_the_keys_of_an_issuer_are_read_unless_the_check_is_offline(tmp_pa
         config = HubConfig(store=str(tmp_path / "store"), jwt=issuer)
         (found,) = (await asyncio.to_thread(preflight.look, config, NOW, offline=False)).doubtful
         assert found.path == ("jwt", "jwks_url")
-        assert "not JSON. Until the hub has read it, tokens of the issuer open nothing" in str(found)
+        assert "not JSON. Until the hub has read it, tokens of the issuer are refused" in str(found)
         assert (await asyncio.to_thread(preflight.look, config, NOW)).doubtful == []
         server.document = key_set(key_of("ES256", "1"))
         assert (await asyncio.to_thread(preflight.look, config, NOW, offline=False)).doubtful == []
@@ -98,7 +98,7 @@ def test_a_hub_without_tables_says_that_it_makes_no_spans(tmp_path: Path) -> Non
     pytest.importorskip("opentelemetry.sdk", reason="needs the extra `otel`")
     tracing = Collector(endpoint="http://127.0.0.1:4318")
     found = preflight.look(HubConfig(store=str(tmp_path), tables=None, tracing=tracing), NOW)
-    assert "they come with the tables" in str(next(each for each in found.doubtful if each.path == ("tracing",)))
+    assert "they belong to the tables" in str(next(each for each in found.doubtful if each.path == ("tracing",)))
     found = preflight.look(HubConfig(store=str(tmp_path), tracing=tracing), NOW)
     assert not [each for each in found.doubtful if each.path == ("tracing",)]
 

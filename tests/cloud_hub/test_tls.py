@@ -164,7 +164,7 @@ async def test_a_certificate_names_the_edge_and_no_other(authority: Authority) -
         async with linked(hub, authority, own, edge=EDGE._replace(edge="another")) as (link, _):
             await until(lambda: "certificate" in link.last_error)
             assert EDGE.edge in link.last_error
-            assert "give the link this edge's own certificate" in link.last_error
+            assert "use this edge's own certificate" in link.last_error
             assert link.connections == 0
         files = ClientTlsFiles(ca_file=authority.path, certificate=own.certificate, key=own.key)
         async with running_link(hub, EdgeLog(), EDGE._replace(edge="another"), "x", tls=files) as link:

@@ -266,7 +266,7 @@ def test_a_file_whose_lines_cannot_be_written_stays_as_it_is(folder: Path, monke
         patch.setattr(file_acts, "BYTES_MAX", 100)
         full = create("b")
     assert isinstance(full.exception, Failed)
-    assert "move it into an archive. Nothing was changed" in str(full.exception)
+    assert "archive it and try again. Nothing was changed" in str(full.exception)
     (folder / "users.acts").unlink()
     (folder / "users.acts").symlink_to(folder / "elsewhere")
     assert create("b").exit_code == 1

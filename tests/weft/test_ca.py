@@ -103,12 +103,12 @@ def test_a_revoked_certificate_is_on_the_list_and_others_are_not(authority: Path
 def test_nothing_is_overwritten_but_by_a_renewal(authority: Path, tmp_path: Path) -> None:
     done("ca", "edge", authority, "press-7", "--to", tmp_path)
     before = (tmp_path / "press-7.crt").read_bytes()
-    assert "is there already" in refused("ca", "edge", authority, "press-7", "--to", tmp_path)
+    assert "already exists" in refused("ca", "edge", authority, "press-7", "--to", tmp_path)
     assert len(listed(authority)) == 1
     assert (tmp_path / "press-7.crt").read_bytes() == before
     done("ca", "edge", authority, "press-7", "--to", tmp_path, "--replace")
     assert (tmp_path / "press-7.crt").read_bytes() != before
-    assert "is there already" in refused("ca", "init", authority)
+    assert "already exists" in refused("ca", "init", authority)
 
 
 def test_an_authority_elsewhere_is_not_mixed_in(authority: Path, tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_a_certificate_ends_with_its_authority_at_the_latest(tmp_path: Path) -> 
     ("arguments", "sentence"),
     [
         (("hub", "{ca}", "--host", "https://hub"), "expected a host's name or address"),
-        (("edge", "{ca}", "Press 7"), "cannot be a name"),
+        (("edge", "{ca}", "Press 7"), "is not a valid name"),
         (("device", "{ca}", "a:b"), "a name has no colon"),
-        (("device", "{ca}", "x" * 65), "has 1 to 64 characters"),
+        (("device", "{ca}", "x" * 65), "of 1 to 64 characters"),
         (("edge", "{missing}", "press-7"), "`weft ca init` makes an authority"),
     ],
 )

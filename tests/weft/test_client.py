@@ -248,8 +248,8 @@ def test_nobody_at_the_address_is_said() -> None:
     ("given", "word"),
     [
         ({"url": "hub.example.com"}, "is not an address of a hub"),
-        ({"url": "http://hub", "token": "a", "token_file": "b"}, "give one of them"),
-        ({"url": "http://hub", "token": "secret\r\nX: y"}, "no token has"),
+        ({"url": "http://hub", "token": "a", "token_file": "b"}, "set only one"),
+        ({"url": "http://hub", "token": "secret\r\nX: y"}, "pass the token alone"),
         ({"url": "https://hub", "ca_file": "/nonexistent.pem"}, "nonexistent"),
         ({"url": "https://hub", "ca_file": __file__}, "holds no certificate"),
     ],
@@ -265,13 +265,13 @@ def test_what_no_client_can_be_made_of_is_said(given: dict[str, str], word: str)
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n{}", "ended 88 bytes before"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n", "does not answer"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "no answer of the API"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xff", "no answer of the API"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "does not answer like a hub"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xff", "does not answer like a hub"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "does not answer"),
         (b"", "does not answer"),
         (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "302 Found"),
         (b"HTTP/1.1 502 Bad Gateway\r\nRetry-After: soon\r\n\r\n<html>", "502 Bad Gateway$"),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000, "no answer of the API"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000, "does not answer like a hub"),
     ],
 )
 def test_an_answer_that_is_none_is_said(answer: bytes, word: str) -> None:

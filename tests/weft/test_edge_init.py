@@ -96,7 +96,7 @@ def test_a_password_may_come_from_a_file(config: Path, tmp_path: Path) -> None:
 def test_what_is_there_is_not_overwritten(config: Path, name: str) -> None:
     (config.parent / name).write_text("mine\n")
     given = ("--node", "n", "--hub", "https://h", "--token-file", "-", "--user", "u", "--generate-password")
-    assert "is there already, and is not overwritten" in refused(config, *given, answer="t\n")
+    assert "already exists, and is not overwritten" in refused(config, *given, answer="t\n")
     assert {path.name: path.read_text() for path in config.parent.iterdir()} == {name: "mine\n"}
 
 
@@ -105,7 +105,7 @@ def test_the_package_s_example_is_replaced_while_it_is_unchanged(config: Path) -
     assert weft("edge", "init", config, "--node", "press-7").exception is None
     assert load_edge(str(config)).node == "press-7"
     config.write_text(EXAMPLE.read_text() + "\n")
-    assert "is there already" in refused(config, "--node", "press-8")
+    assert "already exists" in refused(config, "--node", "press-8")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_keys_that_cannot_be_read_are_named_with_their_end(capsys: pytest.Captur
         "2027-01-15T08:10:00.000000000Z: no answer within 10 s\n"
     )
     show_issuer(replace(FACTS, keys=0))
-    assert "its tokens open nothing: no answer" in capsys.readouterr().out
+    assert "its tokens are refused: no answer" in capsys.readouterr().out
     for quiet in (None, replace(FACTS, trouble=None)):
         show_issuer(quiet)
     assert capsys.readouterr().out == ""

@@ -75,6 +75,6 @@ def test_what_cannot_be_taken_back_is_asked_for_and_a_script_is_told_yes(
     name, rest = command[:at], command[at:]
     unasked = weft("hub", *name, config, *rest)
     assert isinstance(unasked.exception, Refused)
-    assert str(unasked.exception) == f"{done}: there is no terminal to ask on. Add --yes to answer in advance"
+    assert str(unasked.exception) == f"{done}: there is no terminal to ask on. Add --yes to confirm in advance"
     assert isinstance(weft("hub", *name, config, *rest, answer="n\n").exception, click.Abort)
     assert not (tmp_path / "store").exists()

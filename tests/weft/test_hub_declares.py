@@ -105,10 +105,8 @@ def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
     assert "there is no tenant 'acme'" in str(first.exception)
     weft("hub", "tenant", "add", config, "acme")
     done = weft("hub", "token", "import", config, "--file", tokens)
-    assert done.output == "declared 3 tokens: a, b, c; 0 were there already\n", "nothing of it was"
-    assert (
-        weft("hub", "token", "import", config, "--file", tokens).output == "declared 0 tokens; 3 were there already\n"
-    )
+    assert done.output == "declared 3 tokens: a, b, c; 0 existed already\n", "nothing of it was"
+    assert weft("hub", "token", "import", config, "--file", tokens).output == "declared 0 tokens; 3 existed already\n"
     credentials = Credentials(False, lambda: 0)
     store = open_store(str(config.parent / "store"))
     cluster = asyncio.run(open_cluster(store, None))
@@ -118,7 +116,7 @@ def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
     weft("hub", "token", "rotate", config, "b", "--overlap", "0s")
     create_token(tokens, "d", Scope.READER)
     later = weft("hub", "token", "import", config, "--file", tokens)
-    assert "declared 1 token: d; 3 were there already" in later.output
+    assert "declared 1 token: d; 3 existed already" in later.output
     assert "warning: b has another secret at the hubs, and keeps it" in later.stderr
 
 
@@ -128,7 +126,7 @@ def test_the_first_token_makes_the_store_of_a_hub_that_never_ran(tmp_path: Path)
     create_token(tokens, "filed", Scope.READER)
     made = weft("hub", "token", "import", config, "--file", tokens)
     assert made.exit_code == 0, "no hub is open, so none is closed"
-    assert "made a new store: " in made.stderr
+    assert "created a new store: " in made.stderr
     assert weft("hub", "token", "add", config, "ops", "--scope", "admin").exit_code == 0
     assert [each["name"] for each in listed("token", config)] == ["filed", "ops"]
     assert asyncio.run(open_cluster(open_store(str(tmp_path / "store")), None)).shards == 2, "as the configuration says"
@@ -140,12 +138,12 @@ LONG = "x" * 600
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("token", "add", "{}", "bad name!", "--scope", "reader"), "cannot be the name of a token"),
+        (("token", "add", "{}", "bad name!", "--scope", "reader"), "is not a valid name of a token"),
         (("token", "add", "{}", "x", "--scope", "reader", "--tenant", "No Name"), "tenant and edge need"),
         (("token", "add", "{}", "x", "--scope", "reader", "--tenant", "acme"), "there is no tenant 'acme'"),
         (("token", "add", "{}", "x", "--scope", "reader", "--expires", "soon"), "--expires: expected a duration"),
         (("token", "add", "{}", "x", "--scope", "reader", "--reason", LONG), "the reason has 600 characters"),
-        (("token", "add", "{}", "x", "--scope", "reader", "--to", "hub.yaml"), "is there already"),
+        (("token", "add", "{}", "x", "--scope", "reader", "--to", "hub.yaml"), "already exists"),
         (("token", "add", "{}", "x", "--scope", "reader", "--to", "x.token", "--by", LONG), "the name of the author"),
         (("token", "add", "{}", "--from", "names", "--scope", "reader", "--to", "hub.yaml"), "is not a folder"),
         (("token", "add", "{}", "--from", "names", "--scope", "reader", "--to", "made", "--tenant", "a b"), "need"),
@@ -154,11 +152,11 @@ LONG = "x" * 600
         (("token", "pair", "{}", "x", "--within", "2d"), "24 h at most"),
         (("token", "pair", "{}", "x", "--expires", "2001-01-01"), "--expires: 2001-01-01 is in the past"),
         (("token", "import", "{}", "--file", "tokens"), "there is no tenant 'acme'"),
-        (("tenant", "add", "{}", "No Name"), "cannot be the name of a tenant"),
+        (("tenant", "add", "{}", "No Name"), "is not a valid name of a tenant"),
         (("tenant", "add", "{}", "acme", "--edges", "many"), "--edges: "),
         (("tenant", "add", "{}", "acme", "--records-per-second", "0"), "a rate has to be at least 1 a second"),
         (("tenant", "add", "{}", "acme", "--reason", LONG), "the reason has 600 characters"),
-        (("stream", "expect", "{}", "a b", "x"), "'a b' cannot be a name"),
+        (("stream", "expect", "{}", "a b", "x"), "'a b' is not a valid name"),
         (("stream", "expect", "{}", "acme/t", "x"), "there is no tenant 'acme'"),
         (("stream", "expect", "{}", "t", *(f"edge-{n}" for n in range(9_000))), "a document of"),
         (("table", "set", "{}", "t", "--retain", "1s"), "--retain"),
@@ -271,9 +269,9 @@ def test_the_first_token_of_an_open_hub_is_asked_about(config: Path) -> None:
         (("tenant", "add", "acme", "--edges", "-1"), "--edges: expected a number that is not negative"),
         (("tenant", "add", "acme", "--stored-bytes", "much"), "--stored-bytes: "),
         (("tenant", "set", "default"), "nothing to set"),
-        (("tenant", "add", "No Name"), "cannot be the name of a tenant"),
+        (("tenant", "add", "No Name"), "is not a valid name of a tenant"),
         (("stream", "expect", "telemetry"), "declares no edges"),
-        (("stream", "expect", "telemetry", "a", "--withdraw"), "--withdraw takes no EDGES"),
+        (("stream", "expect", "telemetry", "a", "--withdraw"), "--withdraw cannot be combined with EDGES"),
         (("token", "remove", "x"), "there is no token 'x'"),
     ],
 )
@@ -471,7 +469,7 @@ def test_a_fleet_gets_its_tokens_in_one_run_that_can_be_repeated(config: Path) -
     assert not folder.exists()
     folder.mkdir()
     (folder / "press-2.token").write_text("a-secret-that-a-run-has-left-which-was-killed\n")
-    assert weft(*add).output.startswith("declared 2 tokens; 0 were there already\n")
+    assert weft(*add).output.startswith("declared 2 tokens; 0 existed already\n")
     assert sorted(path.name for path in folder.iterdir()) == ["press-1.token", "press-2.token"]
     assert [(each["name"], each["edge"]) for each in listed("token", config)] == [
         ("press-1", "press-1"),
@@ -481,7 +479,7 @@ def test_a_fleet_gets_its_tokens_in_one_run_that_can_be_repeated(config: Path) -
     assert (line["entry"], line["kind"], line["target"]) == (1, "token", "press-1, press-2"), "one write of the store"
     assert "token press-1, press-2" in weft("hub", "declarations", config).output
     names.write_text(names.read_text() + "press-3\n")
-    assert weft(*add).output.startswith("declared 1 token; 2 were there already\n")
+    assert weft(*add).output.startswith("declared 1 token; 2 existed already\n")
     credentials = Credentials(False, time.time_ns)
     store = open_store(str(config.parent / "store"))
     cluster = asyncio.run(open_cluster(store, None))
@@ -494,7 +492,7 @@ def test_a_fleet_gets_its_tokens_in_one_run_that_can_be_repeated(config: Path) -
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [("", "expected a line"), ("a\na\n", "a is there twice"), ("a b c\n", "NAME and EDGE"), ("A/b\n", "be a name")],
+    [("", "expected a line"), ("a\na\n", "a is listed twice"), ("a b c\n", "NAME and EDGE"), ("A/b\n", "a valid name")],
 )
 def test_a_file_of_names_with_a_mistake_declares_nothing(config: Path, text: str, error: str) -> None:
     names = config.parent / "edges.txt"
@@ -555,7 +553,7 @@ def test_a_place_without_a_hub_is_not_written(tmp_path: Path, command: tuple[str
 
 def test_hubs_that_were_closed_by_a_first_token_can_be_opened(config: Path) -> None:
     config.write_text(config.read_text().replace("anonymous: never\n", ""))
-    assert "demands no token" in str(weft("hub", "open", config, "--yes").exception)
+    assert "requires no token" in str(weft("hub", "open", config, "--yes").exception)
     dry = weft("hub", "token", "add", config, "ops", "--scope", "admin", "--dry-run").stdout
     assert "it is the first one" in dry
     assert f"no hub answers at {load_hub(str(config)).listen}" in dry
@@ -586,8 +584,8 @@ def test_a_backup_is_declared_and_a_restore_says_whether_hubs_are_open(config: P
     (act,) = json.loads(weft("hub", "declarations", config, "--last", "1", "--json").output)
     assert (act["kind"], act["command"]) == ("backup", "hub backup")
     restored = weft("hub", "restore", "--from", folder / "backup", "--to", folder / "again")
-    assert "demands no token" in restored.stderr
-    assert "demands no token" in weft("hub", "verify", "--store", folder / "again").stderr
+    assert "requires no token" in restored.stderr
+    assert "requires no token" in weft("hub", "verify", "--store", folder / "again").stderr
     weft("hub", "token", "add", config, "ops", "--scope", "admin")
     weft("hub", "backup", config, "--to", folder / "closed")
     found = json.loads(weft("hub", "restore", "--from", folder / "closed", "--to", folder / "more", "--json").output)
@@ -596,9 +594,9 @@ def test_a_backup_is_declared_and_a_restore_says_whether_hubs_are_open(config: P
 
 
 def test_expected_edges_of_a_stream_without_a_table_are_asked_about(config: Path) -> None:
-    assert "is the name right?" not in weft("hub", "stream", "expect", config, "telemetrie", "a").stderr
+    assert "check the name" not in weft("hub", "stream", "expect", config, "telemetrie", "a").stderr
     config.write_text(config.read_text().replace("tables: null\n", ""))
-    assert "is the name right?" in weft("hub", "stream", "expect", config, "telemetrie", "b").stderr
+    assert "check the name" in weft("hub", "stream", "expect", config, "telemetrie", "b").stderr
 
 
 async def test_a_url_names_a_running_hub_that_sets_quotas_withdraws_tokens_and_pauses_a_region(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_certificates_that_are_there_are_named_from_the_configuration_s_folder(
 
 def test_what_is_there_is_not_overwritten(config: Path) -> None:
     config.write_text("mine\n")
-    assert "is there already" in refused(config)
+    assert "already exists" in refused(config)
     assert config.read_text() == "mine\n"
 
 

@@ -85,7 +85,7 @@ def test_orders_to_a_region_are_declared_and_an_unknown_one_is_named(tmp_path: P
     asyncio.run(open_cluster(open_store(str(tmp_path / "store")), 2))
     assert "weft hub region resume" in weft("hub", "region", "pause", config, "east", "--by", "mara").output
     assert "continue" in weft("hub", "region", "resume", config, "east").output
-    assert "start of the log" in weft("hub", "region", "compare", config, "east").output
+    assert "beginning of the log" in weft("hub", "region", "compare", config, "east").output
     lines = json.loads(weft("hub", "declarations", config, "--json").output)
     assert [each["name"] for each in lines if each.get("kind") == "region"] == ["east"] * 3
     for command, region, reported in (("pause", "west", "there are: east"), ("resume", "east", "is not paused")):

@@ -67,7 +67,7 @@ def test_a_stream_is_deleted_and_begins_again_where_it_ended(start: Start, tmp_p
     assert done.output.splitlines() == [
         "deleted stream telemetry of tenant default, with 1 lane and 10 records; its table stays, and a later "
         "stream of this name continues in it: trial is over",
-        f"Take another name for a stream of another meaning. {later}, as `starting` of a read",
+        f"Use another name for a stream with another meaning. {later}, as `starting` of a read",
         "The log keeps the records until its retention",
     ]
     wait_until(lambda: not hub.json("v1/streams")["streams"], what="the stream to leave the list")

@@ -36,12 +36,12 @@ PROVEN = {"canary": "proven", "canary_seconds": 0.084, "canary_time": NOW - 180,
         ({}, "84 ms to the hub's store and back, sent 3.0 minutes ago"),
         (
             {"canary_seconds": None, "canary_time": None, "canary": "unknown"},
-            "unknown: the hub has not said yet that something is in its store",
+            "unknown: the hub has not confirmed a write to its store yet",
         ),
         (
             {"canary": "unknown"},
-            "unknown now, this hub's release says nothing while no data flows; "
-            "the last one took 84 ms to the hub's store and back, sent 3.0 minutes ago",
+            "unknown now, this hub's release reports nothing without data; the last one took 84 ms to the hub's "
+            "store and back, sent 3.0 minutes ago",
         ),
         (
             {"canary": "unknown", "connected_since": None},

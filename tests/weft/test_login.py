@@ -52,7 +52,7 @@ async def test_a_hub_is_asked_by_its_url_a_login_or_the_environment(
 
 def ask(url: str, admin: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = said(weft("hub", "status", url))
-    assert "none was given. Give one with --token-file or `weft login`" in refused
+    assert "the hub requires a token. Provide one with --token-file or `weft login`" in refused
     assert "401 Unauthorized" in said(weft("login", "plant", url, answer="forged\n"))
     assert not os.path.exists(logins.path()), "what opens nothing is not kept"
     made = weft("login", "plant", f"{url}/", answer=f"{admin}\n")
@@ -103,7 +103,7 @@ def look_at_records(url: str) -> None:
     assert f"offset 2 of shard {lines[2]['shard']}" in found.output
     assert json.loads(weft(*trace, f"{lines[2]['shard']}/2", "--json").output)["record"]["seq"] == 2
     missing = weft(*trace, f"press-1/{lines[2]['log']}/9")
-    assert (missing.return_value, "it has still to come" in missing.output) == (1, True)
+    assert (missing.return_value, "it has not arrived yet" in missing.output) == (1, True)
     assert "names no record" in said(weft(*trace, "press-1/2"))
     assert "404 Not Found" in said(weft("hub", "tail", url, "nothing", "--tenant", "acme"))
 
@@ -114,7 +114,7 @@ def look_at_records(url: str) -> None:
         (("hub", "status"), "name the hub: its CONFIG on this machine, its URL, or the name of a login"),
         (("hub", "status", "plant"), "is neither a URL nor a login of"),
         (("hub", "status", "hub.example.com:8090"), "there is no such file. The URL of a hub begins with https://"),
-        (("hub", "status", "https://me:secret@hub"), "has no user and no password"),
+        (("hub", "status", "https://me:secret@hub"), "contains a user or a password"),
         (("hub", "status", "ftp://hub"), "is not a URL of a hub"),
         (("login", "plant"), "give NAME and URL"),
         (("login", "Plant 1", "https://hub"), "is not a name for a hub"),
@@ -134,5 +134,5 @@ def test_a_file_of_logins_that_others_read_or_that_is_damaged_opens_nothing() ->
     os.chmod(logins.path(), 0o600)
     Path(logins.path()).write_text('{"hubs": {"plant": {"url": "ftp://hub", "token": "secret"}}}')
     reported = said(weft("login"))
-    assert "make it again with `weft login`" in reported
+    assert "then run `weft login` again" in reported
     assert "secret" not in reported

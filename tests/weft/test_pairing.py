@@ -45,12 +45,12 @@ def test_an_edge_is_paired_by_a_code_and_its_record_is_at_the_hub(start: Start, 
     authority, token = hub_yaml.parent / "authority.crt", edge_yaml.parent / "press-7.token"
     given = (url, "--ca-file", authority, "--to", token)
     wrong = refused("edge", "pair", *given, answer="0000-0000-0000\n")
-    assert "this code opens nothing here: it is wrong, was used, has ended" in wrong
+    assert "this code is not valid here: it is wrong, was used, has ended" in wrong
     assert not token.exists()
     done("edge", "pair", *given, answer=f"{answer['code'].lower()}\n")
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert [path.name for path in edge_yaml.parent.iterdir()] == ["press-7.token"], "nothing is left of the try before"
-    assert "is there already" in refused("edge", "pair", *given, answer="x\n")
+    assert "already exists" in refused("edge", "pair", *given, answer="x\n")
     again = refused("edge", "pair", url, answer["code"], "--ca-file", authority, "--to", tmp_path / "thief.token")
     assert "was used" in again
 

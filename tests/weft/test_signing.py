@@ -49,14 +49,14 @@ def test_a_group_is_signed_and_signed_again(folder: Path) -> None:
     out.write_text(out.read_text().replace("alarms/#", "#"))
     wrong = weft("config", "verify", out, "--key", folder / "ops.pub").exception
     assert isinstance(wrong, Failed)
-    assert "or it was changed" in str(wrong)
+    assert "whether the file was changed" in str(wrong)
 
 
 def test_mistakes_are_named_before_anything_is_signed(folder: Path) -> None:
     assert "name them with --edges" in refusal(folder, "--for", "presses", "--group")
     assert "--edges is for groups" in refusal(folder, "--for", "press-7", "--edges", "press-*")
     assert "--order is for groups" in refusal(folder, "--for", "press-7", "--order", "2")
-    assert "'Press 7' cannot be a name" in refusal(folder, "--for", "Press 7")
+    assert "'Press 7' is not a valid name" in refusal(folder, "--for", "Press 7")
     assert "'press-7, press-8' cannot" in refusal(folder, "--for", "a", "--group", "--edges", "press-7, press-8")
     (folder / "wrong.yaml").write_text("data_dir: /tmp\n")
     assert "data_dir: cannot be set by a hub" in refusal(folder, "--for", "press-7", file="wrong.yaml")

@@ -70,7 +70,7 @@ def test_no_planted_secret_is_in_the_bundle_of_an_edge(tmp_path: Path, monkeypat
     assert settings["streams"]["telemetry"]["from"] == ["plant/#"]
     assert "the link to hub.example.com is open" in parts["log.txt"]
     assert json.loads(parts["doctor.json"])["lines"]
-    assert "is there already" in str(weft("edge", "support-bundle", config, "--to", to).exception)
+    assert "already exists" in str(weft("edge", "support-bundle", config, "--to", to).exception)
 
 
 @pytest.mark.parametrize(

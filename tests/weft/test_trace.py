@@ -105,7 +105,7 @@ def test_what_a_record_of_a_function_does_not_say_is_told_as_unknown(tmp_path: P
     asyncio.run(write())
     trace = ("trace", "--store", str(tmp_path / "store"), "--record", "press-1/7/0")
     lines = weft(*trace, "--stream", "minutes").output.splitlines()
-    assert lines[2] == "      unknown source: the record does not say what it was made of"
+    assert lines[2] == "      unknown source: the record does not name its inputs"
     forward = weft(*trace, "--stream", "telemetry", "--forward")
     assert (forward.return_value, forward.output.splitlines()[-1]) == (1, "  no record says that it was made of it")
     reported = weft("trace", "--store", str(tmp_path / "store"), "--from", "[]", "--forward")

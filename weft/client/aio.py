@@ -130,7 +130,7 @@ class AsyncClient(Operations):
                     raise refusal_of(answer.status, answer.reason or "", answer.headers.get("Retry-After", ""), problem)
                 yield answer
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            raise HubUnreachable(f"{asked} does not answer ({error or 'it took too long'})") from None
+            raise HubUnreachable(f"{asked} does not answer ({error or 'timed out'})") from None
 
     async def tail(
         self,

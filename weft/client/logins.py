@@ -66,9 +66,7 @@ def read() -> dict[str, Login]:
                 raise ValueError(f"{name!r} is not a name of a hub")
             check_url(login.url)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise LoginsUnusable(
-            f"{place} cannot be used ({error}). Remove it, and make it again with `weft login`"
-        ) from None
+        raise LoginsUnusable(f"{place} cannot be used ({error}). Remove it, then run `weft login` again") from None
     return hubs
 
 
@@ -97,7 +95,7 @@ def check_url(url: str) -> str:
     password."""
     parts = urlsplit(url)
     if "@" in parts.netloc:
-        raise ValueError("the URL of a hub has no user and no password: its token is given apart")
+        raise ValueError("the URL contains a user or a password. Remove it, and pass the token separately")
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
         raise ValueError(f"{url!r} is not a URL of a hub: write https://hub.example.com")
     if parts.query or parts.fragment:

@@ -160,9 +160,9 @@ def checked(url: str, token: str | None, token_file: str | None) -> str:
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url!r} is not an address of a hub: write https://hub.example.com")
     if token is not None and token_file is not None:
-        raise ValueError("there is a token and a token_file: give one of them")
+        raise ValueError("token and token_file are both set: set only one")
     if token is not None and not (token.isascii() and token.isprintable() and token.split() == [token]):
-        raise ValueError("the token is empty, or has characters that no token has: give the word alone")
+        raise ValueError("the token is empty, or has spaces or control characters: pass the token alone")
     return url.rstrip("/")
 
 
@@ -263,7 +263,7 @@ class Request(Generic[T]):
                 return rows  # type: ignore[no-any-return]  # mypy does not narrow by a class
             return msgspec.json.decode(fetched.body, type=self.answer)
         except (KeyError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-            raise HubUnreachable(f"{url} gives no answer of the API ({error}); is a hub at that address?") from None
+            raise HubUnreachable(f"{url} does not answer like a hub ({error}); check the address") from None
 
 
 class _Waits(Protocol):
@@ -573,7 +573,7 @@ class Operations:
 
     @operation
     def cancel_pull(self, id: str, *, tenant: str | None = None) -> Request[PullAnswer]:  # noqa: A002
-        """Cancel a pull. What has come stays."""
+        """Cancel a pull. Records that have arrived stay."""
         path = with_query(f"/v1/pulls/{quote(id, safe='')}", {"tenant": tenant})
         return Request(PullAnswer, path, method="DELETE")
 

@@ -88,8 +88,7 @@ def acting_on_file(path: str, target: str, decided: Decided) -> Iterator[None]:
         write("began", reason)
     except OverflowError:
         raise Failed(
-            f"{path}{SUFFIX} has {BYTES_MAX >> 20} MiB, and takes no further line: move it into an archive. Nothing "
-            "was changed"
+            f"{path}{SUFFIX} has {BYTES_MAX >> 20} MiB, its limit: archive it and try again. Nothing was changed"
         ) from None
     try:
         yield

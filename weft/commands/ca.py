@@ -137,7 +137,9 @@ class Authority:
 
         until = min(now + timedelta(days=days), self.until)
         if until < now + timedelta(days=1):
-            raise AuthorityUnusable(f"the authority ends at {self.until:%Y-%m-%d}: make another with `weft ca init`")
+            raise AuthorityUnusable(
+                f"the authority expires on {self.until:%Y-%m-%d}: create another with `weft ca init`"
+            )
         if len(self.issued) >= ISSUED_MAX:
             raise AuthorityUnusable(f"the authority has issued {ISSUED_MAX} certificates, its limit. Make another one")
         key = ec.generate_private_key(ec.SECP256R1())
@@ -241,7 +243,7 @@ def create(folder: str, name: str, days: int, now: datetime) -> None:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     for each in (KEY_FILE, CERTIFICATE_FILE, REGISTER_FILE, LIST_FILE):
         if os.path.lexists(os.path.join(folder, each)):
-            raise AuthorityUnusable(f"{os.path.join(folder, each)} is there already. Choose another folder")
+            raise AuthorityUnusable(f"{os.path.join(folder, each)} already exists. Choose another folder")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name_of(name)
     certificate = (
@@ -288,7 +290,9 @@ def _name_of(name: str) -> x509.Name:
     from cryptography.x509.oid import NameOID
 
     if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
-        raise AuthorityUnusable(f"a certificate's name has 1 to {NAME_CHARACTERS_MAX} characters, got {name[:80]!r}")
+        raise AuthorityUnusable(
+            f"expected a certificate name of 1 to {NAME_CHARACTERS_MAX} characters, got {name[:80]!r}"
+        )
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
@@ -364,7 +368,7 @@ days_option = click.option("--days", type=_days, default=DAYS, show_default=True
 to_option = click.option(
     "--to", default=".", show_default=True, type=click.Path(file_okay=False), help="Folder for the files."
 )
-replace_option = click.option("--replace", "replaces", is_flag=True, help="Replace files that are there: a renewal.")
+replace_option = click.option("--replace", "replaces", is_flag=True, help="Replace existing files: a renewal.")
 list_days_option = click.option(
     "--list-days",
     type=_days,
@@ -395,10 +399,12 @@ def _told(folder: str) -> Iterator[None]:
 @click.option("--name", default="Weft authority", show_default=True, help="Name of the authority, for people.")
 @click.option("--days", type=_days, default=AUTHORITY_DAYS, show_default=True, help="Days for which it counts.")
 def init(folder: str, *, name: str, days: int) -> None:
-    """Make an authority in FOLDER, which is new or has none yet. Its files are for their owner alone."""
+    """Create an authority in FOLDER, which must be new or have none. Only the owner can read its files."""
     with _told(folder):
         create(folder, name, days, now_utc(time.time()))
-    click.echo(f"made the authority {name!r} in {folder}. A thief of {folder} could make edges and hubs")
+    click.echo(
+        f"created authority {name!r} in {folder}. Keep its key secret: with it, anyone can create edges and hubs"
+    )
     click.echo(f"Next:\n  weft ca hub {folder} --host HOST --to hub")
 
 
@@ -436,7 +442,7 @@ def edge(
     """
     for each in (tenant, edge):
         if not valid_name(each):
-            raise Refused(f"{each!r} cannot be a name: {NAME_RULE}")
+            raise Refused(f"{each!r} is not a valid name: {NAME_RULE}")
     name = edge if tenant == "default" else f"{tenant}/{edge}"
     _print(issue(folder, Kind.EDGE, name, hosts, to, days=days, replaces=replaces, file=edge), as_json=as_json)
 
@@ -542,7 +548,7 @@ def _check_free(own: set[str], shared: dict[str, bytes]) -> None:
     """Refuse files that are there, before a certificate is issued. Those of the same authority may be."""
     for path in sorted(own):
         if os.path.lexists(path):
-            raise Refused(f"{path} is there already. Choose another folder with --to, or renew it with --replace")
+            raise Refused(f"{path} already exists. Choose another folder with --to, or renew it with --replace")
     for path, data in shared.items():
         if os.path.lexists(path) and path.endswith(CERTIFICATE_FILE):
             with using(path), open(path, "rb") as file:

@@ -77,7 +77,7 @@ def decided(recorded: str) -> Callable[[Decorated], Decorated]:
     """
 
     def decorate(command: Decorated) -> Decorated:
-        return click.option("--reason", default="", help=f"Why, in a few words; {recorded}.")(by_option(command))
+        return click.option("--reason", default="", help=f"Reason, in a few words; {recorded}.")(by_option(command))
 
     return decorate
 
@@ -222,7 +222,7 @@ def using(path: str, *, makes: str = "") -> Iterator[None]:
     except FileNotFoundError:
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder):
-            raise Failed(f"{path}: there is no folder {folder}. Create it first") from None
+            raise Failed(f"{path}: folder {folder} does not exist. Create it first") from None
         raise Failed(f"{path}: there is no such file" + (f". `{makes}` creates one" if makes else "")) from None
     except PermissionError as error:
         # A file is replaced by renaming a new one in its folder, so the denied path may be the folder.
@@ -254,7 +254,7 @@ def confirm(question: str, otherwise: str) -> None:
         if sys.stdin.isatty():
             raise
         click.echo(err=True)
-        raise Refused(f"{otherwise}: there is no terminal to ask on. Add --yes to answer in advance") from None
+        raise Refused(f"{otherwise}: there is no terminal to ask on. Add --yes to confirm in advance") from None
     if not is_wanted:
         raise click.Abort
 

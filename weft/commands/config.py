@@ -64,14 +64,15 @@ key_option = click.option(
 @click.command("keygen")
 @click.argument("name", type=click.Path(dir_okay=False))
 def keygen(name: str) -> None:
-    """Make a key of Ed25519: the private one in NAME.key, the public one, which edges get, in NAME.pub.
+    """Create an Ed25519 key pair: the private key in NAME.key, the public key for edges in NAME.pub.
 
-    Neither may exist yet. `openssl genpkey -algorithm ed25519` makes the same. Keep the private key away from hubs.
+    Neither file may exist. `openssl genpkey -algorithm ed25519` creates the same kind of key. Keep the private key away
+    from hubs.
     """
     private, public = f"{name}.key", f"{name}.pub"
     for path in (private, public):
         if os.path.lexists(path):
-            raise Refused(f"{path} exists already. Choose another name: a key that was replaced signs nothing any more")
+            raise Refused(f"{path} exists already. Choose another name: replacing a key destroys the old one")
     try:
         private_pem, public_pem, key = make_key()
     except KeyUnusable as error:
@@ -93,7 +94,7 @@ def keygen(name: str) -> None:
     "--edges",
     multiple=True,
     metavar="PATTERN",
-    help="With --group: edges that may take the settings, several times; `*` matches any characters.",
+    help="With --group: edges that may use the settings, repeatable; `*` matches any characters.",
 )
 @click.option(
     "--order",
@@ -108,7 +109,7 @@ def keygen(name: str) -> None:
     help="Number that is higher than those signed before for this target. Without it: the seconds since 1970.",
 )
 @click.option(
-    "--withdraws", multiple=True, metavar="GROUP", help="Group whose settings edges may lose with these, several times."
+    "--withdraws", multiple=True, metavar="GROUP", help="Group whose settings these may replace on edges, repeatable."
 )
 @click.option(
     "--out", type=click.Path(dir_okay=False), help="File to write. Without it: FILE with `.signed` in its name."
@@ -125,10 +126,10 @@ def sign_settings(
     withdraws: tuple[str, ...],
     out: str | None,
 ) -> None:
-    """Sign the settings in FILE for an edge, or with --group for a group, and write them with the signature behind.
+    """Sign the settings in FILE for an edge, or with --group for a group, and write them with the signature appended.
 
-    `weft hub config set` declares the written file. An edge takes it if its `config_signed_by` has the public key, and
-    it has not had a higher number for that edge or group. A signature that FILE has already is replaced.
+    `weft hub config set` declares the written file. An edge accepts it if its `config_signed_by` has the public key and
+    it has seen no higher number for that edge or group. An existing signature in FILE is replaced.
 
     \b
     weft config sign presses.yaml --key ops.key --for acme/presses --group --edges 'press-*'
@@ -145,9 +146,9 @@ def sign_settings(
     )
     for each in (tenant, name, *withdraws, *(pattern.replace("*", "x") for pattern in edges)):
         if not valid_name(each):
-            raise Refused(f"{each!r} cannot be a name: {NAME_RULE}")
+            raise Refused(f"{each!r} is not a valid name: {NAME_RULE}")
     if order and not is_group:
-        raise Refused("--order is for groups: the settings of an edge come after those of all its groups")
+        raise Refused("--order is for groups: the settings of an edge apply after those of all its groups")
     if len(withdraws) > NAMES_MAX:
         raise Refused(f"at most {NAMES_MAX} groups can be withdrawn at once")
     text = _text(file)
@@ -197,9 +198,9 @@ def sign_code(files: tuple[str, ...], key_file: str) -> None:
 )
 @json_option
 def verify(file: str, key_files: tuple[str, ...], *, as_json: bool) -> None:
-    """Check the signature in FILE, or of the file of a function in FILE.sig, and show for whom it is.
+    """Verify the signature in FILE, or for a function's file in FILE.sig, and show whom it is for.
 
-    Whether an edge has had a later one is known to the edge alone.
+    Only the edge knows if it has seen a later one.
     """
     known = read_public_keys(key_files)
     if known.problems:
@@ -220,7 +221,9 @@ def verify(file: str, key_files: tuple[str, ...], *, as_json: bool) -> None:
 
 def _edges(name: str, edges: tuple[str, ...], *, is_group: bool) -> tuple[str, ...]:
     if is_group and not edges:
-        raise Refused("which edges may take the settings is signed, too: name them with --edges, such as 'press-*'")
+        raise Refused(
+            "the signature covers the edges that may use the settings: name them with --edges, such as 'press-*'"
+        )
     if edges and not is_group:
         raise Refused("--edges is for groups: the settings of an edge are for that edge")
     if len(edges) > NAMES_MAX:
@@ -257,10 +260,11 @@ def _checked(file: str, keys: Sequence[PublicKey]) -> SignedText:
     except ValueError as error:
         raise Failed(f"{file}: {error}") from None
     if signed is None:
-        raise Failed(f"{file} has no signature, and there is no {file}{SUFFIX}")
+        raise Failed(f"{file} has no signature, and {file}{SUFFIX} does not exist")
     if not verifies(keys, signed.message, signed.signature):
         raise Failed(
-            f"none of these keys made the signature in {file}, which names key {signed.key}, or it was changed"
+            f"none of these keys verifies the signature in {file}. It names key {signed.key}; check the keys, or "
+            "whether the file was changed"
         )
     return signed
 

@@ -119,8 +119,8 @@ def _asked(*, confirm: bool) -> bytes:
             asked: str = click.prompt("Password", hide_input=True, confirmation_prompt=confirm)
         except getpass.GetPassWarning:
             raise Refused(
-                "there is no terminal to ask for the password on. Give it with --password-file FILE, or "
-                "--password-file - for standard input"
+                "there is no terminal to ask for the password on. Use --password-file FILE, or --password-file - for "
+                "standard input"
             ) from None
     return asked.encode()
 
@@ -143,7 +143,7 @@ def _asked(*, confirm: bool) -> bytes:
 @click.option(
     "--certificate",
     type=ExistingPath(dir_okay=False),
-    help="Client certificate (PEM) that the hub gives rights by `tls.readers`, in the place of a token.",
+    help="Client certificate (PEM) to use instead of a token; `tls.readers` of the hub gives it rights.",
 )
 @click.option("--key", type=ExistingPath(dir_okay=False), help="The certificate's key (PEM), not encrypted.")
 @click.option("--forget", is_flag=True, help="Remove NAME and its token instead.")
@@ -160,10 +160,11 @@ def login_command(
     forget: bool,
     as_json: bool,
 ) -> None:
-    """Keep the hub at URL with its token as NAME, which commands then take as HUB.
+    """Save the hub at URL and its token as NAME, which commands then accept as HUB.
 
-    The hub is asked whose token it is before anything is kept. The file, ~/.config/weft/hubs.json, has mode 600.
-    Without NAME and URL, the command lists the hubs in it. A token cannot be an argument: other users would see it.
+    The command first asks the hub whose token it is, and saves nothing if the hub refuses. The file,
+    ~/.config/weft/hubs.json, has mode 600. Without NAME and URL, the command lists the hubs in it. A token cannot be an
+    argument: other users would see it.
 
     \b
     weft login plant https://hub.example.com
@@ -183,13 +184,13 @@ def login_command(
     if no_token and token_file is not None:
         raise Refused("--no-token and --token-file exclude each other: choose one")
     if (certificate is None) != (key is None):
-        raise Refused("--certificate and --key belong together: give both")
+        raise Refused("--certificate and --key need each other: give both")
     try:
         name, url = logins.check_name(name), logins.check_url(url)
     except ValueError as error:
         raise Refused(str(error)) from None
     if certificate is not None and not url.startswith("https://"):
-        raise Refused("a certificate is shown by TLS: the URL has to begin with https://")
+        raise Refused("a client certificate needs TLS: use a URL that begins with https://")
     is_without = no_token or (certificate is not None and token_file is None)
     token = None if is_without else _token(name, token_file)
     made = Login(url, token, *(None if each is None else os.path.abspath(each) for each in (ca_file, certificate, key)))
@@ -208,7 +209,7 @@ def login_command(
     )
     click.echo(harmless(f"{name} is {url}, as {whose}, tenant {identity.tenant or 'all'}: kept in {logins.path()}"))
     if token is not None and url.startswith("http://") and not is_loopback(urlsplit(url).hostname or ""):
-        click.echo("warning: the URL begins with http://, so the token crosses the network readable", err=True)
+        click.echo("warning: the URL begins with http://, so the token is sent unencrypted", err=True)
 
 
 def _forget(name: str, known: dict[str, Login]) -> None:

@@ -154,8 +154,8 @@ class HubOverlay:
             # What is in force may be all that redacts: to lose it takes a restart, which is a decision.
             self.local = before
             raise ConfigUnusable(
-                f"the hub's settings that are in force do not count with this file: {error}. The node keeps both. A "
-                "restart would continue with the file alone"
+                f"the hub's active settings are not valid with this file: {error}. The node keeps the settings that "
+                "it has. After a restart, only those of the file apply"
             ) from None
         self.reads += 1
         try:
@@ -261,9 +261,9 @@ def overlay_of(config_file: str, local: Loaded[EdgeConfig]) -> HubOverlay:
 def edge_config(config_file: str, *, as_json: bool) -> None:
     """Show what the hub has laid over the settings of CONFIG, from its data_dir. The node need not run.
 
-    Settings are listed with the layer that has the last word: a group or the edge, with the version that
-    `weft hub config status` shows. All others are those of the file. `outcome` says what the node did with the last
-    configuration that it was given.
+    Settings are listed with the layer that sets them: a group or the edge, with the version that
+    `weft hub config status` shows. All others are those of the file. `outcome` is what the node did with the last
+    configuration that it received.
 
     \b
     weft edge config edge.yaml
@@ -296,7 +296,7 @@ def edge_config(config_file: str, *, as_json: bool) -> None:
         print_json({**facts, "settings": list(settings.values())})
         return
     if link is None:
-        click.echo(f"{config_file} lets no hub set anything: its settings count alone")
+        click.echo(f"{config_file} allows no hub to change settings: only its own apply")
         return
     print_facts(
         {

@@ -250,8 +250,8 @@ def edge_init(
 ) -> None:
     """Write a first CONFIG (edge.yaml) of an edge node, checked as at a start of the node.
 
-    At a terminal the command asks for what no option says. Users and the token go into files beside CONFIG that only
-    the owner of the folder may read. Nothing is overwritten, except the example of the Debian package while it is
+    At a terminal the command asks for options that are missing. Users and the token go into files beside CONFIG that
+    only the owner of the folder may read. Nothing is overwritten, except the example of the Debian package while it is
     unchanged.
 
     \b
@@ -358,7 +358,7 @@ class _Asking(NamedTuple):
 @click.option("--config", "config_file", metavar="CONFIG", help="Configuration whose link gets the token.")
 @click.option("--to", metavar="FILE", help=f"File for the token, of mode 600 ({PAIRED_TOKEN_FILE}).")
 @click.option("--ca-file", metavar="FILE", help="Authorities that the hub is trusted by. Default: those of the system.")
-@click.option("--replace", "replaces", is_flag=True, help="Replace a token that is there.")
+@click.option("--replace", "replaces", is_flag=True, help="Replace an existing token.")
 @click.option("--plain-http", is_flag=True, help="Send the code without TLS to another machine.")
 @json_option
 def edge_pair(
@@ -385,7 +385,7 @@ def edge_pair(
     _check_url(url, plain_http=plain_http)
     asking = _asking(url, config_file, to, ca_file, replaces=replaces)
     if os.path.lexists(asking.path) and not asking.is_replaced:
-        raise Refused(f"{asking.path} is there already. Name another file, or replace it with --replace")
+        raise Refused(f"{asking.path} already exists. Name another file, or replace it with --replace")
     code = code or click.prompt("Code (`weft hub token pair` at the hub shows it)", err=True)
     pending = asking.path + PENDING
     answer = _paired(url, code, asking, _secret(pending))
@@ -465,7 +465,7 @@ def _exchanged(client: Client, request: PairRequest) -> PairAnswer:
         except HubUnreachable as error:
             raise Failed(f"{error}. The same command continues with the same token") from None
         except msgspec.MsgspecError:
-            raise Failed("what answers there is no hub of this release. Check the URL") from None
+            raise Failed("the server at this URL is not a hub of this release. Check the URL") from None
     raise AssertionError("the last try returns or raises")
 
 
@@ -576,7 +576,7 @@ def _renamed(facts: dict[str, Any]) -> str:
 
 def _undelivered(config_file: str, facts: dict[str, Any]) -> str:
     waiting = [each for each in facts["waiting"] if each["records"]]
-    lines = [f"weft: nothing was changed: hubs lack records that can only come under {facts['from']}:"]
+    lines = [f"weft: nothing was changed: hubs lack records that can only be sent under {facts['from']}:"]
     for each in waiting:
         count = counted(each["records"], "record")
         lines.append(f"  link {each['link']}: {count} of {each['stream']} ({each['trouble']})")

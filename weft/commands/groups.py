@@ -139,8 +139,8 @@ Exit status: 0 done, 1 it could not be done or the answer is no, 2 wrong usage o
 configuration, 130 Ctrl-C. With --json an error is one line of JSON on standard error.""",
     {
         "edge": Group(
-            "Run and inspect an edge node, which takes messages from devices, keeps them on disk and sends them"
-            " to hubs.",
+            "Run and inspect an edge node, which receives messages from devices, stores them on disk and sends them "
+            "to hubs.",
             {
                 "check": Command("edge_status:check"),
                 "config": Command("edge_overlay:edge_config"),
@@ -160,8 +160,8 @@ configuration, 130 Ctrl-C. With --json an error is one line of JSON on standard 
             },
         ),
         "hub": Group(
-            "Run and inspect a hub node, which takes links from edges, commits to the object store and keeps "
-            "the tables.",
+            "Run and inspect a hub node, which accepts links from edges, commits to the object store and writes the "
+            "tables.",
             {
                 "acts": Command("hub_store:acts"),
                 "adopt": Command("hub_cluster:adopt"),
@@ -172,14 +172,14 @@ configuration, 130 Ctrl-C. With --json an error is one line of JSON on standard 
                 "config": Group(
                     """Manage the configurations of edges from a hub's store, whether nodes run or not.
 
-Settings of an edge, or of a group, are laid over those of the edge's own file. An edge takes them if a link of its
-file says `config_from_hub`. It checks them, tries them, and takes them back by itself unless the link is up on them
-for a minute. Files, credentials, listeners, accounts and `data_dir` always belong to the edge.""",
+Settings of an edge, or of a group, override those of the edge's own file. An edge accepts them if a link of its file
+sets `config_from_hub`. It checks them, tries them, and reverts them unless the link stays up with them for a minute.
+Files, credentials, listeners, accounts and `data_dir` always belong to the edge.""",
                     {
                         "get": Command("hub_configs:get"),
                         "remove": Command("hub_configs:remove_config"),
                         "rollout": Group(
-                            "Look at rollouts, take them further, or end them.",
+                            "List, extend or abort rollouts.",
                             {
                                 "abort": Command("hub_configs:abort"),
                                 "list": Command("hub_configs:list_rollouts"),
@@ -200,8 +200,8 @@ for a minute. Files, credentials, listeners, accounts and `data_dir` always belo
                 "group": Group(
                     """Manage groups of edges in a hub's store, whether nodes run or not.
 
-A group is a list of names and patterns, also of edges that have not linked yet. Running hubs know a change two
-seconds later.""",
+A group is a list of names and patterns, also of edges that have not linked yet. Running hubs apply a change after two
+seconds.""",
                     {
                         "list": Command("hub_configs:list_groups"),
                         "remove": Command("hub_configs:remove_group"),
@@ -218,12 +218,12 @@ seconds later.""",
                 "quality": Group(
                     """Manage the quality rules of streams in a hub's store, whether nodes run or not.
 
-A rule is one check. Numbers are within a range, a field has values, payloads fit the schema, values do not repeat,
-or the table is fresh. The hub counts the rows that fail, and raises an alarm when they are more than the rule
-tolerates. Nothing is dropped or held back: a row that fails is in the table as before.
+A rule is one check. Numbers are within a range, a field has values, payloads fit the schema, values do not repeat, or
+the table is fresh. The hub counts the rows that fail, and raises an alarm when they are more than the rule tolerates.
+Nothing is dropped or delayed: rows that fail are still written to the table.
 
-Running hubs know a change two seconds later. Edges that a stream needs are another matter: `weft hub stream
-expect`.""",
+Running hubs apply a change after two seconds. To declare the edges that a stream needs, use
+`weft hub stream expect`.""",
                     {
                         "get": Command("hub_tables:get_quality"),
                         "list": Command("hub_tables:list_quality"),
@@ -232,8 +232,8 @@ expect`.""",
                     },
                 ),
                 "region": Group(
-                    "See and steer the links to other regions: hubs of other clusters that get what this one's "
-                    "log receives.",
+                    "Show and control the links to other regions: hubs of other clusters that receive the records "
+                    "of this one's log.",
                     {
                         "compare": Command("hub_regions:compare"),
                         "history": Command("hub_regions:history"),
@@ -250,8 +250,8 @@ expect`.""",
                     """Manage the schemas of streams in a hub's store, whether nodes run or not.
 
 A schema names fields of a stream's payloads. The stream's table gets a typed column for each, beside the payload
-itself; what does not fit is in the column `_misfit` with the reason. Running hubs know a change two seconds
-later. Columns are only added: a field of another type or unit gets another column, and old rows stay as they are.""",
+itself; what does not fit is in the column `_misfit` with the reason. Running hubs apply a change after two seconds.
+Columns are only added: a field of another type or unit gets another column, and old rows stay as they are.""",
                     {
                         "check": Command("hub_tables:check"),
                         "diff": Command("hub_tables:diff"),
@@ -274,7 +274,7 @@ later. Columns are only added: a field of another type or unit gets another colu
                 "table": Group(
                     """Declare tables of streams at a hub's store, whether nodes run or not.
 
-Running hubs know a change two seconds later.""",
+Running hubs apply a change after two seconds.""",
                     {
                         "list": Command("hub_tables:list_tables"),
                         "remove": Command("hub_tables:remove_table"),
@@ -285,9 +285,9 @@ Running hubs know a change two seconds later.""",
                 "tenant": Group(
                     """Manage the tenants of a hub's store, whether nodes run or not.
 
-Tokens of the cluster log are for a declared tenant, or for `default`. The quota of edges counts when a token is
-added. At a rate, the hub slows the tenant's links. Beyond a number of links, lanes or streams, new ones wait. At a
-size of tables, these stand, and the log keeps the records. The quota of stored bytes is recorded only.""",
+Tokens of the cluster log are for a declared tenant, or for `default`. The quota of edges is checked when a token is
+added. Above a rate, the hub slows the tenant's links. Above a number of links, lanes or streams, new ones wait. Above a
+size of tables, these stop, and the log keeps the records. The quota of stored bytes is recorded, not enforced.""",
                     {
                         "add": Command("hub_tenants:add"),
                         "list": Command("hub_tenants:list_tenants"),
@@ -298,8 +298,8 @@ size of tables, these stand, and the log keeps the records. The quota of stored 
                 "token": Group(
                     """Manage the tokens of all hubs of a store, whether nodes run or not.
 
-The cluster log in the store holds only hashes. Running hubs know a change two seconds later, on all hosts. The
-first token can be added before the first start of a hub.""",
+The cluster log in the store holds only hashes. Running hubs apply a change after two seconds, on all hosts. The first
+token can be added before the first start of a hub.""",
                     {
                         "add": Command("hub_tokens:add"),
                         "import": Command("hub_tokens:import_tokens"),

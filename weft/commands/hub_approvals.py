@@ -45,11 +45,11 @@ _SECOND = 10**9
 @click.option("--valid", metavar="DURATION", default="24h", show_default=True, help="Time until a request ends.")
 @decision_options
 def second_person(config_file: str, *, require: str | None, valid: str, reason: str, by: str | None) -> None:
-    """Demand a second person at the hub of CONFIG for acts without a way back, whether nodes run or not.
+    """Require a second person at the hub of CONFIG for irreversible acts, whether nodes run or not.
 
     These are `erase`, `skip`, `retire`, `declare-deletion`, `stream delete`, `finalize` and `clock --set-back`. Such a
-    command then makes a request, and does nothing. When another person has approved it (`weft hub approve`), the same
-    command does it, once. To change the setting needs a second person, too. Without --require, the command shows it.
+    command then only makes a request. After another person has approved it (`weft hub approve`), the same command
+    carries it out, once. A change of this setting needs a second person, too. Without --require, the command shows it.
 
     \b
     weft hub second-person hub.yaml --require names --reason "audit of 2026"
@@ -66,7 +66,9 @@ def second_person(config_file: str, *, require: str | None, valid: str, reason: 
     wanted = None if require == OFF else SecondPersonDocument(require, valid_s)  # type: ignore[arg-type]
     target = f"second person: {require}" + ("" if wanted is None else f", requests valid for {valid}")
     _change(_set(changing(config_file, by, reason, target), wanted))
-    click.echo("one person does all acts alone" if wanted is None else "acts without a way back need another person")
+    click.echo(
+        "one person does all acts alone" if wanted is None else "irreversible acts need the approval of another person"
+    )
 
 
 def _show_setting(config_file: str) -> None:
@@ -78,8 +80,7 @@ def _show_setting(config_file: str) -> None:
         click.echo("one person does all acts alone")
     else:
         click.echo(
-            "acts without a way back need the approval of another person, within "
-            f"{approximate_duration(setting.valid_s)}"
+            f"irreversible acts need the approval of another person, within {approximate_duration(setting.valid_s)}"
         )
 
 
@@ -149,10 +150,10 @@ def _shown(options: dict[str, Any] | None) -> str:
 @click.option("--refuse", is_flag=True, help="Withdraw the request instead.")
 @decision_options
 def approve(config_file: str, request: str, *, refuse: bool, reason: str, by: str | None) -> None:
-    """Approve the act at the hub of CONFIG that request ID is about. `weft hub requests` shows it.
+    """Approve request ID at the hub of CONFIG. `weft hub requests` shows it.
 
-    You are another person than the one who asked: name and user both have to differ. Nothing is done yet: the first
-    person runs the same command again, with the same options. It does the act once.
+    The approver must differ from the requester in both name and user. Nothing is done yet: the requester runs the same
+    command again, with the same options, which carries it out once.
 
     \b
     weft hub approve hub.yaml 5f0c2d9a41b7e836 --by mara

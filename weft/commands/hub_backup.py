@@ -38,8 +38,8 @@ EDGES_SHOWN = 20
 RUNS_SHOWN = 5
 """Runs of lost records that are shown of a lane."""
 OPEN = (
-    "the cluster log of this store demands no token: a hub of it without `jwt` or `anonymous: never` "
-    "admits everybody. Tokens that were declared after the backup are not there: `weft hub token add`"
+    "the cluster log of this store requires no token: a hub without `jwt` or `anonymous: never` admits everyone. "
+    "Tokens added after the backup are missing: add them with `weft hub token add`"
 )
 """Warning at the end of a restore or a verification of a store that admits everybody."""
 
@@ -61,7 +61,9 @@ def _refuse_links(uri: str) -> None:
     for folder, folders, _ in os.walk(uri):
         for name in folders:
             if os.path.islink(path := os.path.join(folder, name)):
-                raise Failed(f"{uri}: {path} is a symbolic link, and a backup has none. Ask who may write there")
+                raise Failed(
+                    f"{uri}: {path} is a symbolic link, which a backup never contains. Check who can write to it"
+                )
 
 
 async def _is_open(store: ObjectStore) -> bool:
@@ -111,9 +113,9 @@ def backup(config_file: str, target: str, *, prune: bool, as_json: bool) -> None
     """Copy the store of the hub of CONFIG to another place, while its nodes run.
 
     The copy has every record that was acknowledged before the command began, and is consistent: log, snapshots, tables
-    and everything else fit each other. Given again, the command copies what is new. After an interruption it continues;
+    and everything else fit each other. Run again, the command copies what is new. After an interruption it continues;
     the last complete backup remains until the next one is complete. Its end is declared in the cluster log, so that
-    `weft hub status` and `weft_hub_backup_age_seconds` tell its age. With --prune, chunks that the hub has deleted,
+    `weft hub status` and `weft_hub_backup_age_seconds` report its age. With --prune, chunks that the hub has deleted,
     files that its tables no longer have, and streams that were deleted leave the backup after that.
 
     \b
@@ -175,7 +177,7 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
         print_json({**facts, "demands_tokens": not is_open})
         return
     click.echo(f"restored {counted(copied.objects, 'object')} of {copied.bytes / 1e6:.1f} MB, of {timestamp(started)}.")
-    click.echo(f"Start a hub with `store: {target}`; `weft hub verify --store {target}` says what is lost")
+    click.echo(f"Start a hub with `store: {target}`; `weft hub verify --store {target}` reports what is lost")
     if is_open:
         click.echo(f"warning: {OPEN}", err=True)
 
@@ -184,10 +186,10 @@ async def _no_backup(store: ObjectStore, uri: str) -> str:
     """Return what is in place of a backup."""
     with contextlib.suppress(NotFound):
         await store.get(hub_keys.CLUSTER)
-        return "the place holds a hub's store and no backup. Name the place that `weft hub backup --to` wrote"
+        return "this is a hub's store, not a backup. Name the destination of `weft hub backup --to`"
     path = uri.removeprefix("file://")
     if "://" not in path and not os.path.exists(path):
-        return "there is no such folder. Name the place that `weft hub backup --to` wrote"
+        return "the folder does not exist. Name the destination of `weft hub backup --to`"
     return "there is no complete backup. If `weft hub backup` was interrupted, run it again"
 
 
@@ -196,7 +198,7 @@ async def _no_backup(store: ObjectStore, uri: str) -> str:
 @click.option("--lanes", is_flag=True, help="Show every lane, not only those with lost records.")
 @json_option
 def verify(uri: str, *, lanes: bool, as_json: bool) -> int:
-    """Read a hub's store or a backup through, and say what is missing or damaged.
+    """Read all of a hub's store or a backup, and report what is missing or damaged.
 
     Every chunk is read and its checksums are compared; snapshots are compared with the chunks, tables with their files
     and with the log. Exit status 1 if anything is wrong, or if records are lost. It changes nothing, and hubs may run
@@ -251,8 +253,8 @@ def _show(report: VerifyReport, lanes: list[LaneEnd]) -> None:
         _show_lanes(lanes)
     edges = {(lane.tenant, lane.edge) for lane in report.lanes}
     click.echo(
-        f"{counted(len(report.lanes), 'lane')} of {counted(len(edges), 'edge')}. What an edge holds from the next "
-        "number of its lane on, it sends by itself"
+        f"{counted(len(report.lanes), 'lane')} of {counted(len(edges), 'edge')}. Edges send the records that follow "
+        "by themselves"
     )
     awaited = sorted({lane.edge for lane in report.lanes if lane.is_awaited and not lane.retired})
     if awaited:
@@ -263,7 +265,7 @@ def _show(report: VerifyReport, lanes: list[LaneEnd]) -> None:
     if lost:
         click.echo(f"LOST: {counted(lost, 'record')}, which edges had deleted after this hub had acknowledged them")
     if report.is_whole and not report.lost:
-        click.echo("good: everything that the store refers to is there and sound")
+        click.echo("good: all objects that the store refers to exist and are intact")
 
 
 def _show_lanes(lanes: list[LaneEnd]) -> None:

@@ -84,13 +84,13 @@ async def _finalize(act: Act) -> tuple[int, int]:
 def finalize(config_file: str, *, reason: str, by: str | None, yes: bool) -> None:
     """Raise the level of the cluster of CONFIG to this release's, after all nodes run it.
 
-    Nodes then write formats that earlier releases cannot read, so there is no way back to those. The command fails
+    Nodes then write formats that earlier releases cannot read, so a downgrade is no longer possible. The command fails
     while a node of an earlier release runs, and names it.
     """
     if not yes:
         confirm(
-            f"raise the cluster of {config_file} to this release's level? Earlier releases cannot read what is written "
-            "then",
+            f"raise the cluster of {config_file} to this release's level? Earlier releases cannot read what nodes "
+            "write after that",
             "nothing was changed",
         )
 
@@ -109,12 +109,12 @@ def finalize(config_file: str, *, reason: str, by: str | None, yes: bool) -> Non
 @click.command()
 @config_argument
 @on_edge
-@click.option("--reason", required=True, help="Why, in a few words; recorded with the lanes.")
+@click.option("--reason", required=True, help="Reason, in a few words; recorded with the lanes.")
 @click.option(
     "--missing",
     type=click.Choice(["nothing", "unknown"]),
-    help="Records that the hub never got. Unset: nothing if the edge stopped in order and delivered all, otherwise "
-    "unknown. May be set later, too.",
+    help="Records that never reached the hub. Unset: `nothing` if the edge stopped in order and delivered all, "
+    "otherwise `unknown`. Can be set later.",
 )
 @by_option
 @yes_option
@@ -162,7 +162,7 @@ def retire(
 @click.option(
     "--missing",
     type=click.Choice(["nothing"]),
-    help="Nothing, if the rejected node has no records of its own. May be set later, too.",
+    help="`nothing` if the rejected node has no records of its own. Can be set later.",
 )
 @decision_options
 @yes_option
@@ -253,10 +253,10 @@ def _lanes(state: ShardState, of: EdgeLog, gone: Collection[Lane]) -> list[Lane]
 def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """Show the hub processes that share the store of HUB, on all hosts.
 
-    Each owns some of the shards and sends edges of others on to their owners. One that starts owns none for half a
-    minute (`joining`). One that is silent for three of its intervals, 15 seconds beside other hosts, is `gone`. So is
-    one that was started again since. After five minutes it is not shown. One that serves the store that was in the
-    same place before is `of another cluster`: end it. By its CONFIG, the store is read, whether hubs run or not.
+    Each owns some of the shards and redirects other edges to their owners. One that starts owns none for half a minute
+    (`joining`). One that is silent for three of its intervals, 15 seconds beside other hosts, is `gone`. So is one that
+    was started again since. After five minutes it is not shown. One that serves the store that was in the same place
+    before is `of another cluster`: end it. By its CONFIG, the store is read, whether hubs run or not.
 
     Rates are those of what links bring, repetitions included, over the last 60 to 90 seconds before the process was
     seen. Right after a start they are unknown.
@@ -307,7 +307,8 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     unreachable = [each.name for each in there if each.name and not each.advertise]
     if len({each.host for each in there}) > 1 and unreachable:
         click.echo(
-            f"no edge can be sent on to {', '.join(unreachable)}: set `advertise` there to the URLs for edges", err=True
+            f"no edge can be redirected to {', '.join(unreachable)}: set `advertise` there to the URLs for edges",
+            err=True,
         )
 
 
@@ -325,7 +326,7 @@ LOOK_S = 1.0
 @click.command()
 @hub_argument
 @click.argument("node")
-@click.option("--undo", is_flag=True, help="NODE takes shards and edges again.")
+@click.option("--undo", is_flag=True, help="End the drain: NODE accepts shards and edges again.")
 @click.option("--wait", default="60s", show_default=True, help="Longest wait until NODE has no edges; 0s: none.")
 @click.option(
     "--token-file",
@@ -341,8 +342,8 @@ def drain(hub: str, node: str, *, undo: bool, wait: str, token_file: str | None,
     \b
     weft hub drain hub.yaml hub-2 --reason "new disks"
 
-    The others load its shards, and its edges are sent on to them; each is without a hub for a moment. NODE continues
-    running and serves those that connect to it, until you stop it. The word holds after its restart, until `--undo`.
+    The others load its shards, and its edges are redirected to them; each is without a hub for a moment. NODE continues
+    running and serves those that connect to it, until you stop it. The drain survives restarts, until `--undo`.
     """
     try:
         wait_s = parse_duration_ns(wait) / 1e9
@@ -361,9 +362,9 @@ def drain(hub: str, node: str, *, undo: bool, wait: str, token_file: str | None,
         time.sleep(LOOK_S)
     if left:
         are = f"{counted(left, 'link')} {'is' if left == 1 else 'are'}"
-        click.echo(f"{node} is drained; {are} still there. Stop it when `weft hub nodes` shows none")
+        click.echo(f"{node} is drained; {are} still open. Stop it when `weft hub nodes` shows none")
     else:
-        click.echo(f"{node} is drained and has no links; stop it now, or let it take shards again: --undo")
+        click.echo(f"{node} is drained and has no links; stop it now, or end the drain with --undo")
 
 
 def _links(there: RunningHub | StoreHub, node: str) -> int:
@@ -392,8 +393,8 @@ def split(hub: str, shard: int, *, force: bool, token_file: str | None, reason: 
     whether hubs run or not.
 
     A shard has one writer, so a split lets a second process take half of the work. Links of the edges that move end,
-    and open again within seconds at the new shard. Nothing is lost or doubled, and readers, tables and Spark queries go
-    on. No other shard is touched. It cannot be reverted.
+    and open again within seconds at the new shard. Nothing is lost or duplicated, and readers, tables and Spark queries
+    continue. Other shards are not affected. It cannot be reverted.
 
     An edge is in one shard as a whole: a split does not help a shard that is busy with one edge.
 
@@ -441,7 +442,7 @@ class _Times(NamedTuple):
 @click.command("clock")
 @config_argument
 @click.option("--set-back", "wanted", metavar="SHARD|all", help="Lower the time of this shard, or of all, to now.")
-@click.option("--reason", help="Why, in a few words; recorded with --set-back.")
+@click.option("--reason", help="Reason, in a few words; recorded with --set-back.")
 @by_option
 @json_option
 @yes_option
@@ -452,14 +453,14 @@ def clock(
 
     A shard's time is that of its last chunk, and never goes back. A node whose clock was ahead leaves a time in the
     future. Until then no chunk of the shard is collected, and none of its lanes retires by age. Queries of complete
-    windows take every grace period for past.
+    windows treat every grace period as over.
 
     --set-back lowers such times to the present: that of the shard, when its edges were last seen, and when lanes were
     retired. First set the clocks of all nodes right, or stop those that are wrong. Rows and what queries have given out
     stay as they are.
     """
     if (wanted is None) != (reason is None):
-        raise Refused("--set-back and --reason go together: say which shard, and why")
+        raise Refused("--set-back and --reason need each other: give both")
     found = on_store(config_file, _look)
     if wanted is None or reason is None:
         _show(found, as_json=as_json)

@@ -41,7 +41,7 @@ def _key(whose: str, *, is_group: bool) -> ConfigKey:
 @whose_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @group_option
-@click.option("--share", metavar="PERCENT", help="Begin a rollout with this share of the group's edges, such as 10%.")
+@click.option("--share", metavar="PERCENT", help="Start a rollout with this share of the group's edges, such as 10%.")
 @click.option(
     "--steps",
     metavar="PERCENT,...",
@@ -52,9 +52,13 @@ def _key(whose: str, *, is_group: bool) -> ConfigKey:
     type=click.IntRange(1, 1_000_000),
     default=1,
     show_default=True,
-    help="Number of edges that refuse or take back at which the rollout stops by itself.",
+    help="Number of edges that refuse or revert the settings at which the rollout stops.",
 )
-@click.option("--again", is_flag=True, help="Also if nothing changes: edges that refused or took it back try it again.")
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Declare the settings even if they are unchanged: edges that refused or reverted them try again.",
+)
 @decision_options
 def set_config(
     config_file: str,
@@ -72,9 +76,9 @@ def set_config(
     """Declare the settings in FILE for an edge, or with --group for a group, at the hubs of CONFIG.
 
     FILE is YAML with sections of an edge's configuration: streams, links, sources, unrouted, sparkplug, disk,
-    commit_interval, state, queues, limits. Mappings are joined with those of the edge's file; everything else, lists
-    too, takes the place of what is there. Settings of an edge win over those of its groups, and those of a later group
-    over those of an earlier one (`weft hub group`).
+    commit_interval, state, queues, limits. Mappings are merged with those of the edge's file; everything else,
+    including lists, replaces what the file has. Settings of an edge win over those of its groups, and those of a later
+    group over those of an earlier one (`weft hub group`).
 
     \b
     weft hub config set hub.yaml acme/presses presses.yaml --group --share 10% --steps 50%,100%
@@ -118,7 +122,7 @@ def _check_whose(text: str, key: ConfigKey) -> None:
 @group_option
 @decision_options
 def remove_config(config_file: str, whose: str, *, is_group: bool, reason: str, by: str | None) -> None:
-    """Withdraw the settings of an edge or a group: its edges go back to what their files and other groups say."""
+    """Withdraw the settings of an edge or a group: its edges return to the settings of their files and other groups."""
     key = _key(whose, is_group=is_group)
     declare(config_file, edge_configs.remove_config(key), by, reason)
     click.echo(f"withdrew the settings of {' '.join(key[1:])} of tenant {key[0]}")
@@ -140,9 +144,9 @@ def get(config_file: str, whose: str, *, is_group: bool) -> None:
     configs.refresh(state)
     desired = configs.of_edge(key[0], key[2])
     if desired is None:
-        raise Failed("a part of the edge's settings cannot be read: it keeps what it has. See `weft hub status`")
+        raise Failed("part of the edge's settings cannot be read: it keeps its current ones. See `weft hub status`")
     if not desired.layers:
-        raise Failed(f"nothing is declared for edge {key[2]} of tenant {key[0]}: its own file counts")
+        raise Failed(f"nothing is declared for edge {key[2]} of tenant {key[0]}: its own file applies")
     for layer in desired.layers:
         click.echo(f"# {layer.name}, version {layer.version}\n{layer.text}")
 
@@ -150,13 +154,13 @@ def get(config_file: str, whose: str, *, is_group: bool) -> None:
 @click.command()
 @config_argument
 @click.option("--tenant", help="Only edges of this tenant.")
-@click.option("--failed", is_flag=True, help="Only edges that refused their settings or took them back.")
+@click.option("--failed", is_flag=True, help="Show only edges that refused or reverted their settings.")
 @json_option
 def status(config_file: str, *, tenant: str | None, failed: bool, as_json: bool) -> None:
-    """Show what the edges of CONFIG's hubs say about their configurations, those that failed first.
+    """Show the configuration state that edges of CONFIG's hubs report, failures first.
 
-    Edges are listed that have said something since settings were declared for them. `desired` is the version that the
-    edge is to have, `active` the one in force; 0 is the edge's own file.
+    An edge is listed when it has reported since settings were declared for it. `desired` is the version that the edge
+    is to have, `active` the one in force; 0 is the edge's own file.
     """
     state, states = read_facts(config_file), _states(config_file)
     groups = Groups.of(state)
@@ -193,7 +197,7 @@ def status(config_file: str, *, tenant: str | None, failed: bool, as_json: bool)
 @config_argument
 @json_option
 def list_rollouts(config_file: str, *, as_json: bool) -> None:
-    """List the rollouts of CONFIG, with what the edges that they have reached say."""
+    """List the rollouts of CONFIG, with the state that their edges report."""
     state, states = read_facts(config_file), _states(config_file)
     rows: list[dict[str, Any]] = []
     for key, document in _documents(state).items():
@@ -227,9 +231,9 @@ def list_rollouts(config_file: str, *, as_json: bool) -> None:
 @click.option("--share", metavar="PERCENT", default="100%", show_default=True, help="Share of the edges from now on.")
 @decision_options
 def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str | None) -> None:
-    """Give the new settings of group NAME to a larger share of its edges, also after the rollout stopped by itself.
+    """Extend the rollout of group NAME to a larger share of its edges, also after it stopped by itself.
 
-    Edges that failed so far do not count any more. With the same share as before, a stopped rollout resumes.
+    Earlier failures no longer count. With the same share as before, a stopped rollout resumes.
     """
     key, wanted = _key(whose, is_group=True), _percent(share, "--share")
     state, states = read_facts(config_file), _states(config_file)
@@ -243,10 +247,10 @@ def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str 
 @whose_argument
 @decision_options
 def abort(config_file: str, whose: str, *, reason: str, by: str | None) -> None:
-    """End the rollout of group NAME: the edges that it reached go back to the settings before it."""
+    """Abort the rollout of group NAME: its edges return to the previous settings."""
     key = _key(whose, is_group=True)
     declare(config_file, edge_configs.abort(key, reason), by, reason)
-    click.echo(f"aborted the rollout of group {key[2]}: its edges go back to the settings before")
+    click.echo(f"aborted the rollout of group {key[2]}: its edges return to the previous settings")
 
 
 def _percent(text: str, option: str) -> float:
@@ -316,7 +320,7 @@ EDGES_SHOWN_MAX = 8
 @click.option(
     "--order",
     type=click.IntRange(-1000, 1000),
-    help="Place among the groups of an edge; what is declared for a later group wins. 0 by default.",
+    help="Order among the groups of an edge; settings of a group with a higher number win. 0 by default.",
 )
 @decision_options
 def set_group(

@@ -34,7 +34,7 @@ _OPTIONS = {"listen": "--listen", "store": "--store", "tls": "--certificate"}
 @click.option("--listen", metavar="ADDRESS", help="Address and port for edges and readers, such as 0.0.0.0:8090.")
 @click.option("--ca", metavar="FOLDER", help="Authority (`weft ca init`) that issues the hub's certificate.")
 @click.option("--host", "hosts", multiple=True, help="Name by which edges call the hub, for --ca; repeatable.")
-@click.option("--edge-certificates", is_flag=True, help="With --ca: take edges with its certificates, too.")
+@click.option("--edge-certificates", is_flag=True, help="With --ca: accept edges with its certificates, too.")
 @click.option("--certificate", metavar="FILE", help="Certificate of the hub that you have, with its chain.")
 @click.option("--key", metavar="FILE", help="Key of that certificate.")
 @click.option("--plain-http", is_flag=True, help="No TLS: only behind a proxy with TLS.")
@@ -42,9 +42,9 @@ _OPTIONS = {"listen": "--listen", "store": "--store", "tls": "--certificate"}
 def hub_init(config_file: str, *, as_json: bool, **given: Any) -> None:
     """Write a first CONFIG (hub.yaml) of a hub, checked as at a start.
 
-    At a terminal the command asks for what no option says. The hub will demand tokens: the last lines of the answer
-    have the command for an administrator's. Nothing is overwritten, except the example of the Debian package while it
-    is unchanged.
+    At a terminal the command asks for options that are missing. The hub will require tokens: the output ends with the
+    command that adds an administrator's. Nothing is overwritten, except the example of the Debian package while it is
+    unchanged.
 
     \b
     weft hub init hub.yaml --store store

@@ -75,8 +75,8 @@ def tail(
 ) -> None:
     """Show new records of STREAM at the running hub HUB, one per line, until Ctrl-C: edge, time, number, key, payload.
 
-    Each record comes once, also when hub processes restart meanwhile. The position behind the last one is printed at
-    the end: with it a later tail continues and misses nothing.
+    Each record is shown once, even if hub processes restart meanwhile. The position behind the last one is printed at
+    the end: a later tail continues from it without a gap.
 
     \b
     weft hub tail https://hub.example.com telemetry --token-file reader.token
@@ -139,10 +139,10 @@ def _line(record: RecordOfStream) -> str:
 @token_option
 @json_option
 def trace(hub: str, stream: str, record: str, *, tenant: str | None, token_file: str | None, as_json: bool) -> int:
-    """Show the way of one record of STREAM: edge and number, function, chunk of the log, file and row of the table.
+    """Show the path of one record of STREAM: edge and number, function, chunk of the log, file and row of the table.
 
-    The record is named as columns of tables name it: by _edge, _log and _seq, or by _shard and _offset of its row. Exit
-    status 1 if it is not here. `weft trace` reads a store instead, and follows what pipelines made.
+    Name the record by columns of its table: _edge, _log and _seq, or _shard and _offset. Exit status 1 if it is not
+    here. `weft trace` reads a store instead, and follows what pipelines made.
 
     \b
     weft hub trace plant telemetry press-7/00c0ffee00c0ffee/1042
@@ -172,7 +172,7 @@ def trace(hub: str, stream: str, record: str, *, tenant: str | None, token_file:
 _STANDING = {
     "here": "here",
     "gone": "it was here, and log and table have it no more",
-    "to_come": "it has still to come",
+    "to_come": "it has not arrived yet",
     "never_comes": "it never comes",
     "unknown": "the hub does not know it",
 }
@@ -350,7 +350,7 @@ def _print_failures(sending: _Sending) -> None:
 @publisher_token_option
 @json_option
 def messages(hub: str, edge: str, *, tenant: str, token_file: str | None, as_json: bool) -> None:
-    """Show the messages to EDGE of the running hub HUB: those that wait, and what became of others.
+    """Show the messages to EDGE of the running hub HUB: those that wait, and the outcomes of others.
 
     A hub process remembers outcomes since it took over the edge, 20,000 of each shard at most. The stream `weft-down`,
     and its table, have all of them.
@@ -375,7 +375,7 @@ def messages(hub: str, edge: str, *, tenant: str, token_file: str | None, as_jso
         ("message", "topic", "state", "accepted", "why"), [[harmless(str(cell)) for cell in row] for row in rows]
     )
     if facts.trouble:
-        click.echo(f"the edge says: {harmless(facts.trouble)}")
+        click.echo(f"the edge reports: {harmless(facts.trouble)}")
 
 
 # ``weft hub pull`` and ``weft hub pulls``: windows of records that edges keep, brought to the hub.
@@ -397,8 +397,8 @@ pull_token_option = click.option(
 @click.option("--to", "until", help="End of the window, likewise, or a time of the same day: 10:15.")
 @click.option("--max", "size", default="1GiB", show_default=True, help="Size beyond which the edge refuses.")
 @click.option("--expires", default="24h", show_default=True, help="Time after which the hub asks no more; 30d at most.")
-@click.option("--wait", is_flag=True, help="Wait until all records have come, or none will.")
-@click.option("--cancel", metavar="ID", help="Cancel pull ID instead. What has come stays.")
+@click.option("--wait", is_flag=True, help="Wait until all records have arrived, or no more will.")
+@click.option("--cancel", metavar="ID", help="Cancel pull ID instead. Records that have arrived stay.")
 @edges_tenant_option
 @pull_token_option
 @json_option
@@ -417,12 +417,12 @@ def pull(
     token_file: str | None,
     as_json: bool,
 ) -> None:
-    """Ask EDGE for the records of STREAM that it received from --from on and before --to.
+    """Request the records of STREAM that EDGE received from --from until before --to.
 
-    For streams that no link carries: their records become those of the same stream at the hub, and rows of its table. A
-    record comes once, however often it is asked for. They count for no completeness. The edge's configuration decides
-    what a hub may ask for (`links.<name>.pull`); by default nothing. An edge that is not linked is asked when it links,
-    within --expires.
+    For streams that no link carries: their records become those of the same stream at the hub, and rows of its table.
+    Each record arrives once, however often it is requested. The records do not affect completeness. The edge's
+    configuration decides what a hub may ask for (`links.<name>.pull`); by default nothing. An edge that is not linked
+    is asked when it links, within --expires.
 
     \b
     weft hub pull hub.yaml press-7 vibration --from 2026-11-25T10:00 --to 10:15 --wait

@@ -40,11 +40,11 @@ _token_file_option = click.option(
 def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """Show the link of each shard of HUB to each region, as its process last wrote it to the store.
 
-    `next` is the first chunk of the shard that the region is not known to have. The log keeps chunks from there on,
-    for as long as `pin` allows, and `log waits` says for how long yet. The figures are up to five minutes old, and
-    `seen` says how old. A region that has everything has a lag of nothing. A lag of records is unknown until the link
-    has caught up once. Below the table are the streams that are behind, those that are longest so first, and the
-    month's budget of each region that has one.
+    `next` is the first chunk of the shard that the region is not known to have. The log keeps chunks from there on, for
+    as long as `pin` allows, and `log waits` is how much longer. The figures are up to five minutes old, and `seen` is
+    their age. The lag of a region that has everything is 0 s. A lag of records is unknown until the link has caught up
+    once. Below the table are the streams that are behind, those with the longest lag first, and the month's budget of
+    each region that has one.
     """
     answer = administration_of(hub, token_file).regions()
     found, budgets = answer.regions, {each.region: each.budget for each in answer.configured}
@@ -52,7 +52,9 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
         print_json({"regions": found, "budgets": budgets})
         return
     if not found:
-        click.echo("no regions: `regions` of the configuration names hubs that get what this one's log receives")
+        click.echo(
+            "no regions: `regions` of the configuration names the hubs that receive the records of this one's log"
+        )
         return
     print_table(
         (
@@ -84,7 +86,7 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
 @_token_file_option
 @decision_options
 def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
-    """Let the records for REGION wait, at all hosts, until `weft hub region resume`.
+    """Pause the links to REGION, at all hosts, until `weft hub region resume`.
 
     HUB is a configuration on this machine, a URL or the name of a login. The links stay open. The log keeps what the
     region lacks, for as long as `pin` allows.
@@ -99,7 +101,7 @@ def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str
 @_token_file_option
 @decision_options
 def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
-    """Let the links to REGION continue after a pause.
+    """Resume the links to REGION after a pause.
 
     HUB is a configuration on this machine, a URL or the name of a login.
     """
@@ -112,15 +114,15 @@ def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: st
 @click.argument("region")
 @decision_options
 def compare(config_file: str, region: str, *, reason: str, by: str | None) -> None:
-    """Compare all of the log with what REGION of CONFIG holds, and send what it lacks.
+    """Compare the whole log with what REGION of CONFIG holds, and send what it lacks.
 
-    For a region that lost what it had acknowledged: its store was restored from a backup, say. The links begin again at
-    the start of the log. What was deleted from the log comes by `weft hub region history`. Numbers are
-    compared, not columns: each region keeps the `_time` to which it corrected a record.
+    Use it for a region that lost acknowledged records, for example because its store was restored from a backup. The
+    links restart from the beginning of the log. `weft hub region history` sends records that the log has deleted.
+    Numbers are compared, not columns: each region keeps the `_time` to which it corrected a record.
     """
     _known(config_file, region)
     declare(config_file, compare_region(region), by, reason)
-    click.echo(f"the links to {region} begin again at the start of the log within some seconds")
+    click.echo(f"the links to {region} restart from the beginning of the log within some seconds")
 
 
 @click.command()
@@ -128,11 +130,11 @@ def compare(config_file: str, region: str, *, reason: str, by: str | None) -> No
 @click.argument("region")
 @decision_options
 def history(config_file: str, region: str, *, reason: str, by: str | None) -> int:
-    """Bring REGION of CONFIG what this hub has in tables alone: what its log deleted before the region had it.
+    """Send REGION of CONFIG the records that this hub's log deleted before the region had them: from the tables.
 
-    For a region that was away for longer than `pin`, and for one that joins a hub with a past. All rows are compared
-    with what the region holds, and it gets those that it lacks. The links of the log continue meanwhile. The command
-    may be interrupted and run again. Status 1 if something could not be brought.
+    Use it for a region that was unreachable for longer than `pin`, or that joins a hub with older records. All rows are
+    compared with what the region holds, and it gets those that it lacks. The links of the log continue meanwhile. The
+    command may be interrupted and run again. Exit status 1 if records could not be sent.
     """
     from weft.cloud_hub.regions.history import HistoryError
 
@@ -209,6 +211,6 @@ def _behind(link: RegionLinkOfStore) -> Iterator[str]:
 def _of_budget(region: str, budget: BudgetOfRegion) -> str:
     text = (
         f"{region}: {format_size(budget.used_bytes)} of the month's {format_size(budget.bytes)} are used, and "
-        f"{format_size(budget.kept_bytes)} are kept back for links without data; the month ends at {budget.ends}"
+        f"{format_size(budget.kept_bytes)} are reserved for links without data; the month ends at {budget.ends}"
     )
     return f"{text}. USED UP: records wait until then" if budget.used_up else text

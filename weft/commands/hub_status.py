@@ -75,7 +75,10 @@ def status(hub: str | None, token_file: str | None, edges: int, as_json: bool) -
     show_cluster_log(facts.cluster_log, time.time())
     show_issuer(facts.jwt or None)
     if trouble := facts.clock.trouble:
-        click.echo(f"CLOCK: {trouble}. Off by a minute, the node takes no links, writes no chunk and claims nothing")
+        click.echo(
+            f"CLOCK: {trouble}. Off by a minute, the node accepts no links, writes no chunks and confirms no "
+            "completeness"
+        )
     if differ := [each for each in facts.links if abs(each.clock_off_seconds or 0.0) > CLOCK_DIFFERS_S]:
         named = ", ".join(f"{each.tenant}/{each.edge}" for each in differ[:CLOCKS_NAMED])
         click.echo(
@@ -190,9 +193,10 @@ def _with_strays(edges: Sequence[EdgeOfHub], links: Sequence[LinkOfProcess]) -> 
 def hub_doctor(config_file: str, *, as_json: bool) -> int:
     """Examine the machine of CONFIG: clock, disk or bucket, files, ports, certificates, names, and releases.
 
-    Each line is `good`, `unknown` with the reason, or `act` with what to do. The command does what `weft hub check`
-    does, and writes eight small objects below `probe/`, which it deletes again. It is harmless beside the running hub,
-    whose /readyz it asks. Run it as the hub's user, with its environment. Exit status 1 if something is to be done.
+    Each line is `good`, `unknown` with the reason, or `act` with what to do. The command makes the checks of
+    `weft hub check`, and writes eight small objects below `probe/`, which it deletes again. It is harmless beside the
+    running hub, whose /readyz it asks. Run it as the hub's user, with its environment. Exit status 1 if something is to
+    be done.
 
     \b
     weft hub doctor hub.yaml

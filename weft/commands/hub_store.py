@@ -134,7 +134,7 @@ async def acting(
             act_id = await _allowed(store, log, target, author) or secrets.token_hex(8)
             await lines.enter_async_context(acts.acting(log, act_id, target, author, clock))
         except (ChangeRefused, Contended, CodecError, CannotDeclare) as error:
-            why = "" if isinstance(error, CannotDeclare) else ", as the cluster log takes no line of it"
+            why = "" if isinstance(error, CannotDeclare) else ", as the cluster log cannot record it"
             raise Failed(f"nothing was done{why}: {error}") from None
         yield store, clock
 
@@ -194,7 +194,7 @@ async def _begin(config: HubConfig, decisions: Sequence[Decision], by: str | Non
         shards = config.shards or NEW_SHARDS
         await probe_in_sequence(store)
         await open_cluster(store, None, new_shards=shards)
-        click.echo(f"made a new store: {config.store}, {counted(shards, 'shard')}", err=True)
+        click.echo(f"created a new store: {config.store}, {counted(shards, 'shard')}", err=True)
         return True
 
 

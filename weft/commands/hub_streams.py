@@ -64,21 +64,21 @@ def key_of(stream: str) -> tuple[str, str]:
 @click.command()
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
-@click.option("--reason", required=True, help="Why, in a few words; recorded with the stream.")
+@click.option("--reason", required=True, help="Reason, in a few words; recorded with the stream.")
 @click.option("--by", help="Name of the person who decided; the user of this process by default.")
 @click.option("--force", is_flag=True, help="Do it though an edge was seen less than 10 minutes ago.")
 @yes_option
 def delete(config_file: str, stream: str, *, reason: str, by: str | None, force: bool, yes: bool) -> None:
     """Delete STREAM at the hub of CONFIG; its table stays, and a later stream of the same name continues in it.
 
-    So take another name for a stream of another meaning. The command prints the offsets at which rows of a later stream
-    begin, as `starting` of a read takes them. Rows below are those of the deleted one.
+    Use another name for a stream with another meaning. The command prints the offsets at which rows of a later stream
+    start, in the form of a read's `starting`. Rows below are those of the deleted one.
 
     The stream leaves lists, status, metrics and completeness, with its topic levels, lanes and open gaps. Its Delta
     table stays, with all its rows, and so does the log until its retention. The next offset remains: when an edge sends
     to the stream again, the stream is back and continues there, in the same table. No record is stored twice.
 
-    Take the stream out of the edges' configurations first. The command refuses a stream that an edge was seen with less
+    Remove the stream from the edges' configurations first. The command refuses a stream that an edge was seen with less
     than 10 minutes ago, or whose table lacks records. With --force it takes a stream that edges send to, and waits for
     the next round of the tables.
 
@@ -110,7 +110,7 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
         f"deleted stream {key[1]} of tenant {key[0]}, with {counted(done.lanes, 'lane')} and "
         f"{counted(done.records, 'record')}; its table stays, and a later stream of this name continues in it: {reason}"
     )
-    click.echo(f"Take another name for a stream of another meaning. {later}, as `starting` of a read")
+    click.echo(f"Use another name for a stream with another meaning. {later}, as `starting` of a read")
     click.echo("The log keeps the records until its retention")
 
 
@@ -136,22 +136,22 @@ async def _has_table(store: ObjectStore, key: tuple[str, str]) -> bool:
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.argument("edges", nargs=-1)
-@click.option("--withdraw", is_flag=True, help="Declare nothing any more: the edges that have linked count.")
+@click.option("--withdraw", is_flag=True, help="Withdraw the declaration: the edges that have linked count.")
 @decision_options
 def expect(
     config_file: str, stream: str, edges: tuple[str, ...], *, withdraw: bool, reason: str, by: str | None
 ) -> None:
     """Declare the EDGES without which STREAM is not complete, for all hubs of the store of CONFIG.
 
-    They are names, or patterns in which `*` matches any characters, and take the place of those declared before.
-    Running hubs know it two seconds later. Without EDGES, the command shows what is declared.
+    They are names, or patterns in which `*` matches any characters, and replace those declared before. Running hubs
+    apply it after two seconds. Without EDGES, the command shows what is declared.
 
     \b
     weft hub stream expect hub.yaml acme/telemetry 'press-*' welder-1
     """
     key = key_of(stream)
     if withdraw and edges:
-        raise Refused("--withdraw takes no EDGES")
+        raise Refused("--withdraw cannot be combined with EDGES")
     if withdraw or edges:
         with declaring():
             decision = expect_edges(key, None if withdraw else edges)
@@ -162,9 +162,7 @@ def expect(
         if edges and load_hub(config_file).tables is not None and not on_store(config_file, _has_table, key):
             name = "/".join(key)
             click.echo(
-                f"warning: there is no table of {name} yet: is the name right? `weft streams` lists those "
-                "that are there",
-                err=True,
+                f"warning: there is no table of {name} yet: check the name. `weft streams` lists the streams", err=True
             )
         return
     fact = read_facts(config_file).facts(STREAM).get(stream_name(key))
@@ -188,7 +186,7 @@ def expect(
 @click.option("--shard", type=click.IntRange(0), default=0, show_default=True, help="Shard of the offsets.")
 @click.option("--from", "first", type=click.IntRange(0), required=True, help="First offset to skip.")
 @click.option("--to", "end", type=click.IntRange(1), required=True, help="Offset after the last to skip.")
-@click.option("--reason", required=True, help="Why, in a few words; recorded with the offsets.")
+@click.option("--reason", required=True, help="Reason, in a few words; recorded with the offsets.")
 @by_option
 @yes_option
 def skip(
@@ -281,7 +279,7 @@ _MOMENT = click.DateTime(["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"])
 @click.option("--until", type=_MOMENT, help="_time after the last, UTC.")
 @click.option("--version", type=click.IntRange(0), help="Version of the table with the rows; the newest by default.")
 @click.option("--by", help="Name of the person who decided; the user of this process by default.")
-@click.option("--reason", required=True, help="Why, in a few words; recorded with the declaration.")
+@click.option("--reason", required=True, help="Reason, in a few words; recorded with the declaration.")
 @yes_option
 def declare_deletion(  # noqa: PLR0917
     config_file: str,
@@ -370,7 +368,7 @@ async def _declare(act: Act, key: tuple[str, str], deletion: Deletion) -> None:
     "With several, all must be met.",
 )
 @click.option("--by", help="Name of the person who decided; the user of this process by default.")
-@click.option("--reason", required=True, help="Why, in a few words, without personal data; recorded for good.")
+@click.option("--reason", required=True, help="Reason, in a few words, without personal data; recorded for good.")
 @yes_option
 def erase(
     config_file: str,
@@ -384,9 +382,9 @@ def erase(
 ) -> None:
     """Erase rows of STREAM at the hub of CONFIG, so that no engine, no reader and no file has them.
 
-    The table of all rows and the latest table are written again without the rows that are there now. The log and files
-    of replaced versions keep them for a grace: `retain_log`, and `tables.vacuum_after`. `weft hub erasures` shows what
-    is left, and proves the end. Records that come later, edges' own logs, other streams and backups are not covered.
+    The table of all rows and the latest table are rewritten without the matching rows that they have now. The log and
+    files of replaced versions keep them for a grace: `retain_log`, and `tables.vacuum_after`. `weft hub erasures` shows
+    what is left, and proves the end. Later records, edges' own logs, other streams and backups are not covered.
 
     \b
     weft hub erase hub.yaml visits --where payload.person.id=4711 --reason "case 12"
@@ -408,7 +406,7 @@ def erase(
         )
 
     if not yes:
-        confirm(f"erase rows of {'/'.join(name)} ({choice.text})? There is no way back", "nothing was erased")
+        confirm(f"erase rows of {'/'.join(name)} ({choice.text})? This cannot be undone", "nothing was erased")
     try:
         # Without the rows' names: a line is kept for good, and they may be personal data.
         done = asyncio.run(
@@ -446,10 +444,11 @@ async def _erase(act: Act, stream: tuple[str, str], choice: Choice, by: str, rea
 @decision_options
 @json_option
 def erasures(config_file: str, stream: str, *, tidy: bool, reason: str, by: str | None, as_json: bool) -> int:
-    """Show the erasures of STREAM at the hub of CONFIG, and what of each is still somewhere. Status 1 if something is.
+    """Show the erasures of STREAM at the hub of CONFIG, and what still has their records.
 
-    Hubs delete by themselves what is old enough. With --tidy, the command does it for the tables of STREAM: a table
-    without new rows writes no checkpoint, and keeps entries of its log. Chunks of the log are left to the hub.
+    Exit status 1 if anything has. Hubs delete by themselves what is old enough. With --tidy, the command does it for
+    the tables of STREAM: a table without new rows writes no checkpoint, and keeps entries of its log. Chunks of the log
+    are left to the hub.
     """
     from weft.cloud_hub.tables.erasure import erasures as find
 

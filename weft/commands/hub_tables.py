@@ -57,16 +57,15 @@ RETAIN_S_MIN, RETAIN_BYTES_MIN = 3600, 1 << 20
 @click.option(
     "--latest",
     metavar="KEY",
-    help="Make a latest table, with the newest row for each KEY. It is `_key`, `_edge`, a topic level such as "
+    help="Create a latest table, with the newest row for each KEY. It is `_key`, `_edge`, a topic level such as "
     "`machine`, or a field of JSON payloads such as `payload.order.id`. Separate several with commas.",
 )
 @click.option("--every", metavar="DURATION", help="Interval at which the latest table is written; 1m by default.")
-@click.option("--feed", is_flag=True, help="Give the latest table a change feed, if it is not there yet.")
+@click.option("--feed", is_flag=True, help="Add a change feed to the latest table, if it has none.")
 @click.option(
     "--instead",
     is_flag=True,
-    help="Keep no table of all rows beside it. Rows that newer ones of their key replaced are gone with the log, for "
-    "good.",
+    help="Write no table of all rows. Rows that newer ones of their key replaced are lost when the log deletes them.",
 )
 @click.option("--retain", metavar="DURATION", help="Remove rows that the hub received longer ago, such as `90d`.")
 @click.option("--retain-size", metavar="SIZE", help="Remove the oldest rows of a larger table, such as `50GiB`.")
@@ -97,11 +96,11 @@ def set_table(
     reason: str,
     by: str | None,
 ) -> None:
-    """Declare tables of STREAM at the hubs of CONFIG. What is not named stays as it was declared.
+    """Declare tables of STREAM at the hubs of CONFIG. Options that are not given stay as declared.
 
-    Retention removes whole files from the table of all rows, from the oldest on. The audit takes their rows for
-    removed, and not for missing. The log has a retention of its own (`retain_log`), and --retain-log makes it
-    longer. A chunk has records of many streams, and stays for the longest term of them.
+    Retention removes whole files from the table of all rows, from the oldest on. The audit reports their rows as
+    removed, not as missing. The log has a retention of its own (`retain_log`), and --retain-log makes it longer. A
+    chunk has records of many streams, and is kept for the longest of their terms.
 
     The order of --sort holds for new files, and for old ones when they are joined. A filter on its first column reads
     a small part of the table. Without it, rows are sorted by topic levels, edge node, key and time.
@@ -109,8 +108,8 @@ def set_table(
     A latest table is a Delta table in the folder `latest/TENANT/STREAM` of the store, beside the table of all rows. A
     record without a payload deletes its key's row.
 
-    With --instead it is the only table of the stream, for good. A table of all rows that is there is kept on, until its
-    folder is moved away.
+    With --instead it is the only table of the stream, for good. An existing table of all rows is kept, until its folder
+    is moved away.
 
     \b
     weft hub table set hub.yaml acme/machines --latest machine --every 30s
@@ -149,7 +148,7 @@ def set_table(
 def remove_table(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
     """Withdraw what is declared of the tables of STREAM at the hubs of CONFIG.
 
-    A latest table is written no more, and its folder stays: delete it, or declare the table again and it continues. A
+    A latest table is no longer written, and its folder stays: delete it, or declare the table again and it continues. A
     table that is the only one stays declared once the log has lost chunks: the table of all rows could not be made.
     """
     from weft.cloud_hub.tables.latest import first_kept
@@ -420,8 +419,8 @@ compatibility_option = click.option(
     "--compatibility",
     type=click.Choice(["none", "backward", "forward", "full"]),
     help="Rule between a version and the one before. `backward`: payloads of devices that stay as they are can be "
-    "read. `forward`: readers that stay as they are can read new payloads. `full`: both. The rule that holds, by "
-    "default; at first none.",
+    "read. `forward`: readers that stay as they are can read new payloads. `full`: both. Default: the rule in "
+    "force; at first `none`.",
 )
 records_option = click.option(
     "--records",
@@ -516,7 +515,7 @@ def get_schema(config_file: str, stream: str, *, version: int | None, as_json: b
 def diff(
     config_file: str, stream: str, file: str | None, *, message: str | None, version: int | None, as_json: bool
 ) -> None:
-    """Compare FILE with the schema of STREAM, and say which columns its table would get.
+    """Compare FILE with the schema of STREAM, and list the columns that its table would get.
 
     A stream without a schema gets all of FILE. Without FILE, compare a version with the one before it. Nothing is
     changed.
@@ -583,8 +582,8 @@ def infer(config_file: str, stream: str, *, file: str | None, records: int, payl
         _sample_stream(sample, config_file, key_of(stream), records, payload_format)
     if not sample.has_fields:
         raise Failed(
-            f"none of {counted(sample.records, 'record')} is an object in {payload_format}; {sample.unreadable} cannot "
-            "be read as that. Say another --format"
+            f"none of {counted(sample.records, 'record')} is an object in {payload_format}; {sample.unreadable} "
+            "cannot be read as that. Choose another --format"
         )
     click.echo(sample.draft(payload_format), nl=False)
 
@@ -638,9 +637,9 @@ def check(
 ) -> int:
     """Check FILE, or the schema of STREAM, against the version that is declared and the newest records.
 
-    The command says whether `set` would take FILE by the rule of compatibility, and which fields do not fit or are in
-    no record. Fields of the records that the schema does not name follow as a draft. Nothing is changed. The exit
-    status is 1 if the rule is not kept. Records are those of the log.
+    The command reports whether `set` would accept FILE under the rule of compatibility, and which fields do not fit or
+    are in no record. Fields of the records that the schema does not name follow as a draft. Nothing is changed. The
+    exit status is 1 if the rule is not kept. Records are those of the log.
     """
     from weft.storage.payloads.decoder import SampleOfSchema
 

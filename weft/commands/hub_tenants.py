@@ -128,14 +128,12 @@ def set_tenant(
     **given: str | None,
 ) -> None:
     """Change quotas or the isolation of tenant NAME at HUB: a configuration on this machine, a URL or the name of a
-    login. Others stay as they are; `none` takes a quota back.
+    login. Others stay as they are; `none` removes a quota. `--isolation` needs a configuration. `--isolation own` sets
+    a tenant apart that has no data yet. Its shards and tables get the prefix `tenants/NAME/` in the store, which a
+    policy of the bucket can open alone. It cannot be reverted.
 
-    `--isolation` takes a configuration. `--isolation own` sets a tenant apart that has no data yet. Its shards and
-    tables get the prefix `tenants/NAME/` in the store, which a policy of the bucket can open alone. It cannot be
-    reverted.
-
-    After a command that did not come to its end, the hub refuses the tenant's edges. Repeat it, or let the shards take
-    the tenant again with `--isolation shared`.
+    After a command that was interrupted, the hub refuses the tenant's edges. Repeat it, or let the shards accept the
+    tenant again with `--isolation shared`.
     """
     quotas, cleared = _quotas(given)
     is_quota = any(value is not None for value in given.values())
@@ -209,7 +207,7 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None) -> None:
 def list_tenants(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """List the tenants in the cluster log of HUB, with quotas, tokens, and streams with declared edges.
 
-    HUB is a configuration on this machine, a URL or the name of a login. A running hub tells of the quotas alone.
+    HUB is a configuration on this machine, a URL or the name of a login. A running hub reports only the quotas.
     """
     quotas = list(_OPTIONS)
     if not names_a_config(hub):
@@ -309,9 +307,9 @@ GROWTH_AFTER_S = 600.0
 def usage(hub: str | None, *, tenant: str, token_file: str | None, as_json: bool) -> None:
     """Show what a tenant uses of the running hub HUB, beside its quotas.
 
-    Links, lanes, streams and records are those of the whole hub. What came, and the time of slowed links, is counted by
-    the process that answers, since its start; its metrics have the same figures. Sizes of tables are known to the
-    process that makes them.
+    Links, lanes, streams and records are those of the whole hub. Received records, and the time of slowed links, are
+    counted by the process that answers, since its start; its metrics have the same figures. Sizes of tables are known
+    to the process that writes them.
 
     \b
     weft hub usage hub.yaml --tenant acme

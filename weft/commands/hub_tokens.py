@@ -90,7 +90,7 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--scope",
             type=click.Choice(["edge", "reader", "publish", "pull", "region", "admin"]),
-            help="Access that the token gives.",
+            help="Access that the token grants.",
         ),
     ):
         function = option(function)
@@ -137,8 +137,8 @@ def read_file(path: str) -> list[TokenIdentity]:
 def open_hubs(config_file: str, *, reason: str, by: str | None, yes: bool) -> None:
     """Let the hubs of CONFIG serve requests without a token again, after their last token was withdrawn.
 
-    The way back from a first token (`weft hub token add`), for hubs without `jwt` or `anonymous: never`. The next token
-    that is declared closes them again.
+    It reverts the first token of a store (`weft hub token add`), for hubs without `jwt` or `anonymous: never`. The next
+    token that is declared closes them again.
 
     \b
     weft hub open hub.yaml --reason "the trial of tokens is over"
@@ -209,8 +209,8 @@ def confirm_first(config_file: str, decisions: Sequence[Decision], by: str | Non
     ends = _linked(config_file)
     some = "" if ends is None else f" ({len(ends)} are open now)"
     confirm(
-        f"this is the first token of the store: from now on, all of its hubs demand a token, and links without one "
-        f"end{some}. `weft hub open` is the way back. Add it?",
+        "this is the first token of the store: from now on, all of its hubs demand a token, and links without one "
+        f"end{some}. `weft hub open` reverts this. Add it?",
         "nothing was declared",
     )
 
@@ -226,7 +226,7 @@ SUFFIX = ".token"
 def check_name(name: str) -> None:
     """Refuse a name that a new token cannot have."""
     if not name.isprintable() or any(map(str.isspace, name)):
-        raise Refused(f"{name!r} cannot be the name of a token: expected printable characters without spaces")
+        raise Refused(f"{name!r} is not a valid name of a token: expected printable characters without spaces")
 
 
 @contextlib.contextmanager
@@ -297,7 +297,7 @@ class Fleet:
         declared = read_facts(config_file).facts(TOKEN)
         if taken := [each.name for each in self.tokens if each.name in declared and each.path in self._new]:
             raise Failed(
-                f"nothing was declared: tokens of these names are there, and {self.folder} has no secrets of them: "
+                f"nothing was declared: tokens with these names exist, and {self.folder} has no secrets of them: "
                 f"{listed(taken)}. Leave them out, or give them new secrets: `weft hub token rotate`"
             )
         with using(self.folder):
@@ -309,8 +309,8 @@ class Fleet:
         if as_json:
             print_json({"added": added, "there": len(self.tokens) - len(added), "folder": self.folder})
             return
-        click.echo(f"declared {counted(len(added), 'token')}; {len(self.tokens) - len(added)} were there already")
-        click.echo(f"{self.folder} has the secret of each, NAME{SUFFIX}: take it to its owner, and delete it here")
+        click.echo(f"declared {counted(len(added), 'token')}; {len(self.tokens) - len(added)} existed already")
+        click.echo(f"{self.folder} has the secret of each, NAME{SUFFIX}: give it to its owner, and delete it here")
 
 
 def _writes(grant: str) -> bool:
@@ -330,9 +330,9 @@ def _wanted(path: str, folder: str, *, has_edge: bool) -> Iterator[_FleetToken]:
             raise Refused(f"{path}:{number}: expected {'NAME, or NAME and EDGE' if has_edge else 'NAME'}")
         for each in words:
             if not valid_name(each):
-                raise Refused(f"{path}:{number}: {each!r} cannot be a name: {NAME_RULE}")
+                raise Refused(f"{path}:{number}: {each!r} is not a valid name: {NAME_RULE}")
         if name in names:
-            raise Refused(f"{path}:{number}: {name} is there twice")
+            raise Refused(f"{path}:{number}: {name} is listed twice")
         names.add(name)
         if len(names) > FLEET_MAX:
             raise Refused(f"{path}:{number}: more than {FLEET_MAX} tokens. Give them in several files")
@@ -377,7 +377,9 @@ def _token_file_option(grant: str) -> Callable[[Callable[..., None]], Callable[.
     type=click.Path(dir_okay=False),
     help="Add a token for each line of FILE: NAME, or NAME and EDGE. --to is then a folder, with NAME.token for each.",
 )
-@click.option("--dry-run", is_flag=True, help="Declare nothing: say what would be, and which links would end.")
+@click.option(
+    "--dry-run", is_flag=True, help="Declare nothing: show what would be declared, and which links would end."
+)
 @decision_options
 @json_option
 @yes_option
@@ -401,7 +403,7 @@ def add(
     """Add token NAME at the hubs of CONFIG and print it, or write it to a file of mode 600 with --to.
 
     The token is shown only once and stored nowhere else. After the first token of a store, its hubs admit no one
-    without a token, and links without one end: --dry-run lists them. `weft hub open` is the way back.
+    without a token, and links without one end: --dry-run lists them. `weft hub open` reverts this.
 
     \b
     weft hub token add hub.yaml press-7 --scope edge --edge press-shop-7 --expires 365d --to press-7.token
@@ -518,8 +520,8 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     """Declare the tokens of a file at the hubs of CONFIG. The tokens stay the same: edges need no new ones.
 
     The file has the SHA-256 of each token, and not the token; `-` is standard input. Tokens that are declared already
-    are passed over, so that the command can be repeated. One that was removed is declared again: take it out of the
-    file as well. Their tenants must be declared before.
+    are skipped, so that the command can be repeated. One that was removed is declared again: remove it from the file as
+    well. Their tenants must be declared before.
 
     \b
     tokens:
@@ -537,12 +539,12 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     state = read_facts(config_file)
     for each in identities:
         if has_other_secret(state, each):
-            remedy = "`weft hub token rotate` gives it a new one; take those that were rotated out of the file"
+            remedy = "`weft hub token rotate` gives it a new one; remove rotated tokens from the file"
             click.echo(f"warning: {each.name} has another secret at the hubs, and keeps it. {remedy}", err=True)
     changed = declare_all(config_file, decisions, by, reason)
     names = [each.name for each, is_new in zip(identities, changed, strict=True) if is_new]
     shown = f": {listed(names)}" if names else ""
-    click.echo(f"declared {counted(len(names), 'token')}{shown}; {len(identities) - len(names)} were there already")
+    click.echo(f"declared {counted(len(names), 'token')}{shown}; {len(identities) - len(names)} existed already")
 
 
 @click.command()
@@ -576,9 +578,10 @@ def rotate(
     by: str | None,
     as_json: bool,
 ) -> None:
-    """Give token NAME at the hubs of CONFIG another secret and print it. The one before stays in force for a while.
+    """Replace the secret of token NAME at the hubs of CONFIG and print the new one.
 
-    Its owner takes the new one meanwhile; then links with the old one end. Access, name and end remain the same.
+    The previous secret remains valid for a while, in which its owner switches; then links with it end. Access, name and
+    end remain the same.
 
     \b
     weft hub token rotate hub.yaml press-7 --overlap 14d --expires 365d
@@ -600,8 +603,7 @@ def rotate(
     if expires is None and until is not None and until - now < ENDS_SOON_S * 1e9:
         left = approximate_duration((until - now) / 1e9)
         click.echo(
-            f"the new secret of {name} ends with the one before, in {left}: --expires 365d gives it a later end",
-            err=True,
+            f"the new secret of {name} ends with the one before, in {left}: --expires 365d sets a later end", err=True
         )
 
 

@@ -27,8 +27,8 @@ def status(target: str, link: str, *, as_json: bool) -> None:
     """Show the links of a running node, named by its CONFIG or its data_dir.
 
     It shows what waits and why, when it will have arrived at the present rate, and the last error. It also shows how
-    long a record takes to the hub, and when the hub's store last took something (the canary). The command goes through
-    DATA_DIR/control.sock, from the node's own user or root.
+    long a record takes to the hub, and when the hub's store last accepted a write (the canary). The command goes
+    through DATA_DIR/control.sock, from the node's own user or root.
 
     \b
     weft link status /var/lib/weft
@@ -160,11 +160,11 @@ def _canary(link: Mapping[str, Any], now: float) -> str:
     if link["canary_alarm"]:
         return f"OVERDUE: {link['canary_alarm']}"
     if link["canary_seconds"] is None:
-        return "unknown: the hub has not said yet that something is in its store"
+        return "unknown: the hub has not confirmed a write to its store yet"
     proven = f"{_short(link['canary_seconds'])} to the hub's store and back, sent {_ago(link['canary_time'], now)}"
     if link["canary"] == "proven":
         return proven
-    why = "not connected" if link["connected_since"] is None else "this hub's release says nothing while no data flows"
+    why = "not connected" if link["connected_since"] is None else "this hub's release reports nothing without data"
     return f"unknown now, {why}; the last one took {proven}"
 
 

@@ -15,7 +15,7 @@ from weft.edge_node.access import users
 from weft.output import Failed, Refused, print_json
 from weft.storage.filesystem import replace_private_file
 
-IS_THERE = "{} is there already, and is not overwritten. Remove it, or choose another folder"
+IS_THERE = "{} already exists, and is not overwritten. Remove it, or choose another folder"
 
 
 def check_user(name: str) -> None:
@@ -51,7 +51,7 @@ def check_place(config_file: str, others: Collection[str], name: str) -> None:
     """
     folder, base = os.path.split(os.path.abspath(config_file))
     if not os.path.isdir(folder):
-        raise Failed(f"{config_file}: there is no folder {folder}. Create it first")
+        raise Failed(f"{config_file}: folder {folder} does not exist. Create it first")
     if base in others:
         raise Refused(f"{config_file}: this is the name of another file of the node. Name it {name}")
     if os.path.lexists(config_file) and not may_be_replaced(config_file):

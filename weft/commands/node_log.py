@@ -89,7 +89,7 @@ class NodeLog:
         if self.config is None:
             raise Failed("only its folder was named")
         if self.config.http is None:
-            raise Failed("it has no status page: its configuration says `http: null`")
+            raise Failed("it has no status page: its configuration sets `http: null`")
         facts: dict[str, Any] = get_status(self.config.http.bind, "/status")
         if (facts.get("tenant"), facts.get("node")) != (self.config.tenant, self.config.node):
             raise Failed(f"another node answers at {self.config.http.bind}: {facts.get('tenant')}/{facts.get('node')}")

@@ -271,9 +271,7 @@ def advice_on(path: str, refusal: HubRefusal, *, has_token: bool) -> str:
     scope = _SCOPES.get(path.partition("?")[0], "reader")
     makes = f"`weft hub token add CONFIG NAME --scope {scope} --to FILE`"
     if refusal.status == 401 and not has_token:
-        return (
-            f"the hub wants a token, and none was given. Give one with --token-file or `weft login`; {makes} makes one"
-        )
+        return f"the hub requires a token. Provide one with --token-file or `weft login`; {makes} makes one"
     if refusal.status == 401:
         return f"{refusal.detail}. Give another one with --token-file; {makes} makes one"
     if refusal.status == 403:

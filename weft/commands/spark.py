@@ -366,8 +366,7 @@ def spark_move(checkpoint: str, *, origin: str, target: str, stream: str | None,
 
     CHECKPOINT is the query's `checkpointLocation`, a folder or a bucket's URI. Its position is translated by the
     numbers that records have in all regions. The query then begins at the first record of the other log that it has not
-    read. It leaves out those that it has read, also where they arrive there later. Its state stays, such as that of
-    aggregates.
+    read. It skips those that it has read, even if they arrive there later. Its state stays, such as that of aggregates.
 
     Both stores must answer, and the first one must still have what the query has not read. Then start the query with
     the other store, and its sink with another name. Windows (`complete_windows`) begin with a new checkpoint instead.
@@ -378,7 +377,7 @@ def spark_move(checkpoint: str, *, origin: str, target: str, stream: str | None,
 
     for name in [tenant] if stream is None else [tenant, stream]:
         if not valid_name(name):
-            raise Refused(f"{name!r} cannot be a name: {NAME_RULE}")
+            raise Refused(f"{name!r} is not a valid name: {NAME_RULE}")
     try:
         found = SparkCheckpoint(checkpoint)
         position = found.position
@@ -428,7 +427,7 @@ LANES_SHOWN_MAX = 3
 @set_option
 @master_option
 @conf_option
-@click.option("--once", is_flag=True, help="Read the records that there are now, and end.")
+@click.option("--once", is_flag=True, help="Read the existing records, then stop.")
 @click.option("--no-check", is_flag=True, help="Start without the check.")
 @click.option(
     "--if-changed",
@@ -468,8 +467,8 @@ def spark_run(
     each micro-batch with records, and for each half minute of one that takes longer. On a cluster, the command sends
     Weft and the modules of your steps to the executors, but not libraries.
 
-    With --report the console of that hub shows the pipeline: rate, lag, last micro-batch and error. The pipeline goes
-    on without the hub.
+    With --report the console of that hub shows the pipeline: rate, lag, last micro-batch and error. The pipeline
+    continues without the hub.
 
     \b
     weft spark run clean.yaml --once
@@ -590,7 +589,7 @@ def _shown(text: str) -> str:
 
 
 def _of_windows(progress: WindowProgress) -> str:
-    until = progress.complete_until or "no moment that is known"
+    until = progress.complete_until or "no known time"
     waiting = f"; held back by {', '.join(progress.held_back_by[:LANES_SHOWN_MAX])}" if progress.held_back_by else ""
     late = f"; {counted(progress.late, 'window')} with records after the bound `late`" if progress.late else ""
     rejected = "; ".join(f"{counted(rows, 'record')} in no window: {why}" for why, rows in progress.rejected.items())
@@ -653,7 +652,7 @@ def spark_sql(
 
     for name in [tenant, *asked]:
         if not valid_name(name):
-            raise Refused(f"{name!r} cannot be a name: {NAME_RULE}")
+            raise Refused(f"{name!r} is not a valid name: {NAME_RULE}")
     is_hub = place.startswith(("http://", "https://"))
     options = {name: text for name, text in (("token_file", token_file), ("ca_file", ca_file)) if text is not None}
     if options and not is_hub:
@@ -804,7 +803,7 @@ def _sample(loaded: Loaded[Pipeline], inputs: tuple[str, ...]) -> pa.Table:
 
     source = loaded.config.source
     if loaded.config.sink.kind == "tables":
-        raise Refused(f"{loaded.file}: the sink `tables` takes no steps: there is nothing to test")
+        raise Refused(f"{loaded.file}: the sink `tables` has no steps: there is nothing to test")
     names = source.all_streams
     files: dict[str, str] = {}
     for given in inputs:

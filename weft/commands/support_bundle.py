@@ -219,7 +219,7 @@ class Bundle:
             return
         said = done.stdout.decode("utf-8", "replace") + done.stderr.decode("utf-8", "replace")
         if not said.strip():
-            self.missing[name] = f"`{' '.join(command)}` said nothing (exit status {done.returncode})"
+            self.missing[name] = f"`{' '.join(command)}` printed nothing (exit status {done.returncode})"
         else:
             self.add(name, said)
 
@@ -266,10 +266,10 @@ log_file_option = click.option("--log", "log_file", metavar="FILE", help="Log of
 @log_file_option
 @json_option
 def edge_support_bundle(config_file: str, *, to: str, log_file: str | None, as_json: bool) -> None:
-    """Write an archive for those who help: state, versions, settings, log, metrics, and what the doctor finds.
+    """Write an archive for support: state, versions, settings, log, metrics, and the findings of the doctor.
 
-    Tokens, passwords, their hashes and keys are taken out. They are found in files that CONFIG names, in variables of
-    the environment, and by their form. Names, topics and addresses stay. Payloads are not in it. Look into the archive
+    Tokens, passwords, their hashes and keys are removed. They are found in files that CONFIG names, in variables of the
+    environment, and by their form. Names, topics and addresses stay. Payloads are not in it. Look into the archive
     before you send it.
 
     \b
@@ -302,7 +302,7 @@ def add_metrics(bundle: Bundle, bind: str, token_file: str | None, certificate: 
 def tell(bundle: Bundle, to: str, *, as_json: bool) -> None:
     """Write the archive, and say what is in it."""
     if os.path.lexists(to):
-        raise Failed(f"{to} is there already. Name another file with --to")
+        raise Failed(f"{to} already exists. Name another file with --to")
     bundle.write(to)
     if as_json:
         print_json({"file": to, "parts": sorted(bundle.parts), "missing": bundle.missing})
@@ -324,9 +324,9 @@ def tell(bundle: Bundle, to: str, *, as_json: bool) -> None:
 def hub_support_bundle(
     config_file: str, *, to: str, log_file: str | None, token_file: str | None, as_json: bool
 ) -> None:
-    """Write an archive for those who help: state, versions, settings, log, metrics, and what the doctor finds.
+    """Write an archive for support: state, versions, settings, log, metrics, and the findings of the doctor.
 
-    Secrets are taken out as by `weft edge support-bundle`. A hub with tokens tells its state and metrics only with an
+    Secrets are removed as by `weft edge support-bundle`. A hub with tokens gives its state and metrics only for an
     admin token. Look into the archive before you send it.
 
     \b

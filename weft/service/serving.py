@@ -208,9 +208,9 @@ def read_only_mount(path: str) -> str | None:
 def sentence(path: str, mount: str, error: BaseException) -> str:
     """Return what a node says last that ended with ``error`` because the disk below ``mount`` became read-only."""
     return (
-        f"the disk mounted at {mount} became read-only, so the node cannot keep anything in {path} and stopped "
-        f"({error}). What it acknowledged is on the disk. Look for the reason in the kernel's messages (dmesg), check "
-        "or replace the disk, mount it read-write, and start the node again"
+        f"the disk mounted at {mount} became read-only, so the node cannot write to {path} and stopped ({error}). "
+        "What it acknowledged is on the disk. Look for the reason in the kernel's messages (dmesg), check or replace "
+        "the disk, mount it read-write, and start the node again"
     )
 
 

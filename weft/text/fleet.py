@@ -87,7 +87,7 @@ def disk_text(disk: DiskOfStore | UnsetType | None, now: float) -> str:
     if not disk or disk.free_bytes is None:
         return _UNKNOWN
     if not disk.free_bytes:
-        return "none free: the hub takes nothing until there is room"
+        return "none free: the hub accepts nothing until space is freed"
     free = f"{approximate_size(disk.free_bytes)} free"
     if (by_day := disk.bytes_per_day) is None:
         return f"{free}; until when it lasts is unknown for an hour after the start"
@@ -225,7 +225,7 @@ def show_issuer(facts: KeysOfIssuer | None) -> None:
     """Print what is wrong with the keys of the issuer of tokens at a hub process, if something is."""
     if facts is None or not facts.trouble:
         return
-    kept = "its tokens open nothing"
+    kept = "its tokens are refused"
     if facts.keys:
         kept = f"its {counted(facts.keys, 'key')} may be used until {facts.kept_until}"
     age = approximate_duration(facts.failing_seconds)

@@ -46,7 +46,7 @@ def show_audit(report: AuditReport) -> None:
         say(f"{counted(count, 'record')} {'was' if count == 1 else 'were'} made by {harmless(origin)}")
     holes = report.total("holes")
     if holes:
-        say(f"{holes} records are still to come over a link, or not explained yet")
+        say(f"{holes} records have not arrived over a link, or are not explained yet")
     skipped = report.total("skipped")
     if skipped:
         say(f"{skipped} records are not in the table because an operator skipped them (`weft hub skip`)")
@@ -55,8 +55,8 @@ def show_audit(report: AuditReport) -> None:
         say(f"{deleted} records are not in the table because their deletion was declared (`weft hub declare-deletion`)")
     if report.only_latest:
         say(
-            f"The stream has a latest table instead of a table of all rows. It took in {report.total('replaced')} "
-            "records of which it has no row. Newer ones of their keys replaced or deleted them"
+            "The stream has a latest table instead of a table of all rows. It has no row for "
+            f"{report.total('replaced')} records: newer ones of their keys replaced or deleted them"
         )
     for each in report.deletions:
         say(_deletion(each))
@@ -71,7 +71,7 @@ def show_audit(report: AuditReport) -> None:
 def _deletion(deletion: DeclaredDeletion) -> str:
     if deletion.received_until is not None:
         until = _moment(deletion.received_until)
-        return f"RETENTION: {counted(deletion.count, 'record')} that came up to {until} were removed: {deletion.reason}"
+        return f"RETENTION: {counted(deletion.count, 'record')} received up to {until} were removed: {deletion.reason}"
     at = _moment(deletion.time)
     act = "ERASED" if deletion.is_erased else "DELETED"
     rows = f"{counted(deletion.count, 'record')} ({harmless(deletion.rows)})"
@@ -277,7 +277,7 @@ def _lines(step: LineageStep, indent: str) -> Iterator[str]:
         for each in record.made_of:
             yield from _lines(each, f"{indent}    ")
         if record.is_unknown:
-            yield f"{indent}    unknown source: the record does not say what it was made of"
+            yield f"{indent}    unknown source: the record does not name its inputs"
 
 
 def _verdict(step: LineageStep) -> str:
@@ -288,7 +288,7 @@ def _verdict(step: LineageStep) -> str:
     if step.more:
         return f"the first {found} of {used.count} used{by}; --records N shows more"
     if len(step.records) > used.count:
-        return f"{found}{by}, of which {used.count} were used: the row does not say which"
+        return f"{found}{by}, of which {used.count} were used: the row does not record which"
     return f"{found}{by}; {used.count} were used: the others are not in the log or table"
 
 

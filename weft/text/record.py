@@ -171,7 +171,7 @@ def lines(event: OfflineEvent, offline: Offline, file: str) -> Iterator[str]:
     """Yield lines for people: the record with its place in the file, then what became of it, indented."""
     cause = event.cause
     if isinstance(cause, int):
-        yield f"-- {timestamp(cause)} has come"
+        yield f"-- {timestamp(cause)} has arrived"
     elif isinstance(cause.event, Row):
         row = cause.event
         yield f"{file}:{cause.line} {timestamp(row.time)} {_key(row)} {_payload(row, offline, is_input=True)}"

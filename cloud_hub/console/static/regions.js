@@ -68,7 +68,7 @@ export function regions({ main, signal, onChange, me }) {
   const acts = may(me, "nodes") ? [{ key: "do", title: "Do", value: () => null, cell: (r) => (r.paused
     ? button("Resume", r.region, () => order(r, false)) : button("Pause", r.region, () => order(r, true))) }] : [];
   const table = new Table({ name: "Regions", columns: [...REGIONS, ...acts], sort: { key: "state", down: false },
-    empty: "No region. The setting regions names hubs that get what this one's log receives." });
+    empty: "No region. The setting regions names the hubs that receive the records of this one's log." });
   const links = new Table({ name: "Links by shard", columns: LINKS, sort: { key: "state", down: false }, empty: "No link." });
   main.replaceChildren(...page("Regions",
     el("p", { class: "advice" }, "Hubs of other clusters that get what this hub's log receives. Links tell of themselves at least each five minutes."),

@@ -233,7 +233,7 @@ class Channel:
             self._on_content(frame)
             return
         if self._content is not None:
-            raise AmqpError(ReplyCode.UNEXPECTED_FRAME, "a method came before all of a message's content")
+            raise AmqpError(ReplyCode.UNEXPECTED_FRAME, "a method arrived before all of a message's content")
         method = read_method(frame.payload)
         if isinstance(method, commands.Basic.Publish):
             # Remembered by its bytes, so that the hot path handles the next ones.
@@ -279,7 +279,7 @@ class Channel:
         content = self._content
         if content is None or (frame.kind == HEADER) != content.awaits_header:
             what = "header" if frame.kind == HEADER else "body"
-            raise AmqpError(ReplyCode.UNEXPECTED_FRAME, f"a content {what} came where none belongs")
+            raise AmqpError(ReplyCode.UNEXPECTED_FRAME, f"a content {what} arrived where none is expected")
         if frame.kind == HEADER:
             content.begin(frame.payload, self._shared.settings.limits.message_bytes)
         else:

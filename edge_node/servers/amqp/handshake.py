@@ -376,7 +376,7 @@ class Handshake:
             reason = f"there is no virtual host {vhost!r}: use `/`, or name it in `vhosts` of the listener"
             raise AmqpError(ReplyCode.INVALID_PATH, reason, method.index)
         identity = self._identity
-        assert identity is not None, "it was let in"
+        assert identity is not None, "it was admitted"
         if not identity.admitted:  # changed since its password was checked
             raise AmqpError(ReplyCode.ACCESS_REFUSED, USER_CHANGED, method.index)
         peer = Peer(

@@ -128,7 +128,7 @@ class Opening:
             self._task = None
             self._deny(denied)
         except Exception:
-            logger.exception("AMQP 1.0 client at %s could not be let in", self._client.accepted.name)
+            logger.exception("AMQP 1.0 client at %s could not be admitted", self._client.accepted.name)
             self._task = None
             self._client.close("a mistake of the node's")
         else:

@@ -374,7 +374,7 @@ class Engine:
                     self._handle(event)
             except (UnicodeDecodeError, ProtonException) as error:
                 # Names and addresses are text, and the engine does not check it.
-                raise Corrupt(f"what came cannot be understood: {error}") from None
+                raise Corrupt(f"the received bytes cannot be decoded: {error}") from None
             finally:
                 pn_collector_pop(collector)
 

@@ -173,7 +173,7 @@ class Sending:
             return known
         stream = self.parts.stream_in(address.name)
         if stream is None:
-            raise Refused("amqp:not-found", f"no stream {address.name[:80]!r} takes messages of clients")
+            raise Refused("amqp:not-found", f"no stream {address.name[:80]!r} accepts messages of clients")
         if len(self._streams) >= STREAMS_MAX:
             raise Refused("amqp:resource-limit-exceeded", f"a connection may send to {STREAMS_MAX} streams")
         identity = None if self.identity.unrestricted else self.identity

@@ -587,7 +587,7 @@ class Readers:
         asked = request.query.get("from", "")
         if last:
             if not _SEQ.fullmatch(last):
-                raise Problem(400, f"Last-Event-ID is {quoted(last)}; send the id of the last event that came")
+                raise Problem(400, f"Last-Event-ID is {quoted(last)}; send the id of the last event that was received")
             start = int(last) + 1
         elif asked == "earliest":
             ranges = self._log.ranges(stream)

@@ -242,7 +242,7 @@ SLICE = 16
 _NS_MAX = (1 << 63) - 1
 _PLACE = re.compile(r"\{([^{}/]+)\}")
 _SPECIAL = re.compile(r"[%/+#\0]")
-_LATER = "streams take some points only since others of this request were stored:"
+_LATER = "points were rejected after others of this request were stored:"
 MEASUREMENT = "measurement"
 """Placeholder for the measurement in a bucket's name."""
 _PLAIN = (("X-Influxdb-Build", "OSS"),)

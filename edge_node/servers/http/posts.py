@@ -210,7 +210,7 @@ def plan_of(request: Request, target: PostTarget | None, key: str, answer: Answe
     own, time = placed(key, time_field, precision), None
     if b"weft-time" in request.headers:
         if time_field:
-            raise Problem(400, "both Weft-Time and Weft-Time-Field came; send one of them")
+            raise Problem(400, "both Weft-Time and Weft-Time-Field were sent; send one of them")
         time = nanoseconds(request.header(b"weft-time"), precision)
     one = _plain(own, key, sent(with_content_type(headers, content_type), time), is_packed=request.known is not None)
     may_be_array = kind == _JSON and request.header(b"weft-batch") != "no"
@@ -370,7 +370,7 @@ def _key_of(request: Request, rest: bytes | None) -> str:
     if rest is None:
         return named
     if named:
-        raise Problem(400, "a key came both in the path and as Weft-Key; send one of them")
+        raise Problem(400, "the key was sent both in the path and as Weft-Key; send one of them")
     try:
         return rest.decode()
     except UnicodeDecodeError:

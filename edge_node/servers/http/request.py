@@ -508,7 +508,7 @@ def _check_repeated(fields: list[tuple[bytes, bytes]]) -> None:
     names = set()
     for name, _ in fields:
         if name in names and name in _ONCE:
-            raise Problem(400, f"the field {name.decode('latin-1')} came twice; send it once", closes=True)
+            raise Problem(400, f"the field {name.decode('latin-1')} was sent twice; send it once", closes=True)
         names.add(name)
 
 

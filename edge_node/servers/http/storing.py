@@ -352,7 +352,7 @@ class Storing:
         """
         known = self.keys.find(exchange.owner, once.key)
         if known is not None and known.fingerprint != once.fingerprint:
-            raise Problem(422, "this Idempotency-Key came with another request before; use a new one for new data")
+            raise Problem(422, "this Idempotency-Key was used for another request before; use a new one for new data")
         if known is None:
             return False
         exchange.stored = partial(self._repeat, exchange, known, answer)

@@ -347,8 +347,8 @@ def with_files_for(limits: AdmissionLimits, other_connections: int = 0) -> Admis
     half_open = min(half_open, max(possible // HALF_OPEN_PART, possible - connections, 1))
     connections = min(connections, possible - half_open)
     log.warning(
-        "this process may have %d files open, so it takes %d connections and not the %d of limits.connections, and %d "
-        "half open. Raise its limit (systemd: LimitNOFILE)",
+        "this process may have %d files open, so it accepts %d connections and not the %d of limits.connections, "
+        "and %d half open. Raise its limit (systemd: LimitNOFILE)",
         soft,
         connections,
         limits.connections_max,

@@ -376,7 +376,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
             if opcode is _BINARY or opcode is _CONTINUATION:
                 pieces.append(frame.data)
             elif opcode is _TEXT:
-                self._complain("a text message; MQTT comes in binary ones [MQTT-6.0.0-1]")
+                self._complain("a text message; MQTT needs binary ones [MQTT-6.0.0-1]")
                 library.fail(CloseCode.UNSUPPORTED_DATA)
                 break
         else:

@@ -761,9 +761,9 @@ class PositionFilter:
         floor = self.floors.get((stream, shard), 0)
         if int(offsets.min()) < floor:
             raise SinkError(
-                f"a row of offset {offsets.min()} of shard {shard} of {stream} comes behind rows of an earlier "
-                f"micro-batch, which ended at {floor}. Give each row the {SHARD} and {OFFSET} of the record that made "
-                "it now. For results of windows give the sink keys and order_by, and no store"
+                f"a row of offset {offsets.min()} of shard {shard} of {stream} comes after rows of an earlier "
+                f"micro-batch, which ended at {floor}. Give each row the {SHARD} and {OFFSET} of the record that "
+                "made it now. For results of windows give the sink keys and order_by, and no store"
             )
 
     def _streams(self, batch: pa.RecordBatch) -> list[tuple[str, np.ndarray]]:

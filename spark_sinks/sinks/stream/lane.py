@@ -563,8 +563,8 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Row]]:
             _check(shard, offset, key=key, payload=payload, time=time)
             if abs(time) > TIME_US_MAX:
                 raise SinkError(
-                    f"the row of offset {offset} of shard {shard} has the time {time} us; a stream takes times between "
-                    "the years 1678 and 2262"
+                    f"the row of offset {offset} of shard {shard} has the time {time} us; a stream accepts times "
+                    "between the years 1678 and 2262"
                 )
             position = Position(offset, ordinal)
             # Arrow returns a map as pairs; a null value has no text.

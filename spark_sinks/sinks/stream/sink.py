@@ -140,7 +140,7 @@ class _Sender:
         floor = self._task.floors.get(shard)
         if floor is not None and row.position <= floor:
             raise SinkError(
-                f"a row of offset {row.position.offset} of shard {shard} comes behind rows of an earlier micro-batch, "
+                f"a row of offset {row.position.offset} of shard {shard} comes after rows of an earlier micro-batch, "
                 f"of offset {floor.offset}. Give each row the _shard and _offset of the record whose arrival caused it"
             )
         work = self._works.get(shard)

@@ -71,9 +71,9 @@ def test_a_document_that_this_release_cannot_read_is_named_and_passed_over() -> 
 def test_what_is_not_a_group_is_refused_with_the_remedy() -> None:
     made = cluster(a=("x",))
     for key, edges, why in (
-        (("default", "A"), ("x",), "cannot be a name"),
-        (("default", "a/b"), ("x",), "cannot be a name"),
-        (("default", "b"), ("Press*",), "cannot be a name"),
+        (("default", "A"), ("x",), "is not a valid name"),
+        (("default", "a/b"), ("x",), "is not a valid name"),
+        (("default", "b"), ("Press*",), "is not a valid name"),
         (("default", "b"), (), "needs edges"),
         (("acme", "b"), ("x",), "declare it first"),
         (("default", "b"), tuple(f"{'long' * 15}{n:04}" for n in range(2000)), "use patterns"),

@@ -79,7 +79,7 @@ async def test_a_refused_copy_holds_back_its_streams_until_an_operator_decides()
                 "telemetry",
                 epochs.proposed[-1],
             )
-            assert "the hub has taken this log before with epoch 1, and it comes with 1 now" in reported["why"]
+            assert "the hub accepted this log before with epoch 1, and it now connects with 1" in reported["why"]
             assert b"weft_hub_conflicts 1" in (await text(hub, "/metrics"))
 
             connections = taken.connections

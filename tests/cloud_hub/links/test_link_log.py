@@ -21,7 +21,7 @@ from weft.replication.runner import LinkIdentity, LinkSettings, run_link
 from weft.storage.object_store.directory import MemoryStore
 from weft.text.status import clock_trouble
 
-CONFLICT = "refused: a connection with epoch 4 has taken over, this one has 3"
+CONFLICT = "refused: a connection with epoch 4 has taken over; this one has 3"
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_strangers_are_told_of_by_address_and_reason(
 ) -> None:
     for _ in range(100):
         log.turned_away("10.0.0.8", "refused (401): no valid token; send a token")
-    log.turned_away("10.0.0.8", "no HELLO came in time")
+    log.turned_away("10.0.0.8", "timed out waiting for HELLO")
     log.turned_away("10.0.0.9", "refused (401): no valid token; send a token")
     assert len(caplog.messages) == 3
 

@@ -72,8 +72,8 @@ def pull(**fields: Any) -> PullAnswer:
         (pull(records=300, records_received=300, bytes=5 << 20), "pull 5f0c: done, 300 of 300 records, about 5"),
         (pull(state="asked", linked_here=False), "pull 5f0c: asked; waits until the edge links"),
         (
-            pull(state="refused", reason="the edge keeps no record of that time", kept_from="2026-11-20T07:00:00.0Z"),
-            "pull 5f0c: refused; the edge keeps no record of that time; its oldest record of the stream is of "
+            pull(state="refused", reason="the edge has no records of that time", kept_from="2026-11-20T07:00:00.0Z"),
+            "pull 5f0c: refused; the edge has no records of that time; its oldest record of the stream is of "
             "2026-11-20 07:00:00",
         ),
         (

@@ -92,7 +92,7 @@ async def test_the_plant_decides(tmp_path: Path) -> None:
         refused = {
             "does not allow this stream": await ask(hub, 0, 50, "telemetry"),
             "has no stream": await ask(hub, 0, 50, "vibrations"),
-            "keeps no record of that time": await ask(hub, -50, 0),
+            "has no records of that time": await ask(hub, -50, 0),
             "more than 2000 bytes": await ask(hub, 0, 50),
             "more than 1000 bytes": await ask(hub, 0, 50, bytes_max=1000),
         }

@@ -331,7 +331,7 @@ def test_the_end_of_a_session_whose_edge_has_left_is_not_told_as_a_copied_log() 
         await asyncio.sleep(5)
         for session in (left, late):
             assert session.refusal is RefuseCode.IDENTITY_CONFLICT
-            assert "a connection with epoch 2 has taken over, this one has 1" in session.reported
+            assert "a connection with epoch 2 has taken over; this one has 1" in session.reported
         copy = Session(sequencer, LANE, 1, offered_end=3)
         assert not await copy.open()
         assert "restored from an old copy" in copy.reported

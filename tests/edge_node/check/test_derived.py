@@ -226,7 +226,7 @@ def test_a_cycle_through_a_route_or_an_alert_is_refused(streams: dict[str, Strea
     [
         ("nowhere", '"nowhere" is not a stream of this node. Streams: a, full, derived, own, other'),
         ("other", '"other" has payloads of json, and the rows of a are bytes. Leave its `payload` out'),
-        ("full", '"full" takes records of its own. Name a stream with neither `from` nor `from_stream`'),
+        ("full", '"full" has records of its own. Name a stream with neither `from` nor `from_stream`'),
         ("derived", '"derived" takes records of its own'),
     ],
 )

@@ -104,7 +104,8 @@ async def test_a_row_says_which_records_it_was_made_of() -> None:
     await edge.close()
 
 
-LATE = "came too late: its time is 2026-01-01T00:00:0%d, and its group's windows up to 2026-01-02T00:00:00Z are closed"
+LATE = "arrived too late: its time is 2026-01-01T00:00:0%d, and its group's windows up to 2026-01-02T00:00:00Z "
+"are closed"
 MISSING = "field %d is missing"
 
 
@@ -113,7 +114,7 @@ MISSING = "field %d is missing"
     [
         (
             [LATE % 1, LATE % 2, "alert: no number"],
-            "most often: came too late: its time is ...,",
+            "most often: arrived too late: its time is ...,",
             "A longer `lateness`",
         ),
         ([MISSING % 1, MISSING % 2, LATE % 1], "most often: field ... is missing", "`missing: null` beside a function"),

@@ -85,7 +85,7 @@ def test_the_nodes_own_listener_is_found_behind_a_name_of_this_machine(tmp_path:
         socket.getaddrinfo(socket.gethostname(), 1883)
     except OSError:
         pytest.skip("this machine's name cannot be resolved")
-    assert any("each message would come again" in each.message for each in looked(tmp_path, text).needed)
+    assert any("each message would arrive again" in each.message for each in looked(tmp_path, text).needed)
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_duration_for_people(seconds: float, text: str) -> None:
     ("left", "rate", "full", "error", "text"),
     [
         (None, None, None, None, "unknown yet"),
-        (None, 0.0, None, None, "unlimited while no records come in"),
+        (None, 0.0, None, None, "unlimited while no records arrive"),
         (36_000, 10.0, None, None, "10.0 hours at the rate of the last hour"),
         (YEAR_S, 10.0, None, None, "365.0 days at the rate of the last hour"),
         (300 * YEAR_S, 0.001, None, None, "more than a year at the rate of the last hour"),

@@ -149,8 +149,8 @@ def test_late_rows_are_counted_once_and_kept_in_the_errors() -> None:
     found = run(window(time="t"), [*rows, late, after], until=NOON + 3600 * SECOND)
     assert [each.values["late"] for each in found.emitted] == [0, 0, 1, 0]
     assert found.out.rejected() == [
-        "came too late: its time is 2026-05-28T20:27:05.000000Z, "
-        "and its group's windows up to 2026-05-28T20:29:00Z are closed"
+        "arrived too late: its time is 2026-05-28T20:27:05.000000Z, and its group's windows up to "
+        "2026-05-28T20:29:00Z are closed"
     ]
     dropped = run(window(time="t", late_rows="drop"), [*rows, late, after], until=NOON + 3600 * SECOND)
     assert dropped.out.rejected() == []

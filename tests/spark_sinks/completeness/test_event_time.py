@@ -164,7 +164,7 @@ def test_rows_after_the_bound_count_and_take_the_claim_back_and_odd_times_are_to
     assert progress["rejected"] == {
         "ts is missing, null or no time": 2,
         "ts is outside 1970 to 2250": 1,
-        "ts is more than 1d after the record was taken in": 1,
+        "ts is more than 1d after the record was received": 1,
     }
     assert progress["windowsLate"] == 2
     by_machine: dict[str, tuple[bool | None, int]] = {}

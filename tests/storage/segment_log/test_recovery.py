@@ -259,7 +259,7 @@ def test_damage_is_reported_where_the_disk_has_no_hard_links(
     log = open_log(disk, NO_TAIL)
     assert log.recovery.damaged == (path,)
     assert log.recovery.gaps
-    assert f"{path} cannot be kept aside" in caplog.text
+    assert f"{path} cannot be moved aside" in caplog.text
     assert assert_only_noticed_losses(log, held) > 0
 
 

@@ -8,8 +8,8 @@ ACCESS = [
     Mistake(
         "a password without a terminal",
         "user add anna --file users",
-        "weft: there is no terminal to ask for the password on. Give it with --password-file FILE, or "
-        "--password-file - for standard input",
+        "weft: there is no terminal to ask for the password on. Use --password-file FILE, or --password-file - for "
+        "standard input",
     ),
     Mistake(
         "a password on the command line",
@@ -46,7 +46,7 @@ ACCESS = [
     Mistake(
         "a users file in a folder that is not there",
         "user add anna --file no/users --password-file -",
-        "weft: no/users: there is no folder <dir>/no. Create it first",
+        "weft: no/users: folder <dir>/no does not exist. Create it first",
         exit_status=1,
         given="secret\n",
     ),

@@ -267,15 +267,14 @@ MACHINE = [
     Mistake(
         "a backup in a folder that is not there",
         "hub restore --from nowhere --to new",
-        "weft: nowhere to new: there is no such folder. Name the place that `weft hub backup --to` wrote",
+        "weft: nowhere to new: the folder does not exist. Name the destination of `weft hub backup --to`",
         exit_status=1,
         in_process=True,
     ),
     Mistake(
         "a hub's store in place of its backup",
         "hub restore --from store --to new",
-        "weft: store to new: the place holds a hub's store and no backup. Name the place that `weft hub backup --to` "
-        "wrote",
+        "weft: store to new: this is a hub's store, not a backup. Name the destination of `weft hub backup --to`",
         exit_status=1,
         files={"store/cluster.json": "{}"},
         in_process=True,

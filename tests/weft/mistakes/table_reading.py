@@ -215,7 +215,7 @@ READING = [
         "a drop without a terminal to ask at",
         "log drop <node>/edge.yaml telemetry --all",
         "drop 2 records of telemetry, received from <time> to <time>? Records that no hub has are lost for good "
-        "[y/N]: \nweft: nothing was dropped: there is no terminal to ask on. Add --yes to answer in advance",
+        "[y/N]: \nweft: nothing was dropped: there is no terminal to ask on. Add --yes to confirm in advance",
     ),
     Mistake(
         "a drop, and no for an answer",
@@ -243,9 +243,8 @@ READING = [
     Mistake(
         "hub status without the token",
         "hub status <hub>/hub.yaml",
-        "weft: http://127.0.0.1:<hub port>/v1/status answered 401 Unauthorized: the hub wants a token, and none "
-        "was given. Give one with --token-file or `weft login`; "
-        "`weft hub token add CONFIG NAME --scope admin --to FILE` makes one",
+        "weft: http://127.0.0.1:<hub port>/v1/status answered 401 Unauthorized: the hub requires a token. Provide "
+        "one with --token-file or `weft login`; `weft hub token add CONFIG NAME --scope admin --to FILE` makes one",
         exit_status=1,
         in_process=True,
     ),

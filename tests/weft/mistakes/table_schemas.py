@@ -134,8 +134,8 @@ SCHEMAS = [
     Mistake(
         "records of its own for a stream of dead letters",
         "edge check edge.yaml",
-        "weft: edge.yaml:8: streams.telemetry-errors: is the stream of the errors of telemetry: it may have `retain` "
-        "and `replicate`, and takes no other records. Choose another name for a stream with other records",
+        "weft: edge.yaml:8: streams.telemetry-errors: is the stream of the errors of telemetry: it may have "
+        "`retain` and `replicate`, and accepts no other records. Choose another name for a stream with other records",
         files=edge(
             f"{STREAM}    schema: {{fields: {{a: int}}}}\n    on_misfit: dead_letter\n"
             "  telemetry-errors: {from: errors/#}\n"

@@ -73,8 +73,8 @@ LINKS = [
         "other",
         HUB,
         "refused",
-        "the token 'other' is not for edge press-shop-7 of tenant default; give the link this edge's own token, or "
-        "set node and tenant as the token says",
+        "the token 'other' is not for edge press-shop-7 of tenant default; use this edge's own token, or "
+        "set node and tenant to those of the token",
         token="<other>",
     ),
     Link(

@@ -124,7 +124,7 @@ async def test_a_key_that_a_token_brings_along_counts_for_nothing(tmp_path: Path
             token = signed(stranger, "ES256", world.claims(), **more)
             assert await world.refusal(token) == "the signature of the JWT is wrong"
         demanding = f"{part({'alg': 'ES256', 'kid': KEY.kid, 'crit': ['b64'], 'b64': False})}.e30.AAAA"
-        assert await world.refusal(demanding) == "the JWT demands what this hub does not know"
+        assert await world.refusal(demanding) == "the JWT requires extensions that this hub does not support"
 
 
 @pytest.mark.parametrize(

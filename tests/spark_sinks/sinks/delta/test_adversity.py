@@ -143,7 +143,7 @@ def test_rows_that_come_behind_are_told_and_not_left_out(spark: SparkSession, hu
     frame = hub.load(spark)
     sink = DeltaSink(table, store=hub.root, stream=STREAM)
     sink(frame.where("_offset < 10"), 0)
-    with pytest.raises(PythonException, match="comes behind rows of an earlier micro-batch"):
+    with pytest.raises(PythonException, match="comes after rows of an earlier micro-batch"):
         sink(frame.where("_offset >= 9"), 1)
     sink(frame.where("_offset >= 10"), 1)
     sink(frame, 0)

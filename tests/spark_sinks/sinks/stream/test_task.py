@@ -123,7 +123,7 @@ def test_an_epoch_above_the_hubs_clock_is_overcome(hub: StreamHub) -> None:
         ({"_offset": None}, "_shard and _offset must be those of the record that caused it"),
         ({"_payload": None}, "the row of offset 4 of shard 0 has no payload"),
         ({"_time": None}, "has no time"),
-        ({"_time": 1 << 62}, "a stream takes times between"),
+        ({"_time": 1 << 62}, "a stream accepts times between"),
         ({"_key": b"k" * 70_000}, "has a key of 70000 bytes"),
         ({"_payload": bytes(70 << 20)}, "cannot be sent|begins a batch of"),
         ({"_ordinal": -1}, "number the rows of one source record from 0"),
@@ -137,7 +137,7 @@ def test_a_row_that_cannot_be_sent_is_named(hub: StreamHub, changes: dict[str, o
 
 
 def test_a_row_behind_an_earlier_micro_batch_is_refused_instead_of_being_lost(hub: StreamHub) -> None:
-    with pytest.raises(SinkError, match="a row of offset 4 of shard 0 comes behind rows of an earlier micro-batch"):
+    with pytest.raises(SinkError, match="a row of offset 4 of shard 0 comes after rows of an earlier micro-batch"):
         send(hub.settings("late"), rows(0, [4]), floors={0: Position(9, 0)})
 
 
