@@ -53,9 +53,9 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
         Count,
         Meta(
             le=100_000,
-            description="Maximum number of idle connections to the status page, and of all those of one address. Above "
-            "it, the address that has most loses the one that has been idle longest. A connection without a request "
-            "for 30 s is closed.",
+            description="Maximum number of idle connections to the status page, and of all those of one address. "
+            "Above it, the address with most connections loses the one that has been idle longest. A connection "
+            "without a request for 30 s is closed.",
         ),
     ] = 64
     request_bytes: Annotated[
@@ -154,9 +154,9 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
         Count,
         Meta(
             le=1_000_000,
-            description="Maximum number of steps for finding a topic's subscribers that uncommon filters may cost, of "
-            "all users together. Filters with more than 16 levels or more than two `+` are uncommon: each way in which "
-            "they mix `+` and names costs steps. Further ones are refused.",
+            description="Maximum number of steps for finding a topic's subscribers that uncommon filters may cost, "
+            "of all users together. Filters with more than 16 levels or more than two `+` are uncommon: each "
+            "combination of `+` and names costs steps. Further ones are refused.",
         ),
     ] = 4_096
     inflight: Annotated[
@@ -264,8 +264,9 @@ class HubLimits(Section, frozen=True, kw_only=True):
         Count,
         Meta(
             le=100_000,
-            description="Maximum number of connections without a request under way. Above it, the address that has "
-            "most loses the one that has been idle longest. A connection without a request for 30 s is closed.",
+            description="Maximum number of connections without a request under way. Above it, the address with most "
+            "connections loses the one that has been idle longest. A connection without a request for 30 s is "
+            "closed.",
         ),
     ] = 1024
     connections_per_address: Annotated[

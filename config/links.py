@@ -47,8 +47,8 @@ class Budget(Section, frozen=True, kw_only=True):
         Size,
         Meta(
             ge=1_000_000,
-            description="Bytes of a month on the wire, of both directions, with all headers. At its end data waits for "
-            "the next month. The link stays connected: what that costs is kept back, up to half of the budget.",
+            description="Bytes of a month on the wire, of both directions, with all headers. At its end data waits "
+            "for the next month. The link stays connected: what that costs is reserved, up to half of the budget.",
         ),
     ] = field(name="size")
     day: Annotated[int, Meta(ge=1, le=28, description="Day of the month on which the next one begins.")] = 1
@@ -155,8 +155,8 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
     proxy: Annotated[
         Annotated[str, Meta(pattern=r"^https?://[^/@\s]+$", examples=["http://proxy.example.com:3128"])] | None,
         Meta(
-            description="URL of an HTTP proxy on the way to the hub. It reaches `https` hubs by CONNECT. For `http` "
-            "hubs it has to pass WebSockets on, without credentials. Unset: the proxy of the environment."
+            description="URL of an HTTP proxy between the node and the hub. It reaches `https` hubs by CONNECT. For "
+            "`http` hubs it must forward WebSockets, without credentials. Unset: the proxy of the environment."
         ),
     ] = None
     proxy_username: Annotated[str | None, Meta(description="User name at `proxy`.")] = None
@@ -191,18 +191,18 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
     config_from_hub: Annotated[
         Literal["never", "allowed", "allowed_with_restart"],
         Meta(
-            description="Whether this link's hub may lay settings over those of this file (`weft hub config`). "
-            "`allowed`: those that change on the running node: streams, links and sources. `allowed_with_restart`: "
-            "also others, for which the node starts again by itself. Files, credentials, listeners, accounts and "
-            "`data_dir` belong to this file in each case. Only one link may say so."
+            description="Whether this link's hub may override settings of this file (`weft hub config`). `allowed`: "
+            "those that change on the running node: streams, links and sources. `allowed_with_restart`: also others, "
+            "for which the node starts again by itself. Files, credentials, listeners, accounts and `data_dir` "
+            "belong to this file in each case. Only one link may set it."
         ),
     ] = "never"
     config_signed_by: Annotated[
         Files,
         Meta(
-            description="PEM files with public keys of Ed25519, at most 8. With some, the node takes only settings of "
-            "the hub that one of these keys signed for it (`weft config sign`), and no earlier ones again. "
-            "The files are read for each configuration. Empty: signatures are not looked at."
+            description="PEM files with public keys of Ed25519, at most 8. If set, the node accepts only settings of "
+            "the hub that one of these keys signed for it (`weft config sign`), and never earlier ones again. The "
+            "files are read for each configuration. Empty: signatures are not checked."
         ),
     ] = ()
     streams: Annotated[
@@ -212,15 +212,15 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
     down: Annotated[
         Down | None,
         Meta(
-            description="Messages from the hub (`weft hub publish`) that the node publishes to its clients. `down: {}` "
-            "takes those for `down/#`. Unset: the node takes none, whatever the hub sends."
+            description="Messages from the hub (`weft hub publish`) that the node publishes to its clients. `down: "
+            "{}` accepts those for `down/#`. Unset: the node accepts none."
         ),
     ] = None
     pull: Annotated[
         Pull | None,
         Meta(
-            description="Records that the hub may ask for (`weft hub pull`), of streams that stay at the node. Unset: "
-            "none, whatever the hub asks for."
+            description="Records that the hub may ask for (`weft hub pull`), of streams that stay at the node. "
+            "Unset: none."
         ),
     ] = None
     cluster: Annotated[
@@ -234,29 +234,29 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
     redirects: Annotated[
         Annotated[tuple[HostPattern, ...], Meta(max_length=64, examples=[["*.hubs.example.com"]])] | None,
         Meta(
-            description="Hosts to which the hub may send this link on, beside those of `to`; `*` stands for any "
-            "characters. The link's token goes there. `[]`: only to those of `to`. Unset: hosts below and beside those "
-            "of `to` (`b.hubs.example.com` for `a.hubs.example.com`). Hosts of an inner network count "
-            "as beside each other. Their address is not public, or their name is one word or below `local`. "
-            "Where the link may not go, it stays, which loses nothing."
+            description="Hosts to which the hub may redirect this link, besides those of `to`; `*` stands for any "
+            "characters. The link's token goes there. `[]`: only to those of `to`. Unset: hosts below and beside "
+            "those of `to` (`b.hubs.example.com` for `a.hubs.example.com`). Hosts of an inner network count as "
+            "beside each other. Their address is not public, or their name is one word or below `local`. If a "
+            "redirect is not allowed, the link stays, which loses nothing."
         ),
     ] = None
     on_conflict: Annotated[
         Literal["stop", "continue"],
         Meta(
-            description="What the node does when the hub refuses the link because another copy of the node's log "
-            "has taken over. `stop` acknowledges no more messages of the streams that this link carries, so that "
-            "devices keep them and send again. `continue` reads on: the hub has no way to know of these records, and "
-            "takes them only if an operator decides for this node."
+            description="What the node does when the hub refuses the link because another copy of the node's log has "
+            "taken over. `stop` acknowledges no more messages of the streams that this link carries, so that devices "
+            "keep them and send again. `continue` keeps acknowledging: the hub cannot know of these records, and "
+            "accepts them only if an operator decides for this node."
         ),
     ] = "stop"
     hold_at_start_s: Annotated[
         Duration,
         Meta(
             description="Longest time that a start waits for this link's hub to report what it holds of the node's "
-            "log. Clients that connect meanwhile wait, and nothing is acknowledged. A log restored from an older copy "
-            "would give records numbers that the hub has for others. After this time the node takes messages without "
-            "the answer. `0s` does not wait. New logs, and links with `on_conflict: continue`, never wait."
+            "log. Clients that connect meanwhile wait, and nothing is acknowledged. A log restored from an older "
+            "copy would give records numbers that the hub has for others. After this time the node accepts messages "
+            "without the answer. `0s` does not wait. New logs, and links with `on_conflict: continue`, never wait."
         ),
     ] = field(default=10.0, name="hold_at_start")
     compression_level: Annotated[
@@ -388,8 +388,8 @@ class Region(Section, frozen=True, kw_only=True):
         Meta(
             ge=3600,
             le=366 * 86_400,
-            description="How long the log keeps records that the region does not have yet, beyond `retain_log`. Later "
-            "they are deleted all the same: `weft hub region status` says of which chunks, and the region says which "
-            "numbers it lacks.",
+            description="How long the log keeps records that the region does not have yet, beyond `retain_log`. "
+            "Later they are deleted all the same: `weft hub region status` shows of which chunks, and the region "
+            "reports which numbers it lacks.",
         ),
     ] = field(default=7 * 86_400.0, name="pin")

@@ -48,7 +48,7 @@ class Jwt(Section, frozen=True, kw_only=True):
             min_length=1,
             max_length=512,
             description="Name of the hub at the issuer. The claim `aud` has to have it, so that tokens for other "
-            "services open nothing here.",
+            "services are refused here.",
         ),
     ]
     jwks_url: Annotated[
@@ -89,7 +89,7 @@ class Jwt(Section, frozen=True, kw_only=True):
         Meta(
             examples=["realm_access.roles"],
             description="Claim with the rights: a list, or words with spaces between them. A dot leads into a claim "
-            "inside another. Words that mean nothing to the hub are passed over.",
+            "inside another. Words that the hub does not know are ignored.",
         ),
     ] = "scope"
     roles: Annotated[
@@ -97,8 +97,8 @@ class Jwt(Section, frozen=True, kw_only=True):
         Meta(
             description="Words of `rights_claim`, each with the rights that it gives. These are grants such as "
             "`read:press-*`, scopes of tokens such as `reader`, or roles such as `operator`. Unset: the words of the "
-            "claim are such rights themselves. Roles, and what reaches beyond the tenant (`admin`, `status`, "
-            "`metrics`, `acts`), need a line here."
+            "claim are such rights themselves. Roles, and rights beyond the tenant (`admin`, `status`, `metrics`, "
+            "`acts`), need a line here."
         ),
     ] = None
     edge_claim: Annotated[
@@ -131,8 +131,8 @@ class Jwt(Section, frozen=True, kw_only=True):
         Meta(
             ge=60,
             le=30 * 86_400,
-            description="Time for which the keys count after they were last read. Then the hub takes no token of the "
-            "issuer until it has read them again.",
+            description="Time for which the keys count after they were last read. Then the hub accepts no token of "
+            "the issuer until it has read them again.",
         ),
     ] = field(default=86_400.0, name="keep")
 
@@ -169,7 +169,7 @@ class Tls(Section, frozen=True, kw_only=True):
         Literal["required", "optional"],
         Meta(
             description="With `client_ca`: `required` refuses clients without a certificate, `optional` lets them "
-            "authenticate in another way."
+            "authenticate otherwise."
         ),
     ] = "required"
 
@@ -236,8 +236,8 @@ class HubTls(Section, frozen=True, kw_only=True):
         Count,
         Meta(
             le=100_000,
-            description="Maximum number of connections whose TLS handshake is not complete. Above it, the address that "
-            "has most loses the oldest.",
+            description="Maximum number of connections whose TLS handshake is not complete. Above it, the address "
+            "with most such connections loses the oldest.",
         ),
     ] = 1024
     connect_timeout_s: Annotated[
@@ -461,16 +461,16 @@ class QueueBounds(Section, frozen=True, kw_only=True):
             le=1_000_000,
             description="Maximum number of steps for finding a message's queues that uncommon bindings may cost, of "
             "all users together. Keys with more than 4 words, several `*`, or `#` before the end are uncommon. Each "
-            "way in which they mix words, `*` and `#` costs steps. So do bindings by several headers, at the one of "
-            "them that fewest others share. Further ones are refused.",
+            "combination of words, `*` and `#` costs steps. So do bindings by several headers, at the one of them "
+            "that fewest others share. Further ones are refused.",
         ),
     ] = 32_768
     size_bytes: Annotated[
         Annotated[Size, Meta(ge=1 * MiB)] | None,
         Meta(
             description="Maximum size of the messages in queues: their payloads, and 128 bytes each. They are in the "
-            "node's log. Above it, queues take no more: publishers that ask for confirms get a nack. Unset: a quarter "
-            "of `disk.budget`."
+            "node's log. Above it, queues accept no more: publishers that ask for confirms get a nack. Unset: a "
+            "quarter of `disk.budget`."
         ),
     ] = field(default=None, name="size")
     unacknowledged: Annotated[

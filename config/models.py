@@ -83,8 +83,8 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
         Annotated[tuple[str, ...], Meta(max_length=8, extra_json_schema={"x-unit": "path"})],
         Meta(
             description="PEM files with public keys of Ed25519, at most 8. With some, `file` and `files` of `python` "
-            "functions run only with a signature of one of these keys beside them (`weft config sign-code`). "
-            "The files are read for each check. Empty: signatures are not looked at."
+            "functions run only with a signature of one of these keys beside them (`weft config sign-code`). The "
+            "files are read for each check. Empty: signatures are not checked."
         ),
     ] = ()
     unrouted: Annotated[Unrouted, Meta(extra_json_schema={"x-short": "policy"})] = Unrouted()
@@ -94,10 +94,7 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
     ] = None
     sources: Annotated[
         dict[str, Source],
-        Meta(
-            description="Brokers that people already run, from which the node takes messages, by name.",
-            max_length=SOURCES_MAX,
-        ),
+        Meta(description="Existing brokers from which the node receives messages, by name.", max_length=SOURCES_MAX),
     ] = field(default_factory=dict)
     tracing: Annotated[Tracing | None, Meta(description="Traces for OpenTelemetry; unset for none.")] = None
     state: State = State()
@@ -173,7 +170,7 @@ class HubConfig(Section, frozen=True, kw_only=True):
     ] = "loopback"
     tls: Annotated[
         HubTls | None,
-        Meta(description="TLS; unset: plain HTTP, which only this machine may use unless `plain_http` says more."),
+        Meta(description="TLS; unset: plain HTTP, which only this machine may use unless `plain_http` allows more."),
     ] = None
     plain_http: Annotated[
         Anonymous,
@@ -227,18 +224,18 @@ class HubConfig(Section, frozen=True, kw_only=True):
     advertise: Annotated[
         AdvertisedUrls | None,
         Meta(
-            description="URLs at which edges reach the processes, in their order, one for each. Without it, an edge of "
-            "another process's shard is sent to the host that it came to and that process's port. An edge "
-            "that cannot reach the other process stays where it is."
+            description="URLs at which edges reach the processes, in their order, one for each. Without it, an edge "
+            "of another process's shard is sent to the host that it came to and that process's port. An edge that "
+            "cannot reach the other process keeps its link."
         ),
     ] = None
     commit_interval_s: Annotated[
         Annotated[Duration, Meta(le=60)] | None,
         Meta(
-            description="Longest time that records wait so that others can share their object. Acknowledgements "
-            "to edges wait as long. Unset: `40ms` in a folder while commits are cheap and `250ms` at most, `1s` in a "
-            "bucket, which charges for each object. An edge that has sent half of what it may send ahead is not kept "
-            "waiting for more than 250 ms."
+            description="Longest time that records wait so that others can share their object. Acknowledgements to "
+            "edges wait as long. Unset: `40ms` in a folder while commits are cheap and `250ms` at most, `1s` in a "
+            "bucket, which charges for each object. An edge that has sent half of what it may send ahead waits for "
+            "at most 250 ms."
         ),
     ] = field(default=None, name="commit_interval")
     mark_interval_s: Annotated[
@@ -321,10 +318,10 @@ class HubConfig(Section, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Whether another cluster, to which the edges link too, may have records that this one lacks. "
-            "An edge deletes records that the other cluster took; here they are gaps of reason `absent`. With `true` "
-            "they hold completeness back until they come from there, with `false` they do not. With `true`, edges also "
-            "know that this hub may have records which they sent to the other one. So set it at all clusters that "
-            "relay to each other (`regions`)."
+            "An edge deletes records that the other cluster acknowledged; here they are gaps of reason `absent`. "
+            "With `true` they hold completeness back until they arrive from there, with `false` they do not. With "
+            "`true`, edges also know that this hub may have records which they sent to the other one. So set it at "
+            "all clusters that relay to each other (`regions`)."
         ),
     ] = False
     regions: Annotated[

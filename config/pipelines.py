@@ -151,12 +151,12 @@ class DeltaTable(SinkSettings, frozen=True, kw_only=True):
     order_by: Annotated[
         Names | None,
         Meta(
-            description="With `upsert`: columns that say which of two rows with the same keys is the newer one. Unset: "
+            description="With `upsert`: columns that decide which of two rows with the same keys is newer. Unset: "
             "the record's place in the log, `_shard` and `_offset`; for windows `_log_end`."
         ),
     ] = None
     partition_by: Annotated[
-        Names | None, Meta(description="Columns by whose values the table is cut into folders.")
+        Names | None, Meta(description="Columns by whose values the table is partitioned into folders.")
     ] = None
 
 
@@ -272,7 +272,7 @@ class PipelineSink(OneOf, frozen=True, kw_only=True):
     jdbc: Annotated[Jdbc | None, Meta(description="A table of a database such as PostgreSQL.")] = None
     kafka: Annotated[Kafka | None, Meta(description="A topic of Kafka.")] = None
     tables: Annotated[
-        HubTables | None, Meta(description="The streams' own tables in the hub's store. Takes no steps.")
+        HubTables | None, Meta(description="The streams' own tables in the hub's store. Without steps.")
     ] = None
     console: Annotated[Console | None, Meta(description="Standard output, to try a pipeline.")] = None
 
@@ -340,15 +340,15 @@ class WindowStep(Section, frozen=True, kw_only=True):
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
             description="Field of `source.schema` with the time of the event, a `timestamp`. Windows are made by it, "
-            "and written again when late events come. Unset: `_time`, when the edge node took the record in."
+            "and written again when late events come. Unset: `_time`, when the edge node received the record."
         ),
     ] = None
     late_s: Annotated[
         Annotated[Duration, Meta(ge=0, le=366 * 86_400)] | None,
         Meta(
-            description="Longest time after its event at which a record is taken in, such as `6h` for devices that "
-            "buffer up to six hours. A window is complete when the stream is so far. Unset: not known; `_complete` is "
-            "then null where no edge node is missing. Only with `time`."
+            description="Longest time after its event at which a record is received, such as `6h` for devices that "
+            "buffer up to six hours. A window is complete when the stream has passed it by this time. Unset: not "
+            "known; `_complete` is then null where no edge node is missing. Only with `time`."
         ),
     ] = field(default=None, name="late")
     ahead_s: Annotated[
@@ -356,8 +356,8 @@ class WindowStep(Section, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=366 * 86_400,
-            description="Longest time by which an event may be after the time at which its record was taken in. "
-            "Records beyond it are in no window, and counted. Only with `time`.",
+            description="Longest time by which an event may be later than the receipt of its record. Records beyond "
+            "it are in no window, and counted. Only with `time`.",
         ),
     ] = field(default=86_400.0, name="ahead")
     by: Annotated[Names | None, Meta(description="Columns that make a group. Unset: one group of all rows.")] = None
@@ -434,7 +434,7 @@ class Complete(Section, frozen=True, kw_only=True):
         Duration,
         Meta(
             description="Time after the end of a window at which it is written with `_complete = false` if it is not "
-            "complete by then. It is written again when the missing records have come."
+            "complete by then. It is written again when the missing records have arrived."
         ),
     ] = field(default=600.0, name="grace")
     retired_after_s: Annotated[

@@ -49,7 +49,7 @@ class Rewrite(Section, frozen=True, kw_only=True):
         str,
         Meta(
             examples=["plant/{line}/#"],
-            description='Topic in their place, with the named levels: `"plant/{line}/#"`. A `#` at the end stands for '
+            description='Topic to use instead, with the named levels: `"plant/{line}/#"`. A `#` at the end stands for '
             "the levels that the `#` of `from` matched.",
         ),
     ]
@@ -118,9 +118,7 @@ class MqttSource(SourceSettings, frozen=True, kw_only=True):
     ] = 1
     version: Annotated[
         Literal["v5", "v3.1.1"],
-        Meta(
-            description="Version of MQTT. With `v3.1.1` the broker alone decides how many messages may be on the way."
-        ),
+        Meta(description="Version of MQTT. With `v3.1.1` the broker alone decides how many messages may be in flight."),
     ] = "v5"
     client_id: Annotated[
         str | None,
@@ -145,7 +143,7 @@ class MqttSource(SourceSettings, frozen=True, kw_only=True):
     ] = field(default=7 * 86_400.0, name="session_expiry")
     receive_maximum: Annotated[
         Count,
-        Meta(le=65_535, description="Messages at QoS 1 and 2 that may be on their way to the disk at a time (MQTT 5)."),
+        Meta(le=65_535, description="Messages at QoS 1 and 2 that may be waiting for the disk at a time (MQTT 5)."),
     ] = 1000
     packet_bytes_max: Annotated[
         Size,
@@ -177,9 +175,9 @@ class AmqpSource(SourceSettings, frozen=True, kw_only=True):
             "exist. Existing bindings stay.",
         ),
     ] = field(default_factory=dict)
-    prefetch: Annotated[
-        Count, Meta(le=65_535, description="Messages that may be on their way to the disk at a time.")
-    ] = 500
+    prefetch: Annotated[Count, Meta(le=65_535, description="Messages that may be waiting for the disk at a time.")] = (
+        500
+    )
     message_bytes_max: Annotated[
         Size,
         Meta(

@@ -137,7 +137,7 @@ class Retain(Section, frozen=True, kw_only=True):
     size_bytes: Annotated[
         Annotated[Size, Meta(ge=1 * MiB)] | None,
         Meta(
-            description="Maximum disk space of the stream in the log. `when_full` says what happens when it is "
+            description="Maximum disk space of the stream in the log. `when_full` decides what happens when it is "
             "used up. Unset: only the disk's budget counts."
         ),
     ] = field(default=None, name="size")
@@ -189,7 +189,7 @@ class Stream(Section, frozen=True, kw_only=True):
         Annotated[CheckedSchema, Meta(extra_json_schema={"x-short": "file"})] | None,
         Meta(
             description="Schema of the messages that match `from`, which are checked before they are acknowledged. "
-            "`on_misfit` says what becomes of those that do not fit. Unset: nothing is checked. The schema of a hub's "
+            "`on_misfit` decides about those that do not fit. Unset: messages are not checked. The schema of a hub's "
             "table is declared there, by `weft hub schema set`."
         ),
     ] = None
@@ -208,7 +208,7 @@ class Stream(Section, frozen=True, kw_only=True):
         Meta(
             description="Treatment of messages posted by HTTP to the stream's name that do not fit it. `from` does "
             "not match their topic, or `payload` is `json` and they are not JSON. `refuse` answers 422 or 400 and "
-            "stores nothing of the request. `take` stores the messages. `weft edge status` counts both. Where there "
+            "stores nothing of the request. `take` accepts the messages. `weft edge status` counts both. Where there "
             "is a `schema`, `on_misfit` decides about payloads."
         ),
     ] = "refuse"
@@ -244,11 +244,11 @@ class Unrouted(Section, frozen=True, kw_only=True):
     policy: Annotated[
         Literal["keep", "live", "refuse"],
         Meta(
-            description="`keep` writes them to the stream `unrouted` before they are acknowledged; no link "
-            "carries it. `live` delivers them to subscribers and stores them only for persistent "
-            "sessions that are subscribed. Where nothing takes one, MQTT 5.0 clients get reason code 0x10. "
-            "`refuse` rejects them: MQTT 5.0 clients get reason code 0x90, for others see "
-            "`auth.refused_publish`. `unrouted: live` is short for `unrouted: {policy: live}`."
+            description="`keep` writes them to the stream `unrouted` before they are acknowledged; no link carries "
+            "it. `live` delivers them to subscribers and stores them only for persistent sessions that are "
+            "subscribed. If there is no subscriber, MQTT 5.0 clients get reason code 0x10. `refuse` rejects them: "
+            "MQTT 5.0 clients get reason code 0x90, for others see `auth.refused_publish`. `unrouted: live` is short "
+            "for `unrouted: {policy: live}`."
         ),
     ] = "keep"
     time_s: Annotated[

@@ -179,8 +179,8 @@ class Python(Section, frozen=True, kw_only=True):
     file: Annotated[
         Path,
         Meta(
-            description="File with the code. It has `process(record, ctx)` or `process_batch(records, ctx)`, and maybe "
-            "`setup(ctx)`. A change of the file is tried on the next records, and taken back when it fails."
+            description="File with the code. It has `process(record, ctx)` or `process_batch(records, ctx)`, and "
+            "maybe `setup(ctx)`. A change of the file is tried on the next records, and reverted if it fails."
         ),
     ]
     function: Annotated[
@@ -291,8 +291,8 @@ class Enrich(Section, frozen=True, kw_only=True):
     file: Annotated[
         Path,
         Meta(
-            description="CSV file in UTF-8 whose first line names its columns, or an SQLite database. It is read again "
-            "when it changes; an unusable one is ignored, and the former one stays in use."
+            description="CSV file in UTF-8 whose first line names its columns, or an SQLite database. It is read "
+            "again when it changes; an unusable file is ignored, and the previous one stays in use."
         ),
     ]
     on: Annotated[

@@ -76,7 +76,7 @@ class Windowing(FunctionSettings, frozen=True, kw_only=True):
         Zone,
         Meta(
             description="Time zone of texts in the `time` field that name no offset. Where its clocks show a time "
-            "twice, the first is taken."
+            "twice, the first is used."
         ),
     ] = "UTC"
     time_unit: Annotated[
@@ -164,7 +164,7 @@ class Window(Windowing, frozen=True, kw_only=True):
         Meta(
             ge=0.001,
             le=0.1,
-            description="Largest relative error of quantiles. A tenth of it takes ten times the memory.",
+            description="Largest relative error of quantiles. A tenth of it needs ten times the memory.",
         ),
     ] = 0.01
     rows_max: Annotated[

@@ -16,7 +16,7 @@ HTTP_METRICS = (
         "HTTP requests answered with 429: too much waited for the disk, or too many clients read events.",
     ),
     Metric("weft_edge_http_errors_total", "counter", "HTTP requests answered with a status from 500 on."),
-    Metric("weft_edge_http_timeouts_total", "counter", "HTTP connections closed because a request came too slowly."),
+    Metric("weft_edge_http_timeouts_total", "counter", "HTTP connections closed because a request arrived too slowly."),
     Metric(
         "weft_edge_http_repeated_total",
         "counter",
@@ -30,7 +30,7 @@ HTTP_METRICS = (
     Metric(
         "weft_edge_http_misfits_taken_total",
         "counter",
-        "Messages taken by HTTP although they do not fit the stream (`misfits: take`).",
+        "Messages accepted by HTTP although they do not fit the stream (`misfits: take`).",
     ),
     Metric("weft_edge_http_keys", "gauge", "Idempotency keys that are remembered."),
     Metric(
@@ -55,16 +55,14 @@ QUEUE_METRICS = (
     Metric("weft_edge_queue_unacknowledged_messages", "gauge", "Messages delivered and not acknowledged."),
     Metric("weft_edge_queue_bytes", "gauge", "Size of the messages in queues, as it counts against queues.size."),
     Metric("weft_edge_queue_bytes_max", "gauge", "Size that they may have: queues.size."),
-    Metric(
-        "weft_edge_queue_published_total", "counter", "Messages taken into queues; one in three queues counts three."
-    ),
+    Metric("weft_edge_queue_published_total", "counter", "Messages enqueued; one in three queues counts three."),
     Metric("weft_edge_queue_delivered_total", "counter", "Messages delivered from queues."),
     Metric("weft_edge_queue_redelivered_total", "counter", "Of these, messages flagged as redelivered."),
     Metric("weft_edge_queue_acknowledged_total", "counter", "Messages acknowledged by consumers."),
     Metric("weft_edge_queue_dead_lettered_total", "counter", "Messages sent on to where a queue has its dead letters."),
-    Metric("weft_edge_queue_expired_total", "counter", "Messages whose time to live was over."),
+    Metric("weft_edge_queue_expired_total", "counter", "Messages whose time to live expired."),
     Metric("weft_edge_queue_dropped_total", "counter", "Messages that left a queue because it was too long."),
-    Metric("weft_edge_queue_not_taken_total", "counter", "Messages that a full queue, or a full share, did not take."),
+    Metric("weft_edge_queue_not_taken_total", "counter", "Messages that a full queue, or a full share, refused."),
     Metric("weft_edge_queue_lost_total", "counter", "Messages in queues that the log had no more."),
 )
 
@@ -75,7 +73,7 @@ _LABELS = ("source",)
 
 SOURCE_METRICS = (
     Metric("weft_edge_source_connected", "gauge", "1 while the source is connected to its broker.", _LABELS),
-    Metric("weft_edge_source_messages_total", "counter", "Messages taken from the broker.", _LABELS),
+    Metric("weft_edge_source_messages_total", "counter", "Messages received from the broker.", _LABELS),
     Metric("weft_edge_source_received_bytes_total", "counter", "Payload bytes of these messages.", _LABELS),
     Metric(
         "weft_edge_source_acknowledged_total",
@@ -87,12 +85,14 @@ SOURCE_METRICS = (
     Metric("weft_edge_source_duplicates_total", "counter", "Messages flagged as suspected duplicates.", _LABELS),
     Metric("weft_edge_source_refused_total", "counter", "Messages that cannot be stored and are not kept.", _LABELS),
     Metric("weft_edge_source_attempts_failed", "gauge", "Consecutive failed attempts to connect.", _LABELS),
-    Metric("weft_edge_source_waiting_messages", "gauge", "Messages that wait at the broker, where it tells.", _LABELS),
+    Metric(
+        "weft_edge_source_waiting_messages", "gauge", "Messages that wait at the broker, if it reports them.", _LABELS
+    ),
 )
 
 
 EDGE_METRICS = (
-    Metric("weft_edge_connections", "gauge", "Open connections of clients, whatever they speak."),
+    Metric("weft_edge_connections", "gauge", "Open connections of clients, of all protocols."),
     Metric("weft_edge_connections_accepted_total", "counter", "Connections of clients accepted."),
     Metric(
         "weft_edge_connections_refused_total",
@@ -224,7 +224,7 @@ EDGE_METRICS = (
     Metric("weft_edge_amqp_channels", "gauge", "Open channels of AMQP 0-9-1."),
     Metric("weft_edge_amqp_channel_errors_total", "counter", "AMQP channels closed with an exception."),
     Metric("weft_edge_amqp_connection_errors_total", "counter", "AMQP connections closed with an exception."),
-    Metric("weft_edge_amqp_returned_total", "counter", "Mandatory AMQP messages returned: no queue takes them."),
+    Metric("weft_edge_amqp_returned_total", "counter", "Mandatory AMQP messages returned because no queue matches."),
     Metric("weft_edge_amqp_nacked_total", "counter", "AMQP messages nacked because the log or a queue refused them."),
     Metric("weft_edge_amqp_transactions_total", "counter", "AMQP transactions committed."),
     Metric(
@@ -456,11 +456,16 @@ EDGE_METRICS = (
         "Bytes in the log of what they remember: the last copy, and the changes since.",
         ("stream",),
     ),
-    Metric("weft_edge_function_in_trouble", "gauge", "1 while they cannot continue; the status says why.", ("stream",)),
+    Metric(
+        "weft_edge_function_in_trouble",
+        "gauge",
+        "1 while they cannot continue; the status gives the reason.",
+        ("stream",),
+    ),
     Metric(
         "weft_edge_function_version_refused",
         "gauge",
-        "1 while they continue with former settings or files, as the newer ones fail; the status says why.",
+        "1 while they continue with former settings or files, as the newer ones fail; the status gives the reason.",
         ("stream",),
     ),
     Metric(

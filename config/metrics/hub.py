@@ -8,7 +8,7 @@ HUB_METRICS = (
     Metric(
         "weft_hub_conflicts",
         "gauge",
-        "Lanes whose log a second node claims to own; their streams stand still until an operator decides.",
+        "Lanes whose log a second node claims to own; their streams stop until an operator decides.",
     ),
     Metric(
         "weft_hub_stopped_tables",
@@ -16,7 +16,9 @@ HUB_METRICS = (
         "Tables that wait behind records which cannot become rows; `weft hub status` names them.",
     ),
     Metric(
-        "weft_hub_skipped_records", "gauge", "Records that operators took out of tables, of the shards of this process."
+        "weft_hub_skipped_records",
+        "gauge",
+        "Records that operators removed from tables, of the shards of this process.",
     ),
     Metric("weft_hub_links", "gauge", "Edges connected to this node."),
     Metric(
@@ -39,14 +41,14 @@ HUB_METRICS = (
     Metric(
         "weft_hub_edges_outage_left_short",
         "gauge",
-        "Of these edges, those whose disk lasts less than that without a hub, as they said: 4h and 1d. `linked` is 0"
-        " without a link.",
+        "Of these edges, those whose disk lasts less than that without a hub, as they report: 4h and 1d. `linked` "
+        "is 0 without a link.",
         ("under", "linked"),
     ),
     Metric(
         "weft_hub_edges_outage_left_unknown",
         "gauge",
-        "Of these edges, those that did not say how long their disk lasts, to a process that still runs.",
+        "Of these edges, those that did not report how long their disk lasts, to a process that still runs.",
     ),
     Metric(
         "weft_hub_certificate_expires_timestamp_seconds",
@@ -230,7 +232,7 @@ HUB_METRICS = (
     Metric(
         "weft_hub_pipeline_lag_records",
         "gauge",
-        "Records of the log that a running one has not read; absent where its source does not say it.",
+        "Records of the log that a running one has not read; absent if its source does not report it.",
         ("tenant", "pipeline"),
     ),
     Metric(
@@ -302,7 +304,7 @@ HUB_METRICS = (
     Metric(
         "weft_hub_quality_rule_unknown",
         "gauge",
-        "1 while the state of a quality rule is unknown; `why` in `GET /v1/status` says the reason.",
+        "1 while the state of a quality rule is unknown; `why` in `GET /v1/status` gives the reason.",
         ("tenant", "stream", "rule"),
     ),
     *HUB_TRACE_METRICS,

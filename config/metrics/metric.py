@@ -25,8 +25,8 @@ class Metric(NamedTuple):
 
 def _export(prefix: str) -> tuple[Metric, ...]:
     return (
-        Metric(f"{prefix}_trace_spans_exported_total", "counter", "Spans of traces that the collector has taken."),
-        Metric(f"{prefix}_trace_spans_failed_total", "counter", "Spans that the collector has not taken."),
+        Metric(f"{prefix}_trace_spans_exported_total", "counter", "Spans of traces that the collector accepted."),
+        Metric(f"{prefix}_trace_spans_failed_total", "counter", "Spans that the collector has not accepted."),
         Metric(
             f"{prefix}_trace_spans_dropped_total", "counter", "Spans dropped because `tracing.queue` others waited."
         ),

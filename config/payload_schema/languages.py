@@ -255,7 +255,7 @@ def parse_descriptors(definition: str, message: str | None = None) -> ProtoMessa
     parser.resolve()
     if message is None and len(last) != 1:
         shown = ", ".join(sorted(last)[:10]) or "none"
-        raise ValueError(f"say which message the payloads are: the descriptor set has {shown}")
+        raise ValueError(f"name the message of the payloads: the descriptor set has {shown}")
     found = parser.messages.get(message or last[0])
     if found is None:
         shown = ", ".join(sorted(parser.messages)[:10]) or "none"

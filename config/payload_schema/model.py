@@ -168,8 +168,8 @@ class SchemaField(Section, frozen=True, kw_only=True, omit_defaults=True):
     personal: Annotated[
         bool,
         Meta(
-            description="Whether the values are personal data. The column's comment says so, and its metadata "
-            "(`weft.personal`); `weft hub schema list` names the field."
+            description="Whether the values are personal data. The column's comment and metadata (`weft.personal`) "
+            "record it; `weft hub schema list` names the field."
         ),
     ] = False
 
@@ -497,7 +497,7 @@ def check_rules(given: QualityRules) -> Iterator[Finding]:
         if (other := checks.setdefault(rule.check, name)) != name:
             yield Finding(at, f"is the same check as {other}: keep one")
     if not given.rules and given.vanished_after is None:
-        yield Finding(("rules",), "expected rules, got nothing to look at")
+        yield Finding(("rules",), "expected rules, got an empty file")
 
 
 def _check_range(value: ValueRange, at: tuple[str, ...]) -> Iterator[Finding]:

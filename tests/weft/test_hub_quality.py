@@ -72,7 +72,7 @@ def test_rules_are_declared_read_and_withdrawn(config: Path) -> None:
         ("rules: {a: {not_null: t}, b: {not_null: t}}", "rules.b: is the same check as a: keep one"),
         ("rules: {a: {not_null: t, tolerate: 2}}", "less than 1"),
         ("rules: {a: {fresh: 1h, tolerate: 0.1}}", "a stream is fresh or not"),
-        ("vanished_after: null", "expected rules, got nothing to look at"),
+        ("vanished_after: null", "expected rules, got an empty file"),
     ],
 )
 def test_what_is_wrong_in_rules_is_refused_with_its_line(config: Path, text: str, why: str) -> None:

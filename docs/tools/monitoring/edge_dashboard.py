@@ -125,7 +125,7 @@ ONE = (
             plot("Records that wait", (f"weft_edge_link_pending_records{_ONE}", "{{link}}")),
             plot("Oldest record that waits", (f"weft_edge_link_pending_seconds{_ONE}", "{{link}}"), unit="s"),
             plot(
-                "Way to the hub",
+                "Delays to the hub",
                 (f"weft_edge_link_ping_seconds{_ONE}", "{{link}} PING"),
                 (f"weft_edge_link_delivery_seconds{_ONE}", "{{link}} until acknowledged"),
                 unit="s",

@@ -175,7 +175,7 @@ def test_any_bytes_are_a_value_or_have_a_reason(noise: bytes, fields: dict[str, 
         ),
         (DESCRIPTORS.SerializeToString()[:-3], None, "ends within a field"),
         (b"not one", None, "ends within a field"),
-        (b"", None, "say which message"),
+        (b"", None, "name the message"),
     ],
 )
 def test_mistakes_in_definitions_are_named(data: bytes, message: str | None, words: str) -> None:
