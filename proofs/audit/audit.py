@@ -33,6 +33,7 @@ from weft.proofs.audit.counts import (
     SeqCounts,
     Stretch,
     coded,
+    explained,
     lanes_of,
     payload_problems,
     time_problems,
@@ -249,7 +250,7 @@ class Comparison:
         """Return the report: equal counts give equal reports."""
         part, scope = self._part, self._scope
         for (edge, log_id), ranges in part.table.held.items():
-            part.named[log_id][f"{scope.tenant}/{edge}"].update(ranges)
+            part.named[log_id][f"{scope.tenant}/{edge}"].records.update(ranges)
         keys = sorted({*part.log.held, *part.table.held, *part.indexed, *part.gaps, *self._stated})
         lanes = [self._lane(key) for key in keys]
         shards = [
@@ -320,11 +321,12 @@ class Comparison:
 
         Numbers before a rename that no name has are not such gaps: this hub lost them, or never received them.
         """
-        explained, found = self._part.explained[key[1]], {}
+        found = {}
         for reason, numbers in sorted(self._part.gaps[key].items()):
             reported = numbers
             if reason == GapReason.RENAMED:
-                reported = without(numbers, without(numbers, explained))
+                had = explained(self._part.named[key[1]], f"{self._scope.tenant}/{key[0]}")
+                reported = without(numbers, without(numbers, had))
             found[reason_name(reason)] = reported
             end = max(end, numbers.end)
         return found, end
@@ -332,7 +334,8 @@ class Comparison:
     def _named_twice(self, key: LaneKey) -> dict[str, int]:
         """Return other names of the lane's log, with the number of its records that each also has."""
         own, names = f"{self._scope.tenant}/{key[0]}", self._part.named[key[1]]
-        counts = {name: names[own].count() - without(names[own], ranges).count() for name, ranges in names.items()}
+        records = names[own].records
+        counts = {name: records.count() - without(records, each.records).count() for name, each in names.items()}
         return {name: count for name, count in sorted(counts.items()) if name != own and count}
 
     def _shard(self, shard: int) -> ShardAudit:

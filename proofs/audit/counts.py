@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from weft.proofs.audit.report import DAMAGE_LISTED_MAX
 from weft.protocols.checksum import crc32c
-from weft.protocols.chunk_index import GapRange
+from weft.protocols.chunk_index import GapRange, LastWord
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.ranges import RangeSet
+from weft.protocols.ranges import SEQ_END, Range, RangeSet
 from weft.protocols.segment import GapReason
 from weft.storage.cluster import Cluster
 
@@ -310,6 +310,73 @@ class Damage(NamedTuple):
     sentence: str
 
 
+@dataclass
+class NameOfLog:
+    """The numbers of a stream under one name of an edge's log, and what that name says of others."""
+
+    records: RangeSet = field(default_factory=RangeSet)
+    lost: RangeSet = field(default_factory=RangeSet)
+    """Numbers whose loss a gap notice explains."""
+    before: RangeSet = field(default_factory=RangeSet)
+    """Numbers under gaps `renamed`: another name has them."""
+    words: dict[str, int] = field(default_factory=dict)
+    """New name according to a last word -> the number at which it begins."""
+    is_in_log: bool = False
+    """False if the table alone has records: the hub has forgotten the lane, and its gaps."""
+
+    def add_word(self, name: str, seq: int) -> None:
+        """Take a last word that names the log's new name."""
+        self.words[name] = max(seq, self.words.get(name, 0))
+
+    def merge(self, other: NameOfLog) -> None:
+        """Add what is known from elsewhere."""
+        for name in ("records", "lost", "before"):
+            getattr(self, name).update(getattr(other, name))
+        for name, seq in other.words.items():
+            self.add_word(name, seq)
+        self.is_in_log |= other.is_in_log
+
+    def accounted(self) -> RangeSet:
+        """Return the numbers that it has, or whose loss it explains."""
+        accounted = self.records.copy()
+        accounted.update(self.lost)
+        return accounted
+
+    def lacked(self, names: Mapping[str, NameOfLog]) -> list[Range]:
+        """Return the numbers that this name would have, as the log's name when they came, and has not.
+
+        Args:
+            names: all names of the log.
+        """
+        if not self.is_in_log:
+            return []
+        said = self.accounted()
+        said.update(self.before)
+        # What the next name took over is that one's to have. Both have to say so: a word may have been taken back, and
+        # the hub may have lost what the next one said.
+        ends = [
+            seq
+            for name, seq in self.words.items()
+            if said.end <= seq and (of_next := names.get(name)) is not None and seq - 1 in of_next.before
+        ]
+        return said.missing(0, max(ends, default=SEQ_END))
+
+
+def explained(names: Mapping[str, NameOfLog], name: str) -> RangeSet:
+    """Return the numbers of a log that the hub has, or whose loss it can explain, as far as all names agree that may
+    be the former one of ``name``.
+
+    An edge chooses the id of its log and the name in its last word, so another edge can claim to be the former name and
+    to have what the hub lacks. It cannot speak for the true one, which lacks it.
+    """
+    found = RangeSet(each for of_log in names.values() for each in of_log.accounted())
+    for other, of_log in names.items():
+        if other != name:
+            found = found.minus(of_log.lacked(names))
+    found.update(names[name].accounted())
+    return found
+
+
 class Part:
     """Counts of one task or more."""
 
@@ -324,12 +391,9 @@ class Part:
         self.collected: SeqCounts[LaneKey] = SeqCounts()
         """Rows of the table that count as records of deleted chunks."""
         self.indexed: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
-        self.named: dict[str, dict[str, RangeSet]] = defaultdict(partial(defaultdict, RangeSet))
-        """Log id -> tenant/edge -> numbers in the log and the table of this stream under that name, of any tenant. A
-        record is one number of one log, so a number under two names is stored twice."""
-        self.explained: dict[str, RangeSet] = defaultdict(RangeSet)
-        """Log id -> numbers that the hub has under some name, of any tenant, or whose loss some name explains. A gap
-        with the reason `renamed` explains nothing: it only says that another name has the numbers."""
+        self.named: dict[str, dict[str, NameOfLog]] = defaultdict(partial(defaultdict, NameOfLog))
+        """Log id -> tenant/edge -> what it has of this stream, of any tenant. A record is one number of one log, so a
+        number under two names is stored twice."""
         self.gaps: dict[LaneKey, dict[int, RangeSet]] = defaultdict(partial(defaultdict, RangeSet))
         """Lane -> reason -> numbers."""
         self.resent: Counter[LaneKey] = Counter()
@@ -354,17 +418,25 @@ class Part:
         """Return the damage by its place."""
         return sorted(self.damage)[:DAMAGE_LISTED_MAX]
 
-    def take_lane(self, scope: Scope, lane: Lane, ranges: Iterable[tuple[int, int]], gaps: Iterable[GapRange]) -> None:
+    def take_lane(
+        self,
+        scope: Scope,
+        lane: Lane,
+        ranges: Iterable[tuple[int, int]],
+        gaps: Iterable[GapRange],
+        last_word: LastWord | None,
+    ) -> None:
         """Add a lane's part of a chunk or snapshot."""
         if lane.stream != scope.stream:
             return
-        log_id, ranges = format_log_id(lane.log_id), list(ranges)
-        self.named[log_id][f"{lane.tenant}/{lane.edge}"].update(ranges)
-        explained = self.explained[log_id]
-        explained.update(ranges)
+        log_id = format_log_id(lane.log_id)
+        name = self.named[log_id][f"{lane.tenant}/{lane.edge}"]
+        name.is_in_log = True
+        name.records.update(ranges)
+        if last_word is not None and last_word.renamed_to:
+            name.add_word(f"{lane.tenant}/{last_word.renamed_to}", last_word.seq)
         for gap in gaps:
-            if gap.reason != GapReason.RENAMED:
-                explained.add(gap.first, gap.end)
+            (name.before if gap.reason == GapReason.RENAMED else name.lost).add(gap.first, gap.end)
             if lane.tenant == scope.tenant:
                 self.gaps[lane.edge, log_id][gap.reason].add(gap.first, gap.end)
 
@@ -385,10 +457,11 @@ class Part:
         """Add the counts of another part."""
         for name in ("table", "offsets", "log", "collected", "origins"):
             getattr(self, name).merge(getattr(other, name))
-        for name in ("below", "indexed", "explained"):
+        for name in ("below", "indexed"):
             _merge_ranges(getattr(self, name), getattr(other, name))
         for log_id, names in other.named.items():
-            _merge_ranges(self.named[log_id], names)
+            for edge, of_log in names.items():
+                self.named[log_id][edge].merge(of_log)
         for lane, reasons in other.gaps.items():
             _merge_ranges(self.gaps[lane], reasons)
         merge_times(self.log_times, other.log_times)

@@ -32,7 +32,7 @@ from weft.protocols.lane import format_log_id
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard.completeness import has_spoken
-from weft.protocols.shard.lane_state import lane_of
+from weft.protocols.shard.lane_state import lane_of, last_word_of
 from weft.storage.chunk_log import CollectedPast, NamedOpenGap, ShardLog, open_gaps_of
 from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import chunk_key, chunk_prefix
@@ -134,7 +134,7 @@ class _Window:
         shard, scope = self._log.shard, self._scope
         self._part.chunks[shard] += 1
         for update in chunk.footer.lanes:
-            self._part.take_lane(scope, lane_of(update), update.ranges, update.gaps)
+            self._part.take_lane(scope, lane_of(update), update.ranges, update.gaps, last_word_of(update))
             if scope.is_ours(update.tenant, update.stream):
                 self._part.indexed[update.edge, format_log_id(update.log_id)].update(update.ranges)
         for section in chunk.footer.streams:
@@ -221,7 +221,7 @@ async def read_base(log: ShardLog, scope: Scope, part: Part) -> ShardBase:
         return base
     base.watermark = log.watermark
     for lane, held in state.lanes.items():
-        part.take_lane(scope, lane, held.records, held.gaps)
+        part.take_lane(scope, lane, held.records, held.gaps, held.last_word)
         if scope.is_ours(lane.tenant, lane.stream):
             base.stated[lane.edge, format_log_id(lane.log_id)].update(held.records)
     base.ended = state.next_offset.get((scope.tenant, scope.stream), 0)

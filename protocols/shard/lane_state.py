@@ -336,9 +336,8 @@ class LaneState(msgspec.Struct, gc=False):
         Call it before the update changes anything else. A relay's update changes nothing: it is not from the edge.
         """
         mark, word = update.mark, self.last_word
-        # A relay repeats what it heard, perhaps long ago. Only the edge itself can say that it stops.
-        if update.flags & LaneFlag.LAST_WORD and mark is not None and not update.flags & LaneFlag.RELAY:
-            self.last_word = LastWord(mark.time, mark.seq, update.renamed_to)
+        if update.flags & LaneFlag.LAST_WORD and (said := last_word_of(update)) is not None:
+            self.last_word = said
         # A higher epoch, a later mark or a number beyond the last word shows that the edge is at work again.
         elif word is not None and (
             (update.epoch > self.epoch and not update.flags & LaneFlag.RELAY)
@@ -509,6 +508,15 @@ def _best(known: Mark | None, pending: list[Mark], end: int) -> Mark | None:
     """Return the latest mark that is proven by the numbers below ``end``."""
     proven = [mark for mark in pending if mark.seq <= end]
     return max([*proven, *([known] if known else [])], key=lambda mark: mark.time, default=None)
+
+
+def last_word_of(update: LaneUpdate) -> LastWord | None:
+    """Return the last word of an update, if it is one of the edge itself."""
+    mark, flags = update.mark, update.flags
+    # A relay repeats what it heard, perhaps long ago. Only the edge itself can say that it stops.
+    if mark is None or not flags & LaneFlag.LAST_WORD or flags & LaneFlag.RELAY:
+        return None
+    return LastWord(mark.time, mark.seq, update.renamed_to)
 
 
 def lane_of(update: LaneUpdate | Control) -> Lane:

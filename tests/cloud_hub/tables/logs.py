@@ -6,6 +6,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import pyarrow as pa
 from crc32c import crc32c
 from deltalake import DeltaTable
@@ -17,7 +18,9 @@ from weft.protocols.chunk_index import (
     ChunkHeader,
     ClockUpdate,
     GapRange,
+    LaneFlag,
     LaneUpdate,
+    Mark,
     StreamBlock,
     StreamSection,
     index_of,
@@ -57,6 +60,8 @@ class Run:
     origin: Origin | None = None
     """What made the records, which the chunk explains."""
     explained: bool = True
+    renamed_to: str | None = None
+    """The new name in a last word behind the records; None without a last word."""
     boot_offset: int | None = None
     """Nanoseconds by which the boot's time is ahead of its monotonic clock, of a clock that was not set."""
 
@@ -133,7 +138,12 @@ def _update(run: Run) -> LaneUpdate:
     topics = list(run.topics) if run.topics is not None else None
     ranges = [(run.first, run.first + run.count)]
     origins = [run.origin] if run.origin is not None and run.explained else []
-    return LaneUpdate(*run.lane, 1, ranges, list(run.gaps), None, topics, run.kind, origins)
+    update = LaneUpdate(*run.lane, 1, ranges, list(run.gaps), None, topics, run.kind, origins)
+    if run.renamed_to is None:
+        return update
+    end = run.first + run.count
+    word = Mark(START + end * SECOND, end)
+    return msgspec.structs.replace(update, mark=word, flags=int(LaneFlag.LAST_WORD), renamed_to=run.renamed_to)
 
 
 def _clocks(runs: Sequence[Run]) -> list[ClockUpdate]:

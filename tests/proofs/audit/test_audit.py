@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -15,12 +16,14 @@ from hypothesis import strategies as st
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, START, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from tests.proofs.audit.stores import collect
 from weft.cloud_hub.shard import lane_ends
 from weft.proofs.audit.audit import audit
-from weft.proofs.audit.counts import SeqCounts
+from weft.proofs.audit.counts import NameOfLog, SeqCounts, explained
 from weft.proofs.audit.report import AuditReport
 from weft.protocols.chunk_index import GapRange
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
@@ -204,6 +207,98 @@ async def test_numbers_before_a_rename_that_no_name_has_are_holes(store: ObjectS
     found = {lane.edge: lane for lane in (await report(store)).lanes}
     assert (found["press-9"].gaps, found["press-9"].hole_ranges) == ({"renamed": 23}, [(23, 30)])
     assert (found["press-3"].gaps, found["press-3"].hole_ranges) == ({}, [(0, 4)])
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+@pytest.mark.parametrize(
+    ("first", "gaps", "word"),
+    [
+        pytest.param(20, [], None, id="numbers that the hub lost"),
+        pytest.param(20, [], "press-9", id="and a last word with the new name"),
+        pytest.param(20, [GapRange(0, 20, GapReason.RENAMED)], "press-9", id="and a rename of its own"),
+        pytest.param(29, [GapRange(20, 29, GapReason.EXPIRED)], "press-9", id="and a reason for their loss"),
+    ],
+)
+async def test_no_other_edge_explains_what_the_hub_lost_of_a_renamed_one(
+    first: int, gaps: list[GapRange], word: str | None, is_collected: bool, log: LogWriter
+) -> None:
+    """An edge's token takes any id for its log, and says what it likes of the numbers under its own name."""
+    renamed = [GapRange(0, 30, GapReason.RENAMED)]
+    await log.append(1, Run(LANE._replace(edge="press-9"), 30, 10, gaps=renamed))
+    await log.append(1, Run(LANE._replace(edge="forger"), first, 30 - first, gaps=gaps, renamed_to=word))
+    if is_collected:
+        await drain(await new_tierer(log.store, log))
+        await log.snapshot(1)
+        await collect(log, 2, shard=1)
+    found = {lane.edge: lane for lane in (await report(log.store)).lanes}["press-9"]
+    assert RangeSet(found.hole_ranges).covers(20, 30)
+
+
+async def test_a_log_that_was_renamed_twice_is_good(store: ObjectStore, log: LogWriter) -> None:
+    """Each name has its own numbers, and names the next one."""
+    await log.append(0, Run(LANE, 20, 5, renamed_to="press-9"))
+    renamed = [GapRange(0, 25, GapReason.RENAMED)]
+    await log.append(1, Run(LANE._replace(edge="press-9"), 25, 5, gaps=renamed, renamed_to="press-1"))
+    await log.append(0, Run(LANE, 30, 5, gaps=[GapRange(25, 30, GapReason.RENAMED)], renamed_to="press-8"))
+    await log.append(1, Run(LANE._replace(edge="press-8"), 35, 5, gaps=[GapRange(0, 35, GapReason.RENAMED)]))
+    found = await report(store)
+    assert (found.agrees, found.total("holes")) == (True, 0)
+    assert [(lane.edge, lane.gaps) for lane in found.lanes if lane.log_id == f"{LANE.log_id:016x}"] == [
+        ("press-1", {"renamed": 5}),
+        ("press-8", {"renamed": 35}),
+        ("press-9", {"renamed": 25}),
+    ]
+
+
+NAMES = ["one", "two", "three"]
+STRETCH = 4
+"""Numbers that a log takes in under a name, until it is renamed."""
+SOME = st.lists(st.integers(0, 5 * STRETCH), max_size=2 * STRETCH)
+
+
+def singles(numbers: Iterable[int]) -> RangeSet:
+    return RangeSet((number, number + 1) for number in sorted(numbers))
+
+
+@st.composite
+def forgers(draw: st.DrawFn) -> NameOfLog:
+    words = draw(st.dictionaries(st.sampled_from([*NAMES, "forger 0", "forger 1"]), st.integers(0, 5 * STRETCH)))
+    return NameOfLog(singles(draw(SOME)), singles(draw(SOME)), singles(draw(SOME)), words, is_in_log=True)
+
+
+@given(st.data())
+def test_only_the_names_that_a_log_had_explain_its_numbers(data: st.DataObject) -> None:
+    """A hub that lost some of what a log's names sent, and edges that claim to be names of the log, too."""
+    chain = [NAMES[0]]
+    for _ in range(data.draw(st.integers(1, 4))):
+        chain.append(data.draw(st.sampled_from([name for name in NAMES if name != chain[-1]])))
+    is_whole = data.draw(st.booleans())
+    names: dict[str, NameOfLog] = {}
+    heard: dict[str, int] = {}
+    for at, name in enumerate(chain):
+        begin, end = at * STRETCH, (at + 1) * STRETCH
+        of_log = names.setdefault(name, NameOfLog())
+        there = [is_whole or data.draw(st.booleans()) for _ in range(STRETCH + 2)]
+        for number, is_there in zip(range(begin, end), there, strict=False):
+            if is_there:
+                (of_log.lost if data.draw(st.booleans()) else of_log.records).add(number, number + 1)
+        if at and there[-1]:
+            others = [earlier for earlier in range(at) if chain[earlier] != name]
+            of_log.before.update((earlier * STRETCH, (earlier + 1) * STRETCH) for earlier in others)
+        if at + 1 < len(chain) and there[-2]:
+            of_log.add_word(chain[at + 1], end)
+        if any(there):
+            of_log.is_in_log, heard[name] = True, end
+    truth = RangeSet(each for of_log in names.values() for each in of_log.accounted())
+    if is_whole:
+        assert all(not of_log.before.minus(explained(names, name)) for name, of_log in names.items())
+    names.update({f"forger {number}": data.draw(forgers()) for number in range(data.draw(st.integers(0, 2)))})
+    # Nothing speaks for a former name of which the hub has heard nothing, or nothing since it was the name again.
+    starts = [(at * STRETCH, name) for at, name in enumerate(chain)]
+    known = RangeSet((begin, begin + STRETCH) for begin, name in starts if begin < heard.get(name, 0))
+    for name in chain:
+        lost = RangeSet(part for each in names[name].before for part in known.within(*each)).minus(truth)
+        assert lost.minus(explained(names, name)) == lost, (chain, name)
 
 
 async def test_damage_is_named_and_the_rest_still_counted(store: ObjectStore, log: LogWriter, tmp_path: Path) -> None:
