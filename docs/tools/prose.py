@@ -77,7 +77,7 @@ _WORDS = re.compile(
 _HABITS = re.compile(
     r"\b(?:"
     r"(?:are|is|was|were) there|there (?:already|yet)"
-    r"|takes? no|(?:taken|takes?) nothing|takes? (?:\w+ ){1,4}(?:away|out)|(?:taken|takes?|took) (?:\w+ )?back"
+    r"|takes? no|(?:taken|takes?) nothing|takes? (?:\w+ ){1,4}(?:away|out)|(?:taken|takes?|took) (?:\w+ ){0,4}back"
     r"|a word from|words about|nothing says|said to|sa(?:id|y|ys) (?:how|more|nothing|so|which|why)"
     r"|stands? (?:above|alone|still)|opens? nothing|read on|let in|need be|went away|ways? (?:back|to)|on the way"
     r"|(?:has|have|still to|yet to) come|came (?:before|in|late|meanwhile|too|twice)|comes? (?:in|meanwhile)"
