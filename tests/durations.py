@@ -41,11 +41,11 @@ QUICK_S = {
 }
 """Files whose quick tests take longest -> seconds. From the table of a run; a file that moves needs no line here."""
 SLOW_S = {
-    "tests/spark_sinks/pipelines/test_run.py": 172,
+    "tests/spark_sinks/pipelines/test_run.py": 150,
     "tests/hostile/test_tables_of_others.py": 149,
     "tests/end_to_end/test_storms.py": 88,
     "tests/end_to_end/test_demo.py": 79,
-    "tests/spark_sinks/test_waiting.py": 76,
+    "tests/spark_sinks/test_waiting.py": 56,
     "tests/weft/test_distributions.py": 69,
     "tests/conformance/test_sessions.py": 48,
     "tests/conformance/test_restart.py": 47,
@@ -55,20 +55,20 @@ SLOW_S = {
 }
 """The same of their slow tests, which tests/rotation.py deals out."""
 SEARCHES_S = {
-    "tests/end_to_end/test_pages.py": 200,
+    "tests/end_to_end/test_pages.py": 150,
     "tests/spark_sinks/cluster/test_pipelines.py": 113,
-    "tests/spark_sinks/cluster/test_storm.py": 82,
-    "tests/spark_sinks/pipelines/shipped/test_kills.py": 67,
-    "tests/spark_sinks/sinks/delta/test_kills.py": 62,
+    "tests/spark_sinks/cluster/test_storm.py": 62,
+    "tests/spark_sinks/pipelines/shipped/test_kills.py": 50,
+    "tests/spark_sinks/sinks/delta/test_kills.py": 46,
     "tests/spark_sinks/sinks/test_delivery.py": 59,
-    "tests/spark_sinks/cluster/test_connect.py": 47,
-    "tests/conformance/test_abuse_bounds.py": 40,
-    "tests/spark_sinks/cluster/test_reading.py": 37,
-    "tests/spark_sinks/cluster/test_audit.py": 31,
+    "tests/spark_sinks/cluster/test_connect.py": 35,
+    "tests/conformance/test_abuse_bounds.py": 30,
+    "tests/spark_sinks/cluster/test_reading.py": 28,
+    "tests/spark_sinks/cluster/test_audit.py": 23,
     "tests/spark_sinks/test_own_session.py": 23,
-    "tests/spark_sinks/test_notebook.py": 23,
-    "tests/spark_sinks/test_delta_spark.py": 22,
-    "tests/spark_sinks/completeness/test_window_kills.py": 18,
+    "tests/spark_sinks/test_notebook.py": 17,
+    "tests/spark_sinks/test_delta_spark.py": 16,
+    "tests/spark_sinks/completeness/test_window_kills.py": 14,
 }
 """Files whose slow tests all have turns of their own -> seconds of those that one commit makes."""
 

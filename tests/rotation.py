@@ -4,7 +4,7 @@ Which quarter it is moves with the number of commits, as the seeds of searches d
 all. ``--rotate FILE`` turns it on; ``python -m tests.changed --near REVISION`` writes the file. Without it a run of
 slow tests makes all of them, as ``./run test --all`` does.
 
-A search that takes turns of its own (``search(turns=3)``) keeps them: of two kinds of turns some would never meet.
+A search that takes turns of its own (``search(turns=4)``) keeps them: of two kinds of turns some would never meet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tests that search: they are slow, the run says which slice of them it makes, and a failure says how to repeat it.
 
-``search(turns=3)`` is for a search that cannot be made smaller, since starting its nodes or its Spark is most of it:
-the run of one commit in three makes it, and every night. Tests of one file have their turns one after the other.
+``search(turns=4)`` is for a search that cannot be made smaller, since starting its nodes or its Spark is most of it:
+the run of one commit in four makes it, and every night. Tests of one file have their turns one after the other.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from bench.link.bad_line import LIVE_RATE, ROOM, measure
 from tests.support.outcomes import outcome
 
 SECONDS, DEAD_S = 30, 60
-pytestmark = [pytest.mark.processes, pytest.mark.search(turns=3), pytest.mark.timeout(590)]
+pytestmark = [pytest.mark.processes, pytest.mark.search(turns=4), pytest.mark.timeout(590)]
 
 
 def run(folder: Path, order: str, seconds: int, *options: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from tests.conformance.watched_node import Healthy, WatchedNode
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S, Patience
 
-pytestmark = pytest.mark.search(turns=3)
+pytestmark = pytest.mark.search(turns=4)
 MIB = 1 << 20
 CONNECTIONS, HALF_OPEN, SESSIONS = 200, 50, 300
 SUBSCRIPTIONS, SUBSCRIPTIONS_TOTAL = 500, 2000

@@ -147,7 +147,7 @@ def follow_tour(reader: PageReader) -> None:
             follow_block(reader, block, Rule())
 
 
-@pytest.mark.search(turns=3)
+@pytest.mark.search(turns=4)
 @pytest.mark.processes
 @pytest.mark.spark
 @pytest.mark.timeout(590)

@@ -89,7 +89,7 @@ class Ring(Fabric):
         return counted[0]
 
 
-@pytest.mark.search(turns=3)
+@pytest.mark.search(turns=4)
 def test_a_ring_of_three_regions_converges_although_each_is_killed_in_turn(tmp_path: Path) -> None:
     fabric = Ring(tmp_path)
 

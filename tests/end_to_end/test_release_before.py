@@ -25,7 +25,7 @@ from weft.protocols.chunk_index import LEVEL_MAX
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster, read_level
 
-pytestmark = [pytest.mark.processes, pytest.mark.search(turns=3), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.processes, pytest.mark.search(turns=4), pytest.mark.timeout(900)]
 SILENCE_S_MAX = 25.0
 """Longest time that an edge may have no acknowledgement while a node of three is replaced. A release without a division
 of shards leaves its edges to a time-out; the rest is for a busy machine."""

@@ -83,7 +83,7 @@ async def many_streams(hub: GuardedHub, count: int) -> None:
             await link.hear(Ack)
 
 
-@pytest.mark.search(turns=3)
+@pytest.mark.search(turns=4)
 @pytest.mark.parametrize("count", SLICE.some([120, 1000], ci=1))
 async def test_many_streams_of_one_tenant_leave_the_others_tables_as_new_as_before(hub: GuardedHub, count: int) -> None:
     with GoodLink(hub) as good, Lateness(hub, good) as late:
@@ -200,7 +200,7 @@ def p90(times: list[float]) -> float:
     return sorted(times)[int(len(times) * 0.9)]
 
 
-@pytest.mark.search(turns=3)
+@pytest.mark.search(turns=4)
 async def test_expanding_batches_crowds_of_lanes_and_patterns_at_once_harm_nobody_else(hub: GuardedHub) -> None:
     """Acknowledgements, rows and answers of the other tenant stay within twice what they take undisturbed."""
     with GoodLink(hub) as good, Lateness(hub, good) as late:

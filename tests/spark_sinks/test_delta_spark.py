@@ -24,7 +24,7 @@ from weft.config.load import parse_schema
 from weft.protocols.payloads import PayloadKind
 from weft.storage.table.schemas import StreamSchema
 
-pytestmark = [pytest.mark.search(turns=3), pytest.mark.spark, pytest.mark.timeout(590)]
+pytestmark = [pytest.mark.search(turns=4), pytest.mark.spark, pytest.mark.timeout(590)]
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "open-the-table.md"
 RUN_SECONDS_MAX = 500

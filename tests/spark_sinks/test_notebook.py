@@ -17,7 +17,7 @@ def colours(image: Image.Image) -> int:
     return len(small.getcolors(90 * 46) or [])
 
 
-@pytest.mark.search(turns=3)
+@pytest.mark.search(turns=4)
 @pytest.mark.spark
 @pytest.mark.processes
 @pytest.mark.timeout(590)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.processes]
 LOOKS = 8
 
 
-@pytest.mark.search(turns=3)
+@pytest.mark.search(turns=4)
 @pytest.mark.timeout(600)
 def test_a_running_query_goes_on_and_nothing_is_claimed_early(spark: SparkSession, tmp_path: Path) -> None:
     hub = make_hub(tmp_path)

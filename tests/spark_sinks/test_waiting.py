@@ -134,23 +134,28 @@ def test_a_script_ends_at_ctrl_c_without_a_traceback_and_goes_on_where_it_was(
 ) -> None:
     file = tmp_path / "script.py"
     file.write_text(SCRIPT.format(store=hub.root, stream=STREAM))
-    for batch in range(2):
-        hub.write(1)
-        script = subprocess.Popen(
-            [sys.executable, str(file)],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | java_options(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            wait_until((tmp_path / "checkpoint" / "commits" / str(batch)).exists, WAIT_SECONDS_MAX, interval_s=0.1)
-            script.send_signal(signal.SIGINT)
-            said, trouble = script.communicate(timeout=WAIT_SECONDS_MAX)
-        finally:
-            script.kill()
-        assert (said, script.returncode) == ("ended\n", 0)
-        # Spark's worker daemon, a process of its own, may complain of a task that it was cut off from. No other may.
-        assert not re.search(r'File "(?!.*/pyspark\.zip/pyspark/daemon\.py")', trouble), trouble
+    hub.write(1)
+    script = subprocess.Popen(
+        [sys.executable, str(file)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | java_options(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until((tmp_path / "checkpoint" / "commits" / "0").exists, WAIT_SECONDS_MAX, interval_s=0.1)
+        script.send_signal(signal.SIGINT)
+        said, trouble = script.communicate(timeout=WAIT_SECONDS_MAX)
+    finally:
+        script.kill()
+    assert (said, script.returncode) == ("ended\n", 0)
+    # Spark's worker daemon, a process of its own, may complain of a task that it was cut off from. No other may.
+    assert not re.search(r'File "(?!.*/pyspark\.zip/pyspark/daemon\.py")', trouble), trouble
+    # The session that is there already resumes the query: to start another one takes longer than all the rest.
+    hub.write(1)
+    source = spark.readStream.format("weft").option("store", hub.root).option("stream", STREAM).load()
+    writer = source.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start(str(tmp_path / "rows")).awaitTermination()
+    assert (tmp_path / "checkpoint" / "commits" / "1").exists()
     assert spark.read.parquet(str(tmp_path / "rows")).count() == 80

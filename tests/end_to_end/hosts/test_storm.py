@@ -31,7 +31,7 @@ BUSY_MACHINE = 1.3
 AGAIN_S = 3.0
 """Promised for edges of a node that leaves or dies; the machine may be busy with other things."""
 SLOW_MACHINE_S = 20.0
-pytestmark = [pytest.mark.processes, pytest.mark.search(turns=3), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.processes, pytest.mark.search(turns=4), pytest.mark.timeout(1200)]
 
 
 def run_storm(folder: Path, *options: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from tests.spark_sinks.cluster.conftest import Place, job
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.support.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.search(turns=3), pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.search(turns=4), pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def test_executors_audit_a_stream_and_trace_its_windows(cluster: SparkCluster, place: Place) -> None:

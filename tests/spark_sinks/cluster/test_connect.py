@@ -15,7 +15,7 @@ from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub
 from tests.spark_sinks.sinks.stream.conftest import StreamHub
 from tests.support.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.search(turns=3), pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.search(turns=4), pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

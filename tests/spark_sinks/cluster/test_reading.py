@@ -10,7 +10,7 @@ from tests.spark_sinks.cluster.conftest import Place, job
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.support.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.search(turns=3), pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.search(turns=4), pytest.mark.processes, pytest.mark.timeout(600)]
 
 PADDING = 20_000
 """Bytes of a payload: enough that reading them cannot be mistaken for reading indexes."""

@@ -10,7 +10,7 @@ from tests.spark_sinks.cluster.storm import Storm, TablesStorm
 from tests.support.slices import SLICE
 from tests.support.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.search(turns=3), pytest.mark.processes]
+pytestmark = [pytest.mark.spark, pytest.mark.search(turns=4), pytest.mark.processes]
 
 KILLS = {Storm: SLICE.amount(ci=6, night=40), TablesStorm: SLICE.amount(ci=3, night=20)}
 """Half of them are at commits."""

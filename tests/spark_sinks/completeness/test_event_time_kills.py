@@ -50,7 +50,7 @@ def rows(folder: Path) -> list[tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.search(turns=3)
+@pytest.mark.search(turns=4)
 @pytest.mark.spark
 @pytest.mark.timeout(3000)
 def test_killed_queries_of_event_time_leave_the_tables_of_one_that_was_not_killed(

@@ -44,7 +44,7 @@ def rows(folder: Path) -> list[tuple[Any, ...]]:
     return sorted((tuple(row[name] for name in columns) for row in found), key=repr)
 
 
-@pytest.mark.search(turns=3)
+@pytest.mark.search(turns=4)
 @pytest.mark.spark
 @pytest.mark.timeout(3000)
 def test_a_query_that_is_killed_and_loses_its_checkpoint_leaves_the_table_of_one_that_was_not(

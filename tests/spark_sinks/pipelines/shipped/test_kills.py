@@ -20,7 +20,7 @@ from tests.spark_sinks.pipelines.shipped.test_features import SERIES
 from tests.spark_sinks.sinks.killed_jobs import Jobs
 from tests.spark_sinks.sinks.stream.conftest import StreamHub
 
-pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.search(turns=3), pytest.mark.timeout(1790)]
+pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.search(turns=4), pytest.mark.timeout(1790)]
 KILLS = ("after 2 alerts", "before 2 sessions", "after 2 features")
 """In the order in which the pipelines run: each life gets to its own, after it has finished those before it."""
 LOST_AT = 2

@@ -20,7 +20,7 @@ LOST_AT = 3
 """The run before which the checkpoint is deleted."""
 
 
-@pytest.mark.search(turns=3)
+@pytest.mark.search(turns=4)
 @pytest.mark.spark
 @pytest.mark.timeout(890)
 def test_tables_equal_those_of_an_uninterrupted_run(hub: Hub, tmp_path: Path) -> None:
