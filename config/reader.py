@@ -26,6 +26,9 @@ _SUFFIXES = ("_file", "_path", "file", "path")
 _WORD_MIN = 2
 _OTHER_WORDS = {
     "from": "file",
+    "hub": "to",
+    "topic": "from",
+    "topics": "from",
     "source": "file",
     "path": "file",
     "filename": "file",
@@ -42,6 +45,10 @@ def near_setting(key: str, known: Sequence[str]) -> str | None:
     import difflib  # where there is a mistake, and not in every node
 
     word = key.lower().replace("-", "_")
+    if (other := _OTHER_WORDS.get(word)) in known:
+        return other
+    if word == "retention":
+        return next((name for name in ("retain", "retain_log") if name in known), None)
     stem = next((word.removesuffix(end) for end in _SUFFIXES if word.endswith(end) and word != end), word)
     if stem in known:
         return stem
@@ -50,10 +57,7 @@ def near_setting(key: str, known: Sequence[str]) -> str | None:
         parts = [name for name in known if name.startswith(stem) or stem in name.split("_")]
         if len(parts) == 1:
             return parts[0]
-    if found := difflib.get_close_matches(word, known, n=1, cutoff=0.7):
-        return found[0]
-    other = _OTHER_WORDS.get(word)
-    return other if other in known else None
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.7)), None)
 
 
 def near_path(key: str, section: KeyPath, paths: Sequence[str]) -> str | None:
@@ -179,6 +183,8 @@ class YamlReader:
         """Return the message for an unknown key."""
         if _SECRETS.fullmatch(key):
             return "is not a setting: the configuration never holds secrets. Name a file with the secret"
+        if re.fullmatch(r"[0-9]+ *[A-Za-z/%]*", key):
+            return f"is not a {noun}: a comma ends a value inside {{}}. Write a number with a point, such as 1.5GiB"
         near = near_setting(key, known)
         if near is None and (elsewhere := near_path(key, section, self._paths)):
             return f"is not a {noun} here. Did you mean {elsewhere}?"
@@ -192,6 +198,10 @@ class YamlReader:
                 shape = shape_of(types[0])
                 return self._refuse(path, f"{_expected(shape._replace(unit=shape.unit or outer.unit))}, or null", node)
             return None
+        if node.tag == f"{_TAG}bool" and node.value.lower() in ("no", "off", "false") and len(types) < len(type_.types):
+            shape = shape_of(types[0])
+            if isinstance(shape.type, inspect.StructType):
+                return self._refuse(path, f"{_sections(shape.type)}, or null for none", node)
         # The unit of an optional value may be on the outside: Annotated[Path | None, ...].
         extra = {"x-unit": outer.unit, "x-short": outer.short}
         extra = {key: value for key, value in extra.items() if value is not None}
@@ -232,8 +242,7 @@ class YamlReader:
             self.lines.update(((*path, only.encode_name, *key), line) for key, line in within.items())
             return value if value is INVALID else self._made(type_.cls(**{only.name: value}), path)
         if not isinstance(node, yaml.MappingNode):
-            keys = [field.encode_name for field in type_.fields]
-            return self._refuse(path, f"keys and values ({_listed(keys)})", node)
+            return self._refuse(path, _sections(type_), node)
         fields = {field.encode_name: field for field in type_.fields}
         one_of = type_.cls if issubclass(type_.cls, OneOf) else None
         entries = self._entries(node, path, getattr(type_.cls, "renamed", None))
@@ -459,6 +468,12 @@ def _shown(node: yaml.Node) -> str:
     if _is_null(node):
         return "nothing. A # begins a comment: a value with it needs quotes" if _is_comment(node) else "nothing"
     return quoted(node.value) if node.tag == f"{_TAG}str" else node.value[:_TEXT_SHOWN_MAX]
+
+
+def _sections(type_: inspect.StructType) -> str:
+    """Return what a section consists of, its required settings first."""
+    fields = sorted(type_.fields, key=lambda field: not field.required)
+    return f"keys and values ({_listed([field.encode_name for field in fields])})"
 
 
 def _listed(names: list[str]) -> str:

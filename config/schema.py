@@ -120,17 +120,18 @@ def _path(text: str, folder: str) -> str:
     return os.path.abspath(os.path.join(folder, text))
 
 
-ONE_SLASH = re.compile(r"([a-z][a-z0-9+.-]+):")
-"""Beginning of a text that is neither a URL nor, in all likelihood, meant as a path: ``s3:/bucket``."""
+ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):|(s3|gs|az)//")
+"""Beginning of a text that is neither a URL nor, in all likelihood, meant as a path: ``s3:/bucket``, ``s3//bucket``, or
+``C:\\store``."""
 
 
 def _store(text: str, folder: str) -> str:
     scheme, separator, rest = text.partition("://")
     if not separator:
         if found := ONE_SLASH.match(text):
-            kind = found[1] if found[1] in BUCKETS else "s3"
+            kind = next((word for word in found.groups() if word in BUCKETS), "s3")
             raise ValueError(
-                f"expected {kind}://bucket/prefix, with two slashes, or a folder, got {units.quoted(text)}. "
+                f"expected {kind}://bucket/prefix, or a folder of this machine, got {units.quoted(text)}. "
                 f"Write ./{found[0]}... for a folder of that name"
             )
         return _path(text, folder)

@@ -225,12 +225,12 @@ def parse_window(text: str) -> tuple[time, time]:
 
 def _meant_size(text: str) -> str:
     """Return a hint for a number with another spelling of a unit, or without one."""
-    match = _MEASURE.fullmatch(text)
+    match = _MEASURE.fullmatch(text.replace(",", ".") if text.count(",") == 1 else text)
     if match is None:
         return ""
     letters = match[2].lower()
     if not letters:
-        return f". Write the unit: {match[1]}MiB"
+        return f". Write the unit, such as {match[1]}MiB"
     spelt = {short.lower(): unit for unit in reversed(_SIZE_UNITS) for short in (unit, unit[0], unit[:2])}
     unit = (spelt | {"byte": "B", "bytes": "B"}).get(letters)
     return f". Did you mean {match[1]}{unit}?" if unit else ""
@@ -243,7 +243,7 @@ def _meant_duration(text: str) -> str:
         return ""
     letters = match[2].lower()
     if not letters:
-        return f". Write the unit: {match[1]}s"
+        return f". Write the unit, such as {match[1]}ms, {match[1]}s, {match[1]}h or {match[1]}d"
     unit = _UNIT_SPELLINGS.get(letters.rstrip("s"), letters)
     return f". Did you mean {match[1]}{unit}?" if unit in _DURATION_UNITS else ""
 

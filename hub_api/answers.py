@@ -64,6 +64,8 @@ def moment_after(text: str, now: int) -> int:
             until = parse_moment(text)
         except ValueError:
             raise ValueError(f"expected a duration such as 90d, or a date such as 2030-06-30, got {text!r}") from None
+    if until < now and text.isdecimal():
+        raise ValueError(f"{text} is a moment of the past. A duration has a unit: {text}d")
     if not now <= until < 1 << 63:
         raise ValueError(f"{text} is in the past, or too far away")
     return until

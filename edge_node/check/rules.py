@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
@@ -563,6 +564,7 @@ def notes(config: EdgeConfig) -> list[str]:
     """Return warnings about settings that are allowed and perhaps not intended, a sentence each."""
     return [
         *_notes_on_links(config),
+        *_notes_on_names(config),
         *_notes_on_listeners(config),
         *_notes_on_state(config),
         *_notes_on_unrouted(config),
@@ -583,6 +585,21 @@ def _notes_on_links(config: EdgeConfig) -> Iterator[str]:
             f"({format_size(config.disk.budget_bytes)}), devices get no acknowledgements, whatever the stream. Give it "
             "a link, `retain` or `when_full: drop_oldest`"
         )
+
+
+def _notes_on_names(config: EdgeConfig) -> Iterator[str]:
+    for name, stream in config.streams.items():
+        for pattern in stream.from_:
+            if "*" in pattern:
+                yield f"streams.{name}.from: `*` is not a wildcard in {quoted(pattern)}. + is one level, # the rest"
+    for name, link in config.links.items():
+        streams = [*streams_of(config), *carried_streams(link, config)]
+        for pattern in link.priorities:
+            if not any(fnmatchcase(stream, pattern) for stream in streams):
+                yield f"links.{name}.priorities: {quoted(pattern)} matches no stream of this node"
+        for url in link.to:
+            if url.rstrip("/").endswith(("/console", "/v1")):
+                yield f"links.{name}.to: {quoted(url)} is a page of a hub. Links take its address without that path"
 
 
 def _notes_on_listeners(config: EdgeConfig) -> Iterator[str]:

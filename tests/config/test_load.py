@@ -97,7 +97,7 @@ def test_an_optional_section_can_be_switched_off() -> None:
             "commit_interval: 10 sec",
             'edge.yaml:3: commit_interval: expected a duration such as 250ms, 10s or 1h30m, got "10 sec"',
         ),
-        ("commit_interval: 10", 'a duration such as 250ms, 10s or 1h30m, got "10". Write the unit: 10s'),
+        ("commit_interval: 10", 'a duration such as 250ms, 10s or 1h30m, got "10". Write the unit, such as 10ms'),
         ("disk: {budget: 1KiB}", "edge.yaml:3: disk.budget: expected at least 16MiB, got 1KiB"),
         ("disk: {budgte: 1GiB}", "edge.yaml:3: disk.budgte: is not a setting. Did you mean budget?"),
         ("budget: 1GiB", "edge.yaml:3: budget: is not a setting here. Did you mean disk.budget?"),

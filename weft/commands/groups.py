@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -58,6 +58,20 @@ class Group(NamedTuple):
         return LaterGroup(name, self)
 
 
+_NEAR = 0.75
+"""Likeness of two names from which on one may be a slip of the other: `restart` is none of `restore`."""
+_ELSEWHERE_MAX = 3
+"""Number of commands of a name in other groups that are named."""
+
+
+def _paths(group: Group, path: str) -> Iterator[str]:
+    """Yield all commands below a group, as they are typed."""
+    for name, entry in group.commands.items():
+        yield f"{path} {name}"
+        if isinstance(entry, Group):
+            yield from _paths(entry, f"{path} {name}")
+
+
 class LaterGroup(click.Group):
     """A group that imports the module of a command when the command is called, and none to list its commands.
 
@@ -89,8 +103,14 @@ class LaterGroup(click.Group):
                 raise Refused(f"`{ctx.command_path} {word}` is called `{ctx.command_path} {name}`")
             import difflib
 
-            near = difflib.get_close_matches(word, self._table.commands, 1)
-            advice = f"Did you mean '{near[0]}'?" if near else f"See {ctx.command_path} --help."
+            near = difflib.get_close_matches(word, self._table.commands, 1, _NEAR)
+            elsewhere = [path for path in _paths(COMMANDS, "weft") if path.endswith(f" {word}")]
+            advice = f"See {ctx.command_path} --help."
+            if near:
+                advice = f"Did you mean '{near[0]}'?"
+            elif elsewhere:
+                shortest = sorted(elsewhere, key=lambda path: path.count(" "))[:_ELSEWHERE_MAX]
+                advice = f"Did you mean {' or '.join(f'`{path}`' for path in shortest)}?"
             ctx.fail(f"No such command '{word}'. {advice}")
         return super().resolve_command(ctx, args)
 
@@ -158,6 +178,7 @@ configuration, 130 Ctrl-C. With --json an error is one line of JSON on standard 
                 "tail": Command("edge_log:edge_tail"),
                 "test-function": Command("edge_functions:edge_test_function"),
             },
+            {"start": "run", "up": "run"},
         ),
         "hub": Group(
             "Run and inspect a hub node, which accepts links from edges, commits to the object store and writes the "
@@ -315,6 +336,7 @@ token can be added before the first start of a hub.""",
                 "verify": Command("hub_backup:verify"),
                 "whoami": Command("credentials:whoami"),
             },
+            {"start": "run", "up": "run"},
         ),
         "login": Command("credentials:login_command"),
         "streams": Command("hub_records:streams_command"),
@@ -389,5 +411,5 @@ weft ca edge plant-ca press-7 --to press-7""",
         ),
         "completion": Command("completion:completion_command"),
     },
-    {"token": "hub token"},
+    {"token": "hub token", "version": "--version", "help": "--help"},
 )

@@ -114,6 +114,18 @@ def test_a_stream_that_no_link_carries_is_pointed_out() -> None:
     assert note.startswith("no link carries raw: its records are never deleted. Once they fill disk.budget (16GiB)")
 
 
+def test_names_that_match_nothing_are_named() -> None:
+    config = edge(
+        "node: a\ndata_dir: /d\nstreams: {telemetry: {from: 'plant/*/x'}}\n"
+        "links: {cloud: {to: 'http://127.0.0.1:8090/console', priorities: {alarm: 1, tele*: 2}}}\n"
+    )
+    assert notes(config) == [
+        'streams.telemetry.from: `*` is not a wildcard in "plant/*/x". + is one level, # the rest',
+        'links.cloud.priorities: "alarm" matches no stream of this node',
+        'links.cloud.to: "http://127.0.0.1:8090/console" is a page of a hub. Links take its address without that path',
+    ]
+
+
 def test_a_node_without_links_is_told_that_its_disk_will_fill() -> None:
     (note,) = notes(edge(GOOD))
     assert note.startswith("no link carries telemetry: its records are never deleted")

@@ -146,7 +146,8 @@ READING = [
     Mistake(
         "a timeout without its unit",
         "edge query <node>/edge.yaml 'SELECT 1' --timeout 60",
-        'weft: --timeout: expected a duration such as 250ms, 10s or 1h30m, got "60". Write the unit: 60s',
+        'weft: --timeout: expected a duration such as 250ms, 10s or 1h30m, got "60". Write the unit, such '
+        "as 60ms, 60s, 60h or 60d",
         in_process=True,
     ),
     Mistake(

@@ -16,7 +16,8 @@ SETTINGS = [
     Mistake(
         "a size without its unit",
         "edge check edge.yaml",
-        'weft: edge.yaml:3: disk.budget: expected a size such as 64KiB, 16MiB or 2GiB, got "64". Write the unit: 64MiB',
+        'weft: edge.yaml:3: disk.budget: expected a size such as 64KiB, 16MiB or 2GiB, got "64". Write the unit, '
+        "such as 64MiB",
         files=edge(NODE + "disk: {budget: 64}\n"),
         in_process=True,
     ),
@@ -39,7 +40,7 @@ SETTINGS = [
         "a duration without its unit",
         "edge check edge.yaml",
         "weft: edge.yaml:3: links.cloud.retry_max: expected a duration such as 250ms, 10s or 1h30m, got "
-        '"30". Write the unit: 30s',
+        '"30". Write the unit, such as 30ms, 30s, 30h or 30d',
         files=edge(NODE + "links: {cloud: {to: 'http://localhost:1', retry_max: 30}}\n"),
         in_process=True,
     ),
@@ -209,8 +210,8 @@ SETTINGS = [
         "edge check edge.yaml",
         "edge.yaml:1: node: expected text (put it in quotes if it looks like a number, a date or yes/no), "
         "got 7\n"
-        'edge.yaml:3: disk.budget: expected a size such as 64KiB, 16MiB or 2GiB, got "1". Write the unit: '
-        "1MiB",
+        'edge.yaml:3: disk.budget: expected a size such as 64KiB, 16MiB or 2GiB, got "1". Write the unit, '
+        "such as 1MiB",
         files=edge("node: 7\ndata_dir: data\ndisk: {budget: 1}\n"),
         in_process=True,
     ),
@@ -330,7 +331,7 @@ SETTINGS = [
     Mistake(
         "a store with one slash",
         "hub check hub.yaml",
-        'weft: hub.yaml:1: store: expected s3://bucket/prefix, with two slashes, or a folder, got "s3:/plant/weft". '
+        'weft: hub.yaml:1: store: expected s3://bucket/prefix, or a folder of this machine, got "s3:/plant/weft". '
         "Write ./s3:... for a folder of that name",
         files=hub("store: s3:/plant/weft\n"),
     ),
@@ -371,5 +372,48 @@ SETTINGS = [
         "weft: hub.yaml:2: shards: expected a power of two, got 6. Set it to 4 or 8",
         files=hub("store: store\nshards: 6\n"),
         in_process=True,
+    ),
+    *(
+        Mistake(
+            f"what other programs call {meant}",
+            "edge check edge.yaml",
+            f"weft: edge.yaml:3: {written}: is not a setting. Did you mean {meant}?",
+            files=edge(NODE + text),
+            in_process=True,
+        )
+        for meant, written, text in (
+            ("to", "links.cloud.hub", "links: {cloud: {hub: 'http://127.0.0.1:1'}}\n"),
+            ("from", "streams.t.topics", "streams: {t: {topics: 'a/#'}}\n"),
+            ("retain", "streams.t.retention", "streams: {t: {from: 'a/#', retention: 1d}}\n"),
+        )
+    ),
+    Mistake(
+        "a comma for a point inside braces",
+        "edge check edge.yaml",
+        'edge.yaml:3: disk.budget: expected a size such as 64KiB, 16MiB or 2GiB, got "1". Write the unit, such as '
+        "1MiB\n"
+        "edge.yaml:3: disk.5GiB: is not a setting: a comma ends a value inside {}. Write a number with a point, such "
+        "as 1.5GiB",
+        files=edge(NODE + "disk: {budget: 1,5GiB}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a section that is switched off",
+        "hub check hub.yaml",
+        "weft: hub.yaml:2: tables: expected keys and values (interval, write_at, write_after, joined_size, "
+        "vacuum_after), or null for none, got off",
+        files=hub("store: store\ntables: off\n"),
+        in_process=True,
+    ),
+    *(
+        Mistake(
+            f"a store at {place}",
+            "hub check hub.yaml",
+            "weft: hub.yaml:1: store: expected s3://bucket/prefix, or a folder of this machine, got "
+            f"{got}. Write ./{begin}... for a folder of that name",
+            files=hub(f"store: '{place}'\n"),
+            in_process=True,
+        )
+        for place, got, begin in (("s3//bucket", '"s3//bucket"', "s3//"), ("C:\\weft", '"C:\\\\weft"', "C:"))
     ),
 ]

@@ -16,10 +16,7 @@ USAGE = [
     Mistake(
         "a subcommand that is none",
         "edge start edge.yaml",
-        "Usage: weft edge [OPTIONS] COMMAND [ARGS]...\n"
-        "Try 'weft edge --help' for help.\n"
-        "\n"
-        "Error: No such command 'start'. Did you mean 'status'?",
+        "weft: `weft edge start` is called `weft edge run`",
         in_process=True,
     ),
     Mistake(
@@ -92,5 +89,21 @@ USAGE = [
         "warning: <hub>/hub.yaml:3: listen: a hub answers at 127.0.0.1:<hub port> already, so the port was not tried",
         exit_status=0,
         in_process=True,
+    ),
+    *(
+        Mistake(
+            f"the command of another group: {word}",
+            f"{group} {word}".strip(),
+            f"Usage: weft {group}[OPTIONS] COMMAND [ARGS]...\n"
+            f"Try 'weft {group}--help' for help.\n"
+            "\n"
+            f"Error: No such command '{word}'. {advice}",
+            in_process=True,
+        )
+        for group, word, advice in (
+            ("", "run", "Did you mean `weft edge run` or `weft hub run` or `weft spark run`?"),
+            ("hub ", "audit", "Did you mean `weft audit`?"),
+            ("hub ", "restart", "See weft hub --help."),
+        )
     ),
 ]

@@ -197,7 +197,7 @@ YAML = [
     Mistake(
         "a list in place of settings",
         "edge check edge.yaml",
-        "weft: edge.yaml:1: expected keys and values (node, tenant, data_dir, listeners, auth, http, encryption, disk, "
+        "weft: edge.yaml:1: expected keys and values (node, data_dir, tenant, listeners, auth, http, encryption, disk, "
         "commit_interval, streams, functions_signed_by, unrouted, links, sparkplug and 5 more), got a list",
         files=edge("- node: a\n- data_dir: data\n"),
         in_process=True,
