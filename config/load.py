@@ -284,9 +284,11 @@ def addresses_with_credentials(local: EdgeConfig, wanted: EdgeConfig, trusted: s
     for name, source in local.sources.items():
         if name not in wanted.sources:
             continue
-        has, gets = source.settings, wanted.sources[name].settings
+        has, gets = source.broker, wanted.sources[name].broker
+        if has is None:
+            continue  # it shows no credential
         secret = has.password_file or has.password_env or (has.tls and has.tls.certificate)
-        if secret and (has.url != gets.url or type(has) is not type(gets) or _server(has) != _server(gets)):
+        if secret and (type(has) is not type(gets) or has.url != gets.url or _server(has) != _server(gets)):
             path = ("sources", name)
             found.append(Finding(path, "its address cannot be set by a hub: the source shows a credential there"))
     return found

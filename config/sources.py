@@ -1,4 +1,4 @@
-"""Sources of an edge node: brokers that people already run, from which it takes messages."""
+"""Sources of an edge node: what people already run, from which it takes messages and values."""
 
 from __future__ import annotations
 
@@ -55,8 +55,26 @@ class Rewrite(Section, frozen=True, kw_only=True):
     ]
 
 
-class SourceSettings(Section, frozen=True, kw_only=True):
-    """Settings that sources of all kinds have in common."""
+class TopicSettings(Section, frozen=True, kw_only=True):
+    """Settings that sources of all kinds have in common: topics of their records, and reconnecting."""
+
+    rewrite: Annotated[
+        tuple[Rewrite, ...],
+        Meta(max_length=256, description="Rules for topics. The first one that matches counts; others stay."),
+    ] = ()
+    prefix: Annotated[
+        str, Meta(description="Text before every topic, after `rewrite`. A slash at its end is not added by itself.")
+    ] = ""
+    retry_min_s: Annotated[
+        Duration, Meta(ge=0.01, description="Shortest wait before the node reconnects. Waits double, with jitter.")
+    ] = field(default=0.5, name="retry_min")
+    retry_max_s: Annotated[Duration, Meta(ge=0.01, description="Longest wait before the node reconnects.")] = field(
+        default=30.0, name="retry_max"
+    )
+
+
+class SourceSettings(TopicSettings, frozen=True, kw_only=True):
+    """Settings that sources of all brokers have in common."""
 
     url: Annotated[
         BrokerUrls,
@@ -77,13 +95,6 @@ class SourceSettings(Section, frozen=True, kw_only=True):
     tls: Annotated[
         SourceTls | None, Meta(description="TLS with `mqtts` and `amqps`; unset: the system's authorities.")
     ] = None
-    rewrite: Annotated[
-        tuple[Rewrite, ...],
-        Meta(max_length=256, description="Rules for topics. The first one that matches counts; others stay."),
-    ] = ()
-    prefix: Annotated[
-        str, Meta(description="Text before every topic, after `rewrite`. A slash at its end is not added by itself.")
-    ] = ""
     keep_alive_s: Annotated[
         Duration,
         Meta(
@@ -93,12 +104,6 @@ class SourceSettings(Section, frozen=True, kw_only=True):
             "reconnects.",
         ),
     ] = field(default=30.0, name="keep_alive")
-    retry_min_s: Annotated[
-        Duration, Meta(ge=0.01, description="Shortest wait before the node reconnects. Waits double, with jitter.")
-    ] = field(default=0.5, name="retry_min")
-    retry_max_s: Annotated[Duration, Meta(ge=0.01, description="Longest wait before the node reconnects.")] = field(
-        default=30.0, name="retry_max"
-    )
 
 
 class MqttSource(SourceSettings, frozen=True, kw_only=True):
@@ -189,20 +194,165 @@ class AmqpSource(SourceSettings, frozen=True, kw_only=True):
     ] = field(default=4 * MiB, name="message")
 
 
-class Source(OneOf, frozen=True, kw_only=True):
-    """A broker that people already run, from which the node takes messages: `mqtt` or `amqp`."""
+# Modbus devices, whose registers the node reads on a schedule.
 
-    noun: ClassVar[str] = "kind of broker"
+REGISTERS_IN_REQUEST_MAX = 125
+BITS_IN_REQUEST_MAX = 2000
+"""Bounds of one request by the specification (Modbus Application Protocol 1.1b3, sections 6.1 to 6.4)."""
+ADDRESS_MAX = 65_535
+WORDS = {"u16": 1, "i16": 1, "u32": 2, "i32": 2, "f32": 2, "u64": 4, "i64": 4, "f64": 4, "bool": 1}
+"""Type -> number of registers; `text` has its own length."""
+
+
+class Register(Section, frozen=True, kw_only=True):
+    """One value of a Modbus device."""
+
+    address: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=ADDRESS_MAX,
+            description="Address in the protocol, from 0. Register 40101 of a manual is `kind: holding`, address 100.",
+        ),
+    ]
+    kind: Annotated[
+        Literal["holding", "input", "coil", "discrete"],
+        Meta(description="Table of the device. `coil` and `discrete` are bits."),
+    ] = "holding"
+    type: Annotated[
+        Literal["u16", "i16", "u32", "i32", "u64", "i64", "f32", "f64", "bool", "text"] | None,
+        Meta(description="Type of the value. Unset: `u16`, or `bool` of `coil` and `discrete`."),
+    ] = None
+    order: Annotated[
+        Literal["ABCD", "CDAB", "BADC", "DCBA"],
+        Meta(
+            description="Order of the bytes. `ABCD`: big-endian, as the specification says. `CDAB`: words swapped, "
+            "`BADC`: bytes swapped in each word, `DCBA`: both."
+        ),
+    ] = "ABCD"
+    bit: Annotated[
+        Annotated[int, Meta(ge=0, le=15)] | None,
+        Meta(description="Bit of the register for `type: bool`; 0 is the lowest. Unset: true if it is not 0."),
+    ] = None
+    length: Annotated[
+        Annotated[int, Meta(ge=1, le=REGISTERS_IN_REQUEST_MAX)] | None,
+        Meta(description="Number of registers of `type: text`, with two characters each."),
+    ] = None
+    scale: Annotated[float, Meta(description="Factor of the number as it is read.")] = 1.0
+    offset: Annotated[float, Meta(description="Number that is added after `scale`.")] = 0.0
+    unit: Annotated[
+        Annotated[str, Meta(max_length=32, examples=["kW"])] | None,
+        Meta(description="Unit of the value, for people: `weft edge test-source` shows it."),
+    ] = None
+
+    @property
+    def is_bit(self) -> bool:
+        """Return whether it is a bit of its own, not a register."""
+        return self.kind in ("coil", "discrete")
+
+    @property
+    def width(self) -> int:
+        """Return the number of registers, or bits."""
+        if self.is_bit:
+            return 1
+        return (self.length or 1) if self.type == "text" else WORDS[self.type or "u16"]
+
+
+class ModbusDevice(Section, frozen=True, kw_only=True):
+    """A device of a Modbus line, which is polled at an interval. One with two intervals is two devices."""
+
+    unit_id: Annotated[int, Meta(ge=0, le=255, description="Unit identifier, or slave address.")] = 1
+    every_s: Annotated[
+        Duration,
+        Meta(
+            ge=0.01,
+            le=86_400,
+            description="Interval of the polls. Their times do not drift. A poll that is late for the next one is "
+            "missed, and counted.",
+        ),
+    ] = field(default=1.0, name="every")
+    timeout_s: Annotated[Duration, Meta(ge=0.01, le=60, description="Longest wait for an answer of the device.")] = (
+        field(default=1.0, name="timeout")
+    )
+    fill: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=REGISTERS_IN_REQUEST_MAX,
+            description="Unused registers, or words of 16 bits, that are read between two used ones to save a request.",
+        ),
+    ] = 10
+    registers_in_request: Annotated[
+        int,
+        Meta(
+            ge=4, le=REGISTERS_IN_REQUEST_MAX, description="Registers, or words of 16 bits, that one request may read."
+        ),
+    ] = REGISTERS_IN_REQUEST_MAX
+    registers: Annotated[
+        dict[str, Register], Meta(min_length=1, max_length=2000, description="Values that are read, by name.")
+    ]
+
+
+class SerialLine(Section, frozen=True, kw_only=True):
+    """A serial port with Modbus RTU. The defaults are those of the specification."""
+
+    baud_rate: Annotated[int, Meta(ge=300, le=4_000_000, description="Speed of the port in bits a second.")] = 19_200
+    parity: Annotated[Literal["even", "odd", "none"], Meta(description="Parity of each character.")] = "even"
+    data_bits: Annotated[int, Meta(ge=7, le=8, description="Bits of each character.")] = 8
+    stop_bits: Annotated[
+        int, Meta(ge=1, le=2, description="Stop bits. The specification asks for 2 without parity.")
+    ] = 1
+
+
+class ModbusSource(TopicSettings, frozen=True, kw_only=True):
+    """Modbus devices behind one connection: a device or gateway with TCP, or a serial line with RTU."""
+
+    url: Annotated[
+        str,
+        Meta(
+            pattern=r"^((rtu\+)?tcp://(\[[0-9A-Fa-f:.]+\]|[^/:@\s?#\[\]]+)(:[0-9]{1,5})?|serial:///[^\s?#]+)$",
+            examples=["tcp://10.0.0.5", "rtu+tcp://10.0.0.5:4001", "serial:///dev/ttyUSB0"],
+            description="`tcp://HOST:PORT` for Modbus TCP (port 502 if unset), `rtu+tcp://HOST:PORT` for RTU frames "
+            "over TCP, `serial:///dev/ttyUSB0` for a serial port.",
+        ),
+    ]
+    serial: Annotated[SerialLine, Meta(description="Serial port of `serial://`.")] = SerialLine()
+    records: Annotated[
+        Literal["device", "register"],
+        Meta(
+            description='`device`: a record for each poll, a JSON object of all values with the topic "SOURCE/DEVICE". '
+            '`register`: a record for each value, with the topic "SOURCE/DEVICE/REGISTER".'
+        ),
+    ] = "device"
+    notice_after: Annotated[
+        Count,
+        Meta(
+            le=1_000_000,
+            description="Missed polls in a row from which on a gap has notices, with the topic `SOURCE/$gap`. "
+            "All missed polls are counted.",
+        ),
+    ] = 1
+    devices: Annotated[dict[str, ModbusDevice], Meta(min_length=1, max_length=1000, description="Devices, by name.")]
+
+
+class Source(OneOf, frozen=True, kw_only=True):
+    """A broker or devices that people already run, from which the node takes messages or values."""
+
+    noun: ClassVar[str] = "kind of source"
 
     mqtt: Annotated[MqttSource | None, Meta(description="A subscription to an MQTT broker.")] = None
     amqp: Annotated[AmqpSource | None, Meta(description="A queue of an AMQP 0-9-1 broker, such as RabbitMQ.")] = None
+    modbus: Annotated[ModbusSource | None, Meta(description="Modbus devices, whose registers are polled.")] = None
 
     @property
-    def settings(self) -> MqttSource | AmqpSource:
-        """Return the settings of the kind that is given."""
-        found = self.mqtt or self.amqp
-        assert found is not None
-        return found
+    def broker(self) -> MqttSource | AmqpSource | None:
+        """Return the settings of a broker; None for a source of another kind."""
+        return self.mqtt or self.amqp
+
+    @property
+    def urls(self) -> list[str]:
+        """Return the URLs that it may connect to."""
+        return [self.modbus.url] if self.modbus is not None else list(self.chosen[1].url)
 
 
 # Traces of messages for OpenTelemetry: where spans go, and which messages get some.

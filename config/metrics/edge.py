@@ -88,6 +88,18 @@ SOURCE_METRICS = (
     Metric(
         "weft_edge_source_waiting_messages", "gauge", "Messages that wait at the broker, if it reports them.", _LABELS
     ),
+    Metric("weft_edge_source_values_total", "counter", "Values read from devices.", _LABELS),
+    Metric("weft_edge_source_requests_total", "counter", "Requests to devices.", _LABELS),
+    Metric("weft_edge_source_exceptions_total", "counter", "Answers of devices that refuse a request.", _LABELS),
+    Metric("weft_edge_source_timeouts_total", "counter", "Requests without an answer in time.", _LABELS),
+    Metric(
+        "weft_edge_source_bad_answers_total",
+        "counter",
+        "Answers that do not fit their request, or that arrived late.",
+        _LABELS,
+    ),
+    Metric("weft_edge_source_missed_polls_total", "counter", "Polls that were missed; gaps name each.", _LABELS),
+    Metric("weft_edge_source_open_gaps", "gauge", "Devices and registers whose values are missing now.", _LABELS),
 )
 
 

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
+from itertools import pairwise
 from urllib.parse import urlsplit
 
 from weft.config.errors import Finding, KeyPath
 from weft.config.links import Link
 from weft.config.listeners import TLS_NAMES, Listener, bind_of, protocol_of
 from weft.config.models import EdgeConfig
-from weft.config.sources import AmqpSource, MqttSource, Source, SourceSettings
+from weft.config.sources import (
+    ADDRESS_MAX,
+    AmqpSource,
+    ModbusDevice,
+    ModbusSource,
+    MqttSource,
+    Register,
+    SerialLine,
+    Source,
+    SourceSettings,
+    TopicSettings,
+)
 from weft.config.streams import Retain, Stream, check_checked
 from weft.config.units import Address, Anonymous, UnixSocket, format_size, parse_bind, parse_listen, quoted
 from weft.edge_node.check.streams import (
@@ -116,12 +129,15 @@ def sources(config: EdgeConfig) -> Iterator[Finding]:
     for name, source in config.sources.items():
         kind, settings = source.chosen
         path: KeyPath = ("sources", name, kind)
-        yield from _common(path, kind, settings)
+        yield from _topics(path, settings)
+        if source.broker is not None:
+            yield from _broker(path, kind, source.broker)
         if source.mqtt is not None:
             yield from _mqtt(path, source.mqtt)
-        else:
-            assert source.amqp is not None
+        if source.amqp is not None:
             yield from _amqp(path, source.amqp)
+        if source.modbus is not None:
+            yield from _modbus(path, source.modbus)
         for at, address in own_listeners(config, source):
             yield Finding((*path, "url"), loop_message(at, address))
     yield from _same_session(config)
@@ -137,7 +153,7 @@ def brokers(settings: SourceSettings) -> Iterator[tuple[str, Address]]:
 def own_listeners(config: EdgeConfig, source: Source) -> Iterator[tuple[str, Address]]:
     """Yield (listener, address) for each URL of a source that leads to a listener of the node, as far as the addresses
     show it: ``preflight`` resolves names."""
-    for _, broker in brokers(source.settings):
+    for _, broker in brokers(source.broker) if source.broker is not None else ():
         for name, bind in listeners_on(config, broker.port):
             if bind.host == broker.host or (broker.is_loopback and (bind.is_loopback or bind.from_here.is_loopback)):
                 yield name, broker
@@ -161,7 +177,7 @@ def loop_message(listener: str, address: Address) -> str:
     )
 
 
-def _common(path: KeyPath, kind: str, settings: SourceSettings) -> Iterator[Finding]:
+def _broker(path: KeyPath, kind: str, settings: SourceSettings) -> Iterator[Finding]:
     schemes = (kind, f"{kind}s")
     for url in settings.url:
         parts = urlsplit(url)
@@ -174,13 +190,16 @@ def _common(path: KeyPath, kind: str, settings: SourceSettings) -> Iterator[Find
     has_password = settings.password_file is not None or settings.password_env is not None
     if has_password and settings.username is None:
         yield Finding((*path, "username"), "is missing: the password needs a user name")
-    if settings.retry_min_s > settings.retry_max_s:
-        yield Finding((*path, "retry_min"), "expected at most retry_max")
     tls = settings.tls
     if tls is not None and not any(urlsplit(url).scheme.endswith("s") for url in settings.url):
         yield Finding((*path, "tls"), f"needs a URL with TLS: {kind}s://HOST")
     if tls is not None and tls.key is not None and tls.certificate is None:
         yield Finding((*path, "tls", "certificate"), "is missing: a key needs its certificate")
+
+
+def _topics(path: KeyPath, settings: TopicSettings) -> Iterator[Finding]:
+    if settings.retry_min_s > settings.retry_max_s:
+        yield Finding((*path, "retry_min"), "expected at most retry_max")
     for position, rule in enumerate(settings.rewrite):
         try:
             compile_rule(rule.from_, rule.to)
@@ -211,6 +230,64 @@ def _amqp(path: KeyPath, settings: AmqpSource) -> Iterator[Finding]:
         yield Finding((*path, "queue"), "is missing: name the queue to consume from")
     if settings.declare == "quorum" and settings.queue.startswith("amq."):
         yield Finding((*path, "queue"), "names that begin with amq. are the broker's own. Choose another name")
+
+
+def _modbus(path: KeyPath, settings: ModbusSource) -> Iterator[Finding]:
+    if settings.serial != SerialLine() and not settings.url.startswith("serial:"):
+        yield Finding((*path, "serial"), "is for `url: serial:///dev/...`. Delete it, or name a serial port")
+    for name, device in settings.devices.items():
+        at = (*path, "devices", name)
+        if not _LEVEL.fullmatch(name):
+            yield Finding(at, f"{_LEVEL_RULE}, got {quoted(name)}")
+        for register_name, register in device.registers.items():
+            found = (*at, "registers", register_name)
+            if not _LEVEL.fullmatch(register_name):
+                yield Finding(found, f"{_LEVEL_RULE}, got {quoted(register_name)}")
+            yield from _register(found, register)
+            if register.width > device.registers_in_request:
+                message = f"has {register.width} registers, and a request {device.registers_in_request} at most"
+                yield Finding((*found, "type"), f"{message}. Raise registers_in_request")
+        yield from _overlaps(at, device)
+
+
+_LEVEL = re.compile(r"[\w.-]{1,64}")
+"""Name of a device or register: a level of topics."""
+_LEVEL_RULE = "expected a name of at most 64 letters, digits, `_`, `-` and `.`"
+
+
+def _register(path: KeyPath, register: Register) -> Iterator[Finding]:
+    kind = register.type or ("bool" if register.is_bit else "u16")
+    if register.is_bit and kind != "bool":
+        yield Finding((*path, "type"), f"a {register.kind} is a bit: expected bool, got {kind}")
+    if register.address + register.width > ADDRESS_MAX + 1:
+        message = f"{kind} at {register.address} goes beyond the last register, {ADDRESS_MAX}"
+        yield Finding((*path, "address"), message)
+    if (register.length is None) == (kind == "text"):
+        word = "is missing: give the number of registers" if kind == "text" else "is for `type: text`"
+        yield Finding((*path, "length"), f"{word}")
+    if register.bit is not None and (kind != "bool" or register.is_bit):
+        yield Finding((*path, "bit"), "is for `type: bool` in a holding or input register")
+    if kind in ("bool", "text") and (register.scale != 1 or register.offset != 0):
+        yield Finding((*path, "scale"), f"is for numbers, and the type is {kind}. Delete scale and offset")
+    if register.order != "ABCD" and register.is_bit:
+        yield Finding((*path, "order"), f"a {register.kind} is a bit, and has no order of bytes")
+    if kind == "text" and register.order not in ("ABCD", "BADC"):
+        yield Finding((*path, "order"), f"expected ABCD or BADC for text, got {register.order}")
+
+
+def _overlaps(path: KeyPath, device: ModbusDevice) -> Iterator[Finding]:
+    """Find values that share some registers and not all: one of the addresses, or a type, is wrong."""
+    placed = sorted(
+        ((each.kind, each.address, each.address + each.width, name) for name, each in device.registers.items()),
+        key=lambda each: each[:3],
+    )
+    for (kind, first, end, name), (next_kind, next_first, next_end, next_name) in pairwise(placed):
+        if kind == next_kind and next_first < end and (first, end) != (next_first, next_end):
+            message = (
+                f"{kind} {next_first} to {next_end - 1} overlaps with {name}, {first} to {end - 1}. Check address and "
+                "type of both"
+            )
+            yield Finding((*path, "registers", next_name, "address"), message)
 
 
 def _same_session(config: EdgeConfig) -> Iterator[Finding]:

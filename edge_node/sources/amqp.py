@@ -23,6 +23,7 @@ from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.queues.definitions import headers_of_route, topic_of
 from weft.edge_node.sources.connection import (
     CONNECT_TIMEOUT_S,
+    AnyConnection,
     Memory,
     Runner,
     SourceConnection,
@@ -490,7 +491,7 @@ class AmqpRunner(Runner):
     def __init__(
         self, settings: AmqpSource, status: SourceStatus, node: SourceContext, rng: random.Random, name: str
     ) -> None:
-        super().__init__(settings, status, node, rng)
+        super().__init__(settings, settings.url, status, node, rng)
         self._amqp = settings
         self._name = f"weft {name}"
         self._leaving: set[asyncio.Task[None]] = set()
@@ -528,7 +529,7 @@ class AmqpRunner(Runner):
         connection.ended.add_done_callback(lambda _: self._disconnect(connection))
         return connection
 
-    async def close(self, connection: SourceConnection) -> None:
+    async def close(self, connection: AnyConnection) -> None:
         """Stop, acknowledge the messages on disk, and disconnect."""
         assert isinstance(connection, AmqpConnection)
         await connection.close()

@@ -15,12 +15,12 @@ import socket
 import ssl
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from weft.bounds import Owner, OwnerKind, RoundRobin
 from weft.config.log_lines import Repeats, UpAndDown, left_out
-from weft.config.sources import SourceSettings
+from weft.config.sources import TopicSettings
 from weft.config.units import approximate_duration
 from weft.edge_node.ingest.ingest import Ingest, Pause
 from weft.edge_node.sources.credentials import CredentialsUnusable
@@ -112,15 +112,35 @@ class Memory:
         """Remaining number of messages to store one by one, after the log has refused some."""
 
 
-class SourceConnection:
-    """Base of the connections of each protocol. Event loop's thread only."""
+class AnyConnection:
+    """A connection to where a source reads. Event loop's thread only."""
 
-    def __init__(self, node: SourceContext, status: SourceStatus, topics: Topics, memory: Memory) -> None:
-        self.node = node
+    def __init__(self, status: SourceStatus, wall_clock: Callable[[], int]) -> None:
         self.status = status
-        self.publisher: str | None = f"source:{status.name}"
+        self._wall_clock = wall_clock
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Set to the reason once the connection has ended."""
+
+    def up(self) -> None:
+        """Note that the source is subscribed, consumes, or polls."""
+        self.status.state = SourceState.CONNECTED
+        self.status.connected_since = self._wall_clock()
+        self.status.connections += 1
+        self.status.attempts_failed = 0
+
+    def end(self, reason: str) -> None:
+        """End the connection, once."""
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+
+class SourceConnection(AnyConnection):
+    """Base of what publishes to ingest: the connections of each protocol that acknowledges messages."""
+
+    def __init__(self, node: SourceContext, status: SourceStatus, topics: Topics, memory: Memory) -> None:
+        super().__init__(status, node.wall_clock)
+        self.node = node
+        self.publisher: str | None = f"source:{status.name}"
         self._topics = topics
         self.memory = memory
         self.owner = Owner(OwnerKind.USER, self.publisher or "")
@@ -255,18 +275,11 @@ class SourceConnection:
         """Join back-pressure: messages may come, of an earlier session at once."""
         self.node.ingest.back_pressure.join(self)
 
-    def up(self) -> None:
-        """Note that the source is subscribed, or consumes."""
-        self.status.state = SourceState.CONNECTED
-        self.status.connected_since = self.node.wall_clock()
-        self.status.connections += 1
-        self.status.attempts_failed = 0
-
     def end(self, reason: str) -> None:
         """End the connection, once. Messages not acknowledged by now never are on this one."""
         if self.ended.done():
             return
-        self.ended.set_result(reason)
+        super().end(reason)
         self.status.unacknowledged = 0
         self.status.waiting = None
         self.node.ingest.back_pressure.leave(self)
@@ -326,23 +339,34 @@ log = logging.getLogger(__name__)
 class Runner(ABC):
     """Base of the sources of each protocol."""
 
-    def __init__(self, settings: SourceSettings, status: SourceStatus, node: SourceContext, rng: random.Random) -> None:
+    def __init__(
+        self,
+        settings: TopicSettings,
+        urls: Sequence[str],
+        status: SourceStatus,
+        node: SourceContext,
+        rng: random.Random,
+    ) -> None:
         """Use checked settings.
+
+        Args:
+            urls: tried in turn.
 
         Raises:
             InvalidTopic: a rule for topics is not valid.
         """
         self._settings = settings
+        self._urls = urls
         self.status = status
         self.node = node
         self.topics = Topics(((each.from_, each.to) for each in settings.rewrite), settings.prefix)
         self.memory = Memory()
         self._loop = asyncio.get_running_loop()
-        self._backoff = Backoff(settings.url, settings.retry_min_s, settings.retry_max_s, rng)
+        self._backoff = Backoff(urls, settings.retry_min_s, settings.retry_max_s, rng)
         self._lines = SourceLog(status.name, self._loop.time())
 
     @abstractmethod
-    async def connect(self, url: str) -> SourceConnection:
+    async def connect(self, url: str) -> AnyConnection:
         """Connect, and start the flow of messages. On a failure, close everything that was opened.
 
         Raises:
@@ -350,7 +374,7 @@ class Runner(ABC):
         """
 
     @abstractmethod
-    async def close(self, connection: SourceConnection) -> None:
+    async def close(self, connection: AnyConnection) -> None:
         """Stop, acknowledge the messages on disk, and disconnect."""
 
     async def run(self) -> None:
@@ -358,7 +382,7 @@ class Runner(ABC):
         status, attempt = self.status, 0
         try:
             while True:
-                url = self._settings.url[attempt % len(self._settings.url)]
+                url = self._urls[attempt % len(self._urls)]
                 attempt += 1
                 status.state, status.url, status.next_try = SourceState.CONNECTING, url, None
                 acknowledged, reason, since = status.acknowledged, "", self._loop.time()

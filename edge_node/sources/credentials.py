@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from weft.config.errors import Finding, KeyPath
 from weft.config.machine import CREDENTIALS, too_readable, why_unreadable
 from weft.config.models import EdgeConfig
-from weft.config.sources import Source, SourceSettings
+from weft.config.sources import ModbusSource, Source, SourceSettings
 from weft.config.units import Address
 from weft.edge_node.check.rules import PORTS, brokers, listeners_on, loop_message, own_listeners
 
@@ -126,8 +126,7 @@ def _tls_reason(files: str, error: OSError, wanted: str) -> str:
 
 # Checks of a source against this machine: files, libraries, and whether its broker is the node itself.
 
-AMQP_LIBRARY = "aio_pika"
-NOT_INSTALLED = "needs the library aio-pika, which is not installed. Run `pip install 'weft-fabric[sources]'`"
+NOT_INSTALLED = "needs the library {}, which is not installed. Run `pip install 'weft-fabric[{}]'`"
 
 
 class SourceFindings(NamedTuple):
@@ -140,18 +139,32 @@ class SourceFindings(NamedTuple):
     doubtful: list[Finding]
 
 
-def library_missing(source: Source) -> bool:
-    """Return whether a source needs a library that is not installed."""
-    return source.amqp is not None and importlib.util.find_spec(AMQP_LIBRARY) is None
+def library_missing(source: Source) -> str | None:
+    """Return what a source lacks on this machine; None if the library of its protocol is installed."""
+    needed: tuple[tuple[str, str, str], ...] = ()
+    if source.amqp is not None:
+        needed = (("aio_pika", "aio-pika", "sources"),)
+    elif source.modbus is not None:
+        is_serial = source.modbus.url.startswith("serial:")
+        needed = (("pymodbus", "pymodbus", "plant"), *((("serial", "pyserial", "plant"),) if is_serial else ()))
+    for module, library, extra in needed:
+        if importlib.util.find_spec(module) is None:
+            return NOT_INSTALLED.format(library, extra)
+    return None
 
 
 def look_at(config: EdgeConfig, name: str, source: Source) -> SourceFindings:
     """Open the files that a source names. Blocks; changes nothing."""
     found = SourceFindings([], [], [])
-    kind, settings = source.chosen
+    kind, _ = source.chosen
     path: KeyPath = ("sources", name, kind)
-    if library_missing(source):
-        found.needed.append(Finding(path, NOT_INSTALLED))
+    if missing := library_missing(source):
+        found.needed.append(Finding(path, missing))
+    if source.modbus is not None:
+        _look_at_port(path, source.modbus, found)
+    settings = source.broker
+    if settings is None:
+        return found
     _look_at_credentials(path, settings, found)
     if not any(own_listeners(config, source)):
         found.needed.extend(_own_by_name(config, path, settings))
@@ -160,6 +173,15 @@ def look_at(config: EdgeConfig, name: str, source: Source) -> SourceFindings:
             message = f"the password crosses the network in clear text to {broker}. Use {scheme}s"
             found.doubtful.append(Finding((*path, "url"), message))
     return found
+
+
+def _look_at_port(path: KeyPath, settings: ModbusSource, found: SourceFindings) -> None:
+    port = urlsplit(settings.url).path
+    if port and not os.path.exists(port):
+        found.unfit.append(Finding((*path, "url"), f"{port}: there is no such device on this machine"))
+    elif port and not os.access(port, os.R_OK | os.W_OK):
+        message = f"{port} cannot be opened. Add the node's user to its group, such as dialout"
+        found.unfit.append(Finding((*path, "url"), message))
 
 
 def _look_at_credentials(path: KeyPath, settings: SourceSettings, found: SourceFindings) -> None:

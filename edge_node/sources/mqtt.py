@@ -20,6 +20,7 @@ from weft.config.sources import MqttSource
 from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.sources.connection import (
     CONNECT_TIMEOUT_S,
+    AnyConnection,
     Memory,
     Runner,
     SourceConnection,
@@ -501,7 +502,7 @@ class MqttRunner(Runner):
         Args:
             client_id: default where the settings have none.
         """
-        super().__init__(settings, status, node, rng)
+        super().__init__(settings, settings.url, status, node, rng)
         self._mqtt = settings
         self._client_id = settings.client_id or client_id
         self._file = file
@@ -541,7 +542,7 @@ class MqttRunner(Runner):
             raise
         return connection
 
-    async def close(self, connection: SourceConnection) -> None:
+    async def close(self, connection: AnyConnection) -> None:
         """Stop, acknowledge the messages on disk, and disconnect."""
         assert isinstance(connection, MqttConnection)
         await connection.close()

@@ -1,14 +1,14 @@
 """Gaps in what a source reads, and the notices about them in the stream: no hole in the data is silent.
 
-A source that reads values on a schedule, or is told of their changes, cannot get missed ones again. What it missed is
-counted here, by key (a device, a subscription), and a record says which items are missing, why, from when to when. A
+A source that reads values on a schedule, or subscribes to their changes, cannot get missed ones again. What it missed
+is counted here, by key (a device, a subscription), and a record says which items are missing, why, from when to when. A
 gap has one notice when it opens, with ``to`` null, and one when it is over. Both are repeated until they are durable.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -39,7 +39,7 @@ class GapNotice(msgspec.Struct, frozen=True, kw_only=True):
     to: str | None
     """Time of the first value after the gap; None while the gap is open."""
     missed: int
-    """Number of missed polls until now; 0 where the source is told of changes and does not poll."""
+    """Number of missed polls until now; 0 where the source subscribes to changes and does not poll."""
 
 
 def gap_topic(source: str) -> bytes:
@@ -63,6 +63,11 @@ class Gap:
     is_told: bool = False
     """True once there is a notice that it is open."""
 
+    @property
+    def reason(self) -> str:
+        """Return all reasons, the first one first."""
+        return "; ".join(self.reasons)
+
 
 class KeyState(msgspec.Struct, frozen=True):
     """State of a key in the file: what a node that was killed no longer knows."""
@@ -71,7 +76,6 @@ class KeyState(msgspec.Struct, frozen=True):
     through: int
     """Time of the last value that is durable, or of the first missed one while a gap is open; ns since 1970."""
     reasons: tuple[str, ...] = ()
-    missed: int = 0
 
 
 class Gaps:
@@ -119,9 +123,12 @@ class Gaps:
             self._tell(gap, None)
 
     def close(self, key: str, at: int) -> Gap | None:
-        """End the gap of a key with the value of a time. Return it; None if none was open."""
-        gap = self.open.pop(key, None)
-        if gap is not None and self._deserves_notice(gap):
+        """End the gap of a key with the value of a time. Return it; None if none was open that began before."""
+        gap = self.open.get(key)
+        if gap is None or at < gap.since:
+            return None
+        del self.open[key]
+        if self._deserves_notice(gap):
             self._tell(gap, at)
         return gap
 
@@ -138,7 +145,7 @@ class Gaps:
     def _tell(self, gap: Gap, to: int | None) -> None:
         notice = GapNotice(
             source=self._source,
-            reason="; ".join(gap.reasons),
+            reason=gap.reason,
             items=gap.items,
             from_=moment(gap.since),
             to=moment(to) if to is not None else None,
@@ -179,25 +186,33 @@ class Gaps:
         """Return what the next run of the node needs to know."""
         states = {key: KeyState(items, at) for key, (items, at) in self._through.items()}
         for key, gap in self.open.items():
-            states[key] = KeyState(gap.items, gap.since, tuple(gap.reasons), gap.missed)
+            states[key] = KeyState(gap.items, gap.since, tuple(gap.reasons))
         return msgspec.json.encode(states)
 
-    def restore(self, data: bytes, keys: Iterable[str], at: int) -> None:
-        """Open the gaps of an earlier run of the node: each key that is still read has one.
+    def restore(self, data: bytes, intervals: Mapping[str, float], at: int) -> None:
+        """Open the gaps of an earlier run of the node, for keys that are still read.
+
+        Polls that the earlier run stored after it last wrote its state are among the missed ones: a gap is never
+        named shorter than it is.
 
         Args:
             data: what ``state`` returned; anything else counts as nothing.
-            at: time by the clock now. A clock that went back since names no gap that begins in the future.
+            intervals: key -> seconds between its polls; 0 where the source subscribes to changes.
+            at: time by the clock now. A clock that went back names no gap that begins in the future.
         """
         try:
             states = msgspec.json.decode(data, type=dict[str, KeyState])
         except msgspec.DecodeError:
             return
-        for key in keys:
-            if (state := states.get(key)) is not None:
-                for reason in (*state.reasons[: REASONS_MAX - 1], NOT_RUNNING):
-                    self.miss(key, state.items, reason, min(state.through, at), 0)
-                self.open[key].missed += state.missed
+        for key, interval_s in intervals.items():
+            if (state := states.get(key)) is None:
+                continue
+            since = min(state.through, at)
+            missed = int((at - since) / 1e9 / interval_s) if interval_s else 0
+            if missed or not interval_s:
+                reasons = [*state.reasons[: REASONS_MAX - 1], NOT_RUNNING]
+                self.open[key] = Gap(state.items, since, reasons, missed)
+                self.missed += missed
 
 
 class GapFile:

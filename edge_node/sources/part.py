@@ -92,3 +92,11 @@ def source_samples(source: SourceStatus) -> Iterator[Sample]:
     yield Sample(f"{prefix}attempts_failed", source.attempts_failed, labels)
     if source.waiting is not None:
         yield Sample(f"{prefix}waiting_messages", source.waiting, labels)
+    if (reading := source.reading) is not None:
+        yield Sample(f"{prefix}values_total", reading.values, labels)
+        yield Sample(f"{prefix}requests_total", reading.requests, labels)
+        yield Sample(f"{prefix}exceptions_total", reading.exceptions, labels)
+        yield Sample(f"{prefix}timeouts_total", reading.timeouts, labels)
+        yield Sample(f"{prefix}bad_answers_total", reading.bad_answers, labels)
+        yield Sample(f"{prefix}missed_polls_total", reading.gaps.missed, labels)
+        yield Sample(f"{prefix}open_gaps", len(reading.gaps.open), labels)

@@ -8,8 +8,9 @@ import random
 from weft.config.models import EdgeConfig
 from weft.config.sources import Source
 from weft.edge_node.sources.connection import Runner, SourceContext
-from weft.edge_node.sources.credentials import NOT_INSTALLED, library_missing
+from weft.edge_node.sources.credentials import library_missing
 from weft.edge_node.sources.mqtt import MqttRunner, SessionFile
+from weft.edge_node.sources.notices import GapFile
 from weft.edge_node.sources.status import SourceStatus
 from weft.storage.filesystem import FileSystem
 from weft.storage.segment_log.encryption import disk_of
@@ -101,9 +102,14 @@ class Sources:
             file = SessionFile(self._filesystem, config.data_dir, name)
             status = SourceStatus(name, "mqtt")
             return MqttRunner(source.mqtt, status, self._node, self._rng, client_id, file)
+        if missing := library_missing(source):
+            raise ValueError(f"sources.{name} {missing}")
+        if source.modbus is not None:
+            from weft.edge_node.sources.modbus import ModbusRunner
+
+            gaps = GapFile(self._filesystem, config.data_dir, name)
+            return ModbusRunner(source.modbus, SourceStatus(name, "modbus"), self._node, self._rng, gaps)
         assert source.amqp is not None
-        if library_missing(source):
-            raise ValueError(f"sources.{name} {NOT_INSTALLED}")
         # Imported here: it takes megabytes, which nodes without such a source save.
         from weft.edge_node.sources.amqp import AmqpRunner
 

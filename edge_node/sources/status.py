@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from weft.edge_node.sources.notices import Gaps
 from weft.edge_node.timing import seconds
 
 
@@ -21,16 +22,50 @@ class SourceState(StrEnum):
 
 
 @dataclass(slots=True)
+class Reading:
+    """Figures of a source that reads values of devices. Counts are totals since the start."""
+
+    gaps: Gaps
+    requests: int = 0
+    values: int = 0
+    values_per_second: float = 0.0
+    """Rate of the last ten seconds or more."""
+    exceptions: int = 0
+    """Answers that refuse a request."""
+    timeouts: int = 0
+    bad_answers: int = 0
+    """Answers that do not fit their request, or that came too late."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the section of the status."""
+        return {
+            "requests": self.requests,
+            "values": self.values,
+            "values_per_second": self.values_per_second,
+            "exceptions": self.exceptions,
+            "timeouts": self.timeouts,
+            "bad_answers": self.bad_answers,
+            "missed": self.gaps.missed,
+            "gaps": {
+                key: {"since": seconds(gap.since), "reason": gap.reason, "missed": gap.missed}
+                for key, gap in self.gaps.open.items()
+            },
+        }
+
+
+@dataclass(slots=True)
 class SourceStatus:
     """The status of a source. Times in ns since 1970; counts are totals since the start, except for values described as
     "now"."""
 
     name: str
     protocol: str
-    """``mqtt`` or ``amqp``."""
+    """``mqtt``, ``amqp`` or ``modbus``."""
+    reading: Reading | None = None
+    """Figures of a source that reads values; None for a broker."""
     state: SourceState = SourceState.STOPPED
     url: str = ""
-    """URL of the broker's node that is connected or was tried last."""
+    """URL of the broker's node, or line of devices, that is connected or was tried last."""
     connected_since: int | None = None
     connections: int = 0
     attempts_failed: int = 0
@@ -75,4 +110,5 @@ class SourceStatus:
             "refused": self.refused,
             "waiting": self.waiting,
             "last_message": seconds(self.last_message),
+            "reading": self.reading.facts() if self.reading is not None else None,
         }

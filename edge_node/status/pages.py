@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from html import escape
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -231,9 +232,19 @@ def tables(facts: dict[str, Any]) -> str:
     )
 
 
+GAPS_SHOWN = 3
+"""Devices and registers without values that a line about a source names; the status in JSON has all."""
+
+
 def trouble(link: dict[str, Any]) -> str:
     """Return what stops a link or a source now. Past errors are not shown to people."""
-    return str(link.get("canary_alarm", "")) if link["state"] == "connected" else link["last_error"]
+    if link["state"] != "connected":
+        return str(link["last_error"])
+    gaps = (link.get("reading") or {}).get("gaps", {})
+    named = [f"{key}: {gap['reason']}, {gap['missed']} polls missed" for key, gap in islice(gaps.items(), GAPS_SHOWN)]
+    if len(gaps) > GAPS_SHOWN:
+        named.append(f"and {len(gaps) - GAPS_SHOWN} more")
+    return "; ".join(named) or str(link.get("canary_alarm", ""))
 
 
 def _lost(by_reason: dict[str, int]) -> str:

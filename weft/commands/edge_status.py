@@ -51,7 +51,7 @@ def check(config_file: str, as_json: bool) -> int:
     doubtful = [*found.doubtful, *untried, *(Finding((), note) for note in notes(config))]
     streams = {name: list(stream.from_ or stream.from_stream) for name, stream in config.streams.items()}
     links = {name: list(link.to) for name, link in config.links.items()}
-    sources = {name: list(source.settings.url) for name, source in config.sources.items()}
+    sources = {name: source.urls for name, source in config.sources.items()}
     sizes = f"{counted(len(streams), 'stream')}, {counted(len(links), 'link')}"
     if sources:
         sizes += f", {counted(len(sources), 'source')}"

@@ -227,7 +227,7 @@ def test_a_cycle_through_a_route_or_an_alert_is_refused(streams: dict[str, Strea
         ("nowhere", '"nowhere" is not a stream of this node. Streams: a, full, derived, own, other'),
         ("other", '"other" has payloads of json, and the rows of a are bytes. Leave its `payload` out'),
         ("full", '"full" has records of its own. Name a stream with neither `from` nor `from_stream`'),
-        ("derived", '"derived" takes records of its own'),
+        ("derived", '"derived" has records of its own'),
     ],
 )
 def test_a_route_leads_to_a_stream_that_takes_nothing_else(target: str, error: str) -> None:

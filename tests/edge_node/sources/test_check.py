@@ -29,6 +29,11 @@ def amqp(settings: str) -> str:
 URL = "url: 'mqtt://broker.example.com'"
 
 
+def modbus(registers: str, device: str = "", settings: str = "") -> str:
+    devices = f"devices: {{m: {{{device}registers: {{{registers}}}}}}}"
+    return BASE + f"sources: {{s: {{modbus: {{url: 'tcp://10.0.0.5', {settings}{devices}}}}}}}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -58,7 +63,29 @@ URL = "url: 'mqtt://broker.example.com'"
         (amqp("url: 'mqtt://broker', queue: q"), "expected amqp://HOST or amqps://HOST"),
         (amqp("url: 'amqp://broker', queue: amq.x, declare: quorum"), "names that begin with amq."),
         (BASE + "sources: {'a b': {mqtt: {url: 'mqtt://b', topics: a}}}\n", "expected a name"),
-        (BASE + "sources: {s: {}}\n", "expected one kind of broker"),
+        (BASE + "sources: {s: {}}\n", "expected one kind of source"),
+        (modbus("a: {address: 65536}"), "expected at most 65535"),
+        (modbus("a: {address: 65535, type: f32}"), "f32 at 65535 goes beyond the last register"),
+        (modbus("a: {address: 1, type: int}"), "f32"),
+        (modbus("a: {address: 1, order: CBAD}"), "ABCD"),
+        (modbus("a: {address: 1, kind: coil, type: u16}"), "a coil is a bit: expected bool, got u16"),
+        (modbus("a: {address: 1, kind: coil, order: DCBA}"), "has no order of bytes"),
+        (modbus("a: {address: 1, type: text}"), "a.length: is missing: give the number of registers"),
+        (modbus("a: {address: 1, type: text, length: 4, order: CDAB}"), "expected ABCD or BADC for text"),
+        (modbus("a: {address: 1, length: 4}"), "is for `type: text`"),
+        (modbus("a: {address: 1, bit: 4}"), "is for `type: bool` in a holding or input register"),
+        (modbus("a: {address: 1, type: bool, scale: 2}"), "is for numbers, and the type is bool"),
+        (modbus("a: {address: 1, type: u32}, b: {address: 2}"), "b.address: holding 2 to 2 overlaps with a, 1 to 2"),
+        (modbus("a: {address: 1, type: u64}", "registers_in_request: 3, "), "expected at least 4"),
+        (
+            modbus("a: {address: 1, type: text, length: 5}", "registers_in_request: 4, "),
+            "has 5 registers, and a request 4",
+        ),
+        (modbus("'a/b': {address: 1}"), "expected a name of at most 64 letters"),
+        (modbus("a: {address: 1}", "unit_id: 256, "), "expected at most 255"),
+        (modbus("a: {address: 1}", "", "serial: {baud_rate: 9600}, "), "is for `url: serial:///dev/...`"),
+        (modbus("a: {address: 1}", "", "retry_min: 1m, "), "expected at most retry_max"),
+        (modbus("a: {address: 1}").replace("tcp://", "udp://"), "tcp://10.0.0.5"),
         (
             BASE
             + "sources:\n"
@@ -104,6 +131,17 @@ def test_a_password_for_all_to_see_is_doubtful(tmp_path: Path) -> None:
     assert {each.path[-1] for each in found.doubtful} >= {"password_file", "url"}
     assert any("in clear text" in each.message for each in found.doubtful)
     assert found.unfit == []
+
+
+def test_a_serial_port_that_is_not_there_is_named(tmp_path: Path) -> None:
+    text = modbus("a: {address: 1}").replace("tcp://10.0.0.5", f"serial://{tmp_path}/ttyUSB0")
+    assert [each.message for each in looked(tmp_path, text).unfit] == [
+        f"{tmp_path}/ttyUSB0: there is no such device on this machine"
+    ]
+
+
+def test_values_may_share_a_register_whole(tmp_path: Path) -> None:
+    configuration(tmp_path, modbus("a: {address: 1, type: bool, bit: 0}, b: {address: 1, type: bool, bit: 1}"))
 
 
 def test_good_files_are_good(tmp_path: Path) -> None:

@@ -76,15 +76,22 @@ def test_a_node_that_was_killed_names_the_time_since_its_last_durable_value() ->
     before.reached("away", ITEMS, 5 * SECOND)
     before.miss("away", ITEMS, "no answer", 6 * SECOND, 2)
     after = Gaps("line")
-    after.restore(before.state(), ["meter1", "away", "new"], 20 * SECOND)
+    after.restore(before.state(), dict.fromkeys(("meter1", "away", "new"), 1.0), 20 * SECOND)
     assert set(after.open) == {"meter1", "away"}
-    after.miss("meter1", ITEMS, NOT_RUNNING, 20 * SECOND, 14)
+    assert told(after) == []
     after.close("meter1", 20 * SECOND)
     after.close("away", 21 * SECOND)
-    over = [each for each in told(after) if each["to"]]
-    assert [(each["from"], each["reason"]) for each in over] == [
-        (moment(5 * SECOND), NOT_RUNNING),
-        (moment(6 * SECOND), f"no answer; {NOT_RUNNING}"),
+    assert [(each["from"], each["to"], each["missed"], each["reason"]) for each in told(after)] == [
+        (moment(5 * SECOND), moment(20 * SECOND), 15, NOT_RUNNING),
+        (moment(6 * SECOND), moment(21 * SECOND), 14, f"no answer; {NOT_RUNNING}"),
     ]
-    after.restore(b"\x00 not the state of anything", ["new"], 0)
+    after.restore(before.state(), {"meter1": 30.0}, 20 * SECOND)
+    after.restore(b"\x00 not the state of anything", {"new": 1.0}, 0)
     assert after.open == {}
+
+
+def test_a_value_from_before_a_gap_does_not_end_it() -> None:
+    gaps = Gaps("line")
+    gaps.miss("meter1", ITEMS, "no answer", 5 * SECOND)
+    assert gaps.close("meter1", 4 * SECOND) is None
+    assert gaps.open

@@ -62,6 +62,9 @@ function showAlarms(facts) {
   return texts;
 }
 
+const gaps = (source) => Object.entries(source.reading?.gaps ?? {}).slice(0, 3)
+  .map(([name, gap]) => `${name}: ${gap.reason}, ${count(gap.missed)} polls missed`).join("; ");
+
 const LINK_KINDS = { connected: "good", waiting: "bad" };
 const links = new Table({ name: "Links", key: "name", empty: "The node has no link: its records stay here.", columns: [
   { key: "name", title: "Link", value: (row) => row.name },
@@ -109,7 +112,7 @@ const more = [
     { key: "name", title: "Source", value: (row) => row.name },
     { key: "state", title: "State", value: (row) => row.state, cell: (row) => badge(row.state === "connected" ? "good" : "bad", row.state) },
     { key: "messages", title: "Messages", kind: "number", value: (row) => row.messages, cell: (row) => count(row.messages) },
-    { key: "trouble", title: "Trouble", kind: "wide", value: (row) => (row.state === "connected" ? "" : row.last_error) },
+    { key: "trouble", title: "Trouble", kind: "wide", value: (row) => (row.state === "connected" ? gaps(row) : row.last_error) },
   ] })],
   ["Checked payloads", (facts) => facts.schemas, new Table({ name: "Checked payloads", key: "name", columns: [
     { key: "name", title: "Stream", value: (row) => row.name },

@@ -1,0 +1,850 @@
+"""Modbus devices as a source: polled on a schedule, and every poll is a record once or lies in a gap with a name.
+
+A device sends nothing of its own accord and keeps nothing: a value that was not read is gone. The schedule does
+not stop with the connection, and each of its polls is accounted for: stored, or missed for a reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import random
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
+
+import msgspec
+from pymodbus.framer import FRAMER_NAME_TO_CLASS, FramerType
+from pymodbus.pdu import DecodePDU, ModbusPDU
+from pymodbus.pdu.bit_message import ReadCoilsRequest, ReadDiscreteInputsRequest
+from pymodbus.pdu.register_message import ReadHoldingRegistersRequest, ReadInputRegistersRequest
+
+from weft.config.log_lines import left_out
+from weft.config.sources import ModbusDevice, ModbusSource, Register, SerialLine
+from weft.edge_node.sources.connection import (
+    CONNECT_TIMEOUT_S,
+    AnyConnection,
+    Runner,
+    SourceConnection,
+    SourceContext,
+    SourceDown,
+)
+from weft.edge_node.sources.notices import GapFile, Gaps, gap_topic
+from weft.edge_node.sources.status import Reading, SourceStatus
+
+log = logging.getLogger(__name__)
+
+# The library logs each strange answer. A device that always answers so would fill the disk; the source counts, and
+# repeats its own lines ever more rarely.
+logging.getLogger("pymodbus.logging").setLevel(logging.CRITICAL)
+
+# Registers: the requests that read them, and the values in the answers.
+
+FUNCTIONS = {"coil": 1, "discrete": 2, "holding": 3, "input": 4}
+"""Kind -> function code that reads it (Modbus Application Protocol 1.1b3, sections 6.1 to 6.4)."""
+BIT_FUNCTIONS = frozenset({1, 2})
+_WORD_BITS = 16
+_FORMATS = {"u16": "H", "i16": "h", "u32": "I", "i32": "i", "u64": "Q", "i64": "q", "f32": "f", "f64": "d"}
+_F32 = struct.Struct(">f")
+_SIGNIFICANT = 15
+"""Decimal digits that a double holds: what a factor such as 0.1 leaves behind them is noise."""
+
+
+class Value(NamedTuple):
+    """A named value of a device."""
+
+    name: str
+    register: Register
+
+    @property
+    def function(self) -> int:
+        """Return the function code that reads it."""
+        return FUNCTIONS[self.register.kind]
+
+    @property
+    def end(self) -> int:
+        """Return the address after its last register, or bit."""
+        return self.register.address + self.register.width
+
+
+class Block(NamedTuple):
+    """One request, and the values that its answer has."""
+
+    function: int
+    address: int
+    size: int
+    """Registers, or bits."""
+    values: tuple[Value, ...]
+
+    def decode(self, data: Sequence[int], into: dict[str, Any]) -> None:
+        """Add the values to a dict by name.
+
+        Args:
+            data: the answer's registers or bits, at least ``size``.
+        """
+        if self.function in BIT_FUNCTIONS:
+            for name, register in self.values:
+                into[name] = bool(data[register.address - self.address])
+            return
+        plain = struct.pack(f">{self.size}H", *data[: self.size])
+        # BADC and CDAB: with the bytes of each word swapped they are ABCD and DCBA.
+        swapped = struct.pack(f"<{self.size}H", *data[: self.size])
+        for name, register in self.values:
+            source = swapped if register.order in ("BADC", "CDAB") else plain
+            into[name] = _value(register, source, 2 * (register.address - self.address))
+
+
+def _value(register: Register, data: bytes, at: int) -> Any:
+    kind = register.type or "u16"
+    if kind == "text":
+        text = data[at : at + 2 * register.width]
+        return text.partition(b"\0")[0].rstrip(b" ").decode(errors="replace")
+    endian = "<" if register.order in ("CDAB", "DCBA") else ">"
+    if kind == "bool":
+        (word,) = struct.unpack_from(endian + "H", data, at)
+        return bool(word if register.bit is None else word >> register.bit & 1)
+    (number,) = struct.unpack_from(endian + _FORMATS[kind], data, at)
+    if isinstance(number, float):
+        if not math.isfinite(number):
+            return None  # JSON has no such number, and devices send it for "no value"
+        if kind == "f32":
+            number = _shortest(number)
+    if register.scale == 1 and register.offset == 0:
+        return number
+    scaled = number * register.scale + register.offset
+    return float(f"{scaled:.{_SIGNIFICANT}g}") if math.isfinite(scaled) else None
+
+
+def _shortest(number: float) -> float:
+    """Return the number with the fewest digits that is the same in 32 bits: 3.1, not 3.0999999046325684."""
+    for digits in range(6, 9):
+        short = float(f"{number:.{digits}g}")
+        if abs(short) <= _F32_MAX and _F32.pack(short) == _F32.pack(number):
+            return short
+    return float(f"{number:.9g}")
+
+
+_F32_MAX = 3.4028234663852886e38
+
+
+def values_of(device: ModbusDevice) -> tuple[Value, ...]:
+    """Return the values of a device, in the order of the configuration."""
+    return tuple(Value(name, register) for name, register in device.registers.items())
+
+
+def blocks(values: Iterable[Value], device: ModbusDevice) -> list[Block]:
+    """Return the fewest requests that read some values.
+
+    Values of one kind that follow each other share a request, with at most ``fill`` unused registers between them and
+    ``registers_in_request`` in all.
+    """
+    found: list[Block] = []
+    begun: list[Value] = []
+    end = 0
+    for value in sorted(values, key=lambda each: (each.function, each.register.address)):
+        # Requests of bits are bounded as those of words are: 125 registers have 2,000 bits.
+        size = _WORD_BITS if value.function in BIT_FUNCTIONS else 1
+        if (
+            begun
+            and value.function == begun[0].function
+            and value.register.address <= end + device.fill * size
+            and max(end, value.end) - begun[0].register.address <= device.registers_in_request * size
+        ):
+            begun.append(value)
+            end = max(end, value.end)
+            continue
+        if begun:
+            found.append(_block(begun, end))
+        begun, end = [value], value.end
+    if begun:
+        found.append(_block(begun, end))
+    return found
+
+
+def halves(block: Block, device: ModbusDevice) -> list[Block]:
+    """Return requests for both halves of a block that the device refused, to find the register that it lacks."""
+    middle = len(block.values) // 2
+    return [*blocks(block.values[:middle], device), *blocks(block.values[middle:], device)]
+
+
+def _block(values: list[Value], end: int) -> Block:
+    first = values[0].register.address
+    return Block(values[0].function, first, end - first, tuple(values))
+
+
+def words_of(register: Register) -> str:
+    """Return kind, address and type of a register, for people."""
+    return f"{register.kind} {register.address} {register.type or ('bool' if register.is_bit else 'u16')}"
+
+
+# One connection to devices: a request, and its answer.
+#
+# The frames and messages are pymodbus's. Its client is not used: it hides why it cannot connect, raises errors of a
+# bad answer into the event loop, and reconnects by itself, while the polls of that time have to be counted here.
+
+PORT = 502
+ADU_BYTES = range(3, 255)
+"""Lengths that a header of Modbus TCP may announce: unit, function code, and at most 252 bytes of data."""
+SILENCE_CHARACTERS = 3.5
+SILENCE_S_MIN = 0.00175
+"""Silence between two frames of RTU: 3.5 characters, and a constant above 19,200 baud (Modbus over Serial Line 1.02,
+section 2.5.1.1)."""
+_BITS_OF_CHARACTER = 11
+_REQUESTS: dict[int, type[ModbusPDU]] = {
+    1: ReadCoilsRequest,
+    2: ReadDiscreteInputsRequest,
+    3: ReadHoldingRegistersRequest,
+    4: ReadInputRegistersRequest,
+}
+EXCEPTIONS = {
+    1: "illegal function",
+    2: "illegal data address",
+    3: "illegal data value",
+    4: "server device failure",
+    5: "acknowledge",
+    6: "server device busy",
+    8: "memory parity error",
+    10: "gateway path unavailable",
+    11: "gateway target device failed to respond",
+}
+"""Exception codes (Modbus Application Protocol 1.1b3, section 7)."""
+OF_THE_REQUEST = frozenset({1, 2, 3})
+"""Codes that refuse what was asked for, and would refuse it again."""
+
+
+class DeviceRefused(Exception):
+    """The device answered with an exception."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exception {code}: {EXCEPTIONS.get(code, 'not in the specification')}")
+        self.code = code
+
+
+class BadAnswer(Exception):
+    """The answer does not fit the request."""
+
+
+class Line(asyncio.Protocol):
+    """A connection with one request at a time. Event loop's thread only."""
+
+    def __init__(self, framer: FramerType, reading: Reading, silence_s: float = 0.0) -> None:
+        """Wait for ``connection_made``.
+
+        Args:
+            silence_s: shortest time between two frames; RTU needs some.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._is_tcp = framer is FramerType.SOCKET
+        self._decoder = DecodePDU(False)
+        self._framer = FRAMER_NAME_TO_CLASS[framer](self._decoder)
+        self._reading = reading
+        self._silence_s = silence_s
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+        self._heard = 0.0
+        self._number = self._unit = 0
+        self._answer: asyncio.Future[ModbusPDU] | None = None
+        self.stray = ""
+        """Part of an error about the last frame that answered something else; empty if there was none."""
+        self.ended: asyncio.Future[str] = self._loop.create_future()
+        """Set to the reason once the connection has ended."""
+
+    async def read(self, unit: int, block: Block, timeout_s: float) -> list[int]:
+        """Return the registers or bits of a block.
+
+        Raises:
+            TimeoutError: no answer.
+            DeviceRefused, BadAnswer, SourceDown: as they say.
+        """
+        request = _REQUESTS[block.function](dev_id=unit, address=block.address, count=block.size)
+        answer = await self.ask(request, timeout_s)
+        if answer.isError():
+            raise DeviceRefused(answer.exception_code)
+        if answer.function_code != block.function:
+            raise self._bad(f"answered with function {answer.function_code}, asked for {block.function}")
+        is_bits = block.function in BIT_FUNCTIONS
+        data = list(answer.bits if is_bits else answer.registers)
+        if len(data) != (-(-block.size // 8) * 8 if is_bits else block.size):
+            raise self._bad(f"answered with {len(data)} of {block.size} {'bits' if is_bits else 'registers'}")
+        return data
+
+    async def ask(self, request: ModbusPDU, timeout_s: float) -> ModbusPDU:
+        """Send a request and return the answer, which may be an exception.
+
+        Raises:
+            TimeoutError: no answer.
+            BadAnswer: the answer cannot be decoded.
+            SourceDown: the connection has ended.
+        """
+        if self._silence_s and (wait := self._heard + self._silence_s - self._loop.time()) > 0:
+            await asyncio.sleep(wait)
+        if self.ended.done() or self._transport is None:
+            raise SourceDown(self.ended.result() if self.ended.done() else "the connection is not open")
+        # RTU has no numbers, so a late answer of the same device could pass for the next one: after a timeout the
+        # device is left alone for a while.
+        self._number = self._number % 0xFFFF + 1 if self._is_tcp else 0
+        self._unit, request.transaction_id = request.dev_id, self._number
+        self._buffer, self.stray = b"", ""
+        answer: asyncio.Future[ModbusPDU] = self._loop.create_future()
+        self._answer = answer
+        self._reading.requests += 1
+        self._transport.write(self._framer.buildFrame(request))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        finally:
+            self._answer = None
+
+    def _bad(self, what: str) -> BadAnswer:
+        self._reading.bad_answers += 1
+        return BadAnswer(what)
+
+    # --- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Be ready for requests."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Find the answer in the data of a read."""
+        self._heard = self._loop.time()
+        self._buffer += data
+        while self._buffer:
+            if self._is_tcp and (why := _broken_header(self._buffer)):
+                self._reading.bad_answers += 1
+                self.end(f"what answers does not speak Modbus TCP: {why}")
+                return
+            used, unit, number, pdu = self._framer.decode(self._buffer)
+            if not used:
+                return
+            self._buffer = self._buffer[used:]
+            self._frame(unit, number, pdu)
+
+    def _frame(self, unit: int, number: int, pdu: bytes) -> None:
+        answer = self._answer
+        if answer is None or answer.done():
+            self._reading.bad_answers += 1
+        elif not pdu:
+            self._strayed("a frame with a wrong checksum")
+        elif number != self._number:
+            self._strayed("an answer to another request")
+        elif unit != self._unit:
+            self._strayed(f"an answer of unit {unit}")
+        elif (decoded := self._decoder.decode(pdu)) is None:
+            answer.set_exception(self._bad("answered with something else than Modbus"))
+        else:
+            answer.set_result(decoded)
+
+    def _strayed(self, what: str) -> None:
+        self._reading.bad_answers += 1
+        self.stray = what
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note the end."""
+        self.end(f"the connection was lost: {exc}" if exc else "the other side closed the connection")
+
+    def end(self, reason: str) -> None:
+        """Close the connection, once."""
+        if self.ended.done():
+            return
+        self.ended.set_result(reason)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(SourceDown(reason))
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _broken_header(data: bytes) -> str:
+    """Return why the beginning of the data is no header of Modbus TCP; empty if it is, or is too short to tell."""
+    if len(data) < 6:
+        return ""
+    protocol, length = struct.unpack_from(">HH", data, 2)
+    if protocol:
+        return f"the protocol in its header is {protocol}, not 0"
+    return "" if length in ADU_BYTES else f"its header announces {length} bytes"
+
+
+async def open_line(url: str, serial: SerialLine, reading: Reading) -> Line:
+    """Connect to the devices.
+
+    Raises:
+        OSError, TimeoutError: there is no connection.
+    """
+    loop, target = asyncio.get_running_loop(), urlsplit(url)
+    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        if target.scheme == "serial":
+            # Imported here, as it needs pyserial.
+            from pymodbus.transport.serialtransport import create_serial_connection
+
+            silence_s = max(SILENCE_S_MIN, SILENCE_CHARACTERS * _BITS_OF_CHARACTER / serial.baud_rate)
+            _, protocol = await create_serial_connection(
+                loop,
+                lambda: Line(FramerType.RTU, reading, silence_s),
+                target.path,
+                baudrate=serial.baud_rate,
+                bytesize=serial.data_bits,
+                parity=serial.parity[0].upper(),
+                stopbits=serial.stop_bits,
+                timeout=0,
+            )
+            await asyncio.sleep(0)  # the transport calls ``connection_made`` in the next turn of the loop
+            await asyncio.sleep(0)
+            return cast(Line, protocol)
+        framer = FramerType.SOCKET if target.scheme == "tcp" else FramerType.RTU
+        _, line = await loop.create_connection(
+            lambda: Line(framer, reading, 0.0 if framer is FramerType.SOCKET else SILENCE_S_MIN),
+            target.hostname or "",
+            target.port or PORT,
+        )
+        return line
+
+
+# The devices of a source, and the schedule of their polls.
+
+REFUSED_RETRY_S = 60.0
+"""Time after which a register that the device refused is tried again."""
+BACKOFF_DOUBLINGS_MAX = 16
+AWAY_SHARE = 4
+"""After the poll of a device that is away, others have this many times as long before the next one: devices that are
+away cost a fifth of the line's time at most."""
+
+
+@dataclass(slots=True)
+class Refused:
+    """A register that the device refuses to read."""
+
+    reason: str
+    retry_at: float
+    """Seconds by the loop's clock."""
+
+
+@dataclass(slots=True)
+class Device:
+    """A device and its place in the schedule. Times in seconds by the loop's clock."""
+
+    number: int
+    name: str
+    settings: ModbusDevice
+    first: float
+    """Time of poll 0; poll N is N intervals later."""
+    values: tuple[Value, ...]
+    items: tuple[str, ...]
+    """Topics of the values, below the source's."""
+    blocks: list[Block] = field(default_factory=list)
+    refused: dict[str, Refused] = field(default_factory=dict)
+    next: int = 0
+    """Number of the next poll that is not accounted for."""
+    failures: int = 0
+    """Failed polls in a row."""
+    not_before: float = 0.0
+    stored: int = 0
+    """Polls that are durable."""
+
+    @property
+    def due(self) -> float:
+        """Return the time of the next poll."""
+        return self.first + self.next * self.settings.every_s
+
+    def left_out(self, now: float) -> int:
+        """Return the number of polls whose time is over: the next one's is not."""
+        return max(0, int((now - self.first) / self.settings.every_s + 1e-9) - self.next)
+
+    def plan(self) -> None:
+        """Make the requests for all values that the device does not refuse."""
+        self.blocks = blocks((value for value in self.values if value.name not in self.refused), self.settings)
+
+    async def read(self, line: Line, reading: Reading) -> dict[str, Any]:
+        """Read all values that the device has. What it refuses is then in ``refused``.
+
+        Raises:
+            TimeoutError, DeviceRefused, BadAnswer, SourceDown: there are no values.
+        """
+        now = asyncio.get_running_loop().time()
+        again = [value for value in self.values if (each := self.refused.get(value.name)) and each.retry_at <= now]
+        waiting, done = deque([*self.blocks, *(blocks([value], self.settings)[0] for value in again)]), list[Block]()
+        found: dict[str, Any] = {}
+        while waiting:
+            block = waiting.popleft()
+            try:
+                data = await line.read(self.settings.unit_id, block, self.settings.timeout_s)
+            except DeviceRefused as error:
+                reading.exceptions += 1
+                if error.code not in OF_THE_REQUEST:
+                    raise
+                # One register that the device lacks spoils the whole request.
+                if len(block.values) > 1:
+                    waiting.extendleft(reversed(halves(block, self.settings)))
+                else:
+                    self.refused[block.values[0].name] = Refused(str(error), now + REFUSED_RETRY_S)
+                continue
+            block.decode(data, found)
+            done.append(block)
+        self.blocks = done
+        if back := [value.name for value in again if value.name in found]:
+            for name in back:
+                del self.refused[name]
+            self.plan()
+        return found
+
+
+class Schedule:
+    """The devices of a line, and whose turn it is."""
+
+    def __init__(self, settings: ModbusSource, now: float) -> None:
+        """Spread the first polls over the interval of each device."""
+        count = len(settings.devices)
+        self.devices = [
+            Device(
+                number,
+                name,
+                each,
+                now + each.every_s * number / count,
+                values_of(each),
+                tuple(f"{name}/{register}" for register in each.registers),
+            )
+            for number, (name, each) in enumerate(settings.devices.items())
+        ]
+        for device in self.devices:
+            device.plan()
+        self._retry_max_s = settings.retry_max_s
+        self._away_at = 0.0
+        """Time before which no device is polled that is away."""
+
+    def turn(self) -> tuple[Device, float]:
+        """Return the device that waits for longest, or will be the first, and the time of its turn."""
+        turns = [
+            (max(device.due, device.not_before, self._away_at) if device.failures else device.due, device.number)
+            for device in self.devices
+        ]
+        at, number = min(turns)
+        return self.devices[number], at
+
+    def failed(self, device: Device, begun: float, now: float) -> None:
+        """Leave a device alone for a while, longer after each failure."""
+        device.failures += 1
+        every_s = device.settings.every_s
+        wait_s = min(max(self._retry_max_s, every_s), every_s * 2 ** min(device.failures - 1, BACKOFF_DOUBLINGS_MAX))
+        device.not_before = now + max(wait_s, device.settings.timeout_s)
+        self._away_at = now + AWAY_SHARE * (now - begun)
+
+
+# The way of records into the log.
+
+_ANSWER = struct.Struct(">BIQ")
+"""Acknowledgement of a record: what it is, number of the device or notice, time in ns since 1970."""
+_POLL, _PART, _NOTICE = range(3)
+"""``_PART`` is a record of a poll before its last one."""
+
+
+class Intake(SourceConnection):
+    """The source as a publisher. It outlives connections to devices, and ends when the log refuses a record."""
+
+    def __init__(self, runner: ModbusRunner) -> None:
+        super().__init__(runner.node, runner.status, runner.topics, runner.memory)
+        self._runner = runner
+        self.free = asyncio.Event()
+        """Set while records may come."""
+        self.free.set()
+        self.polls: deque[tuple[int, int]] = deque()
+        """Polls that are not durable yet: device, and time in ns since 1970."""
+        self.join()
+
+    def acknowledge(self, answers: bytes) -> None:
+        """Note what is durable."""
+        if self.ended.done():
+            return  # these polls were counted as missed
+        count = 0
+        for kind, number, at in _ANSWER.iter_unpack(answers):
+            count += 1
+            if kind == _NOTICE:
+                self._runner.gaps.durable(number)
+            elif kind == _POLL:
+                self.polls.popleft()
+                self._runner.stored(number, at)
+        self.status.acknowledged += count
+        self.status.unacknowledged = max(0, self.status.unacknowledged - count)
+        self._loop.call_soon(self._runner.tell)
+
+    def pause(self) -> None:
+        """Have no more polls."""
+        self.free.clear()
+
+    def resume(self) -> None:
+        """Have polls again."""
+        self.free.set()
+
+    def end(self, reason: str) -> None:
+        """End, once: what is not durable by now was not stored."""
+        if not self.ended.done():
+            super().end(reason)
+            self.free.set()
+            self._runner.not_stored(self.polls, reason)
+
+
+# A source of Modbus devices while the node runs.
+
+LATE = "the line, or the node, was too slow for the interval"
+BEHIND = "the node's disk was behind"
+SAVE_S = 10.0
+"""Interval at which the file of gaps is written: after a crash the gap is named so much longer than it was."""
+SILENT_MAX = 3
+"""Requests in a row without any answer, from no device, after which the node connects again."""
+RATE_S = 10.0
+
+
+class LineConnection(AnyConnection):
+    """A connection to the devices, with the task that polls them."""
+
+    def __init__(self, runner: ModbusRunner, line: Line) -> None:
+        super().__init__(runner.status, runner.node.wall_clock)
+        self._line = line
+        self._task = asyncio.create_task(self._poll(runner), name=f"polls of {runner.status.name}")
+        line.ended.add_done_callback(lambda ended: self.end(ended.result()))
+
+    async def _poll(self, runner: ModbusRunner) -> None:
+        try:
+            await runner.poll(self._line)
+        except SourceDown as error:
+            self.end(str(error))
+        except Exception as error:
+            log.exception("source %s: the polls failed", runner.status.name)
+            self.end(f"internal fault: {error!r}")
+
+    def end(self, reason: str) -> None:
+        """End the polls and the connection, once."""
+        if self.ended.done():
+            return
+        super().end(reason)
+        self._task.cancel()
+        self._line.end(reason)
+
+
+class ModbusRunner(Runner):
+    """The polls of one source."""
+
+    def __init__(
+        self, settings: ModbusSource, status: SourceStatus, node: SourceContext, rng: random.Random, file: GapFile
+    ) -> None:
+        """Use checked settings."""
+        super().__init__(settings, (settings.url,), status, node, rng)
+        self._modbus = settings
+        self._file = file
+        self.gaps = Gaps(status.name, settings.notice_after)
+        self._reading = status.reading = Reading(self.gaps)
+        self._schedule = Schedule(settings, self._loop.time())
+        self._intake: Intake | None = None
+        self._down = "the source was starting"
+        self._encode = msgspec.json.Encoder().encode
+        self._counted, self._counted_at = 0, self._loop.time()
+
+    async def run(self) -> None:
+        """Serve until cancelled, as every source does, with the gaps of the last run."""
+        every = {device.name: device.settings.every_s for device in self._schedule.devices}
+        items = {item: every[device.name] for device in self._schedule.devices for item in device.items}
+        self.gaps.restore(await asyncio.to_thread(self._file.read), every | items, self.node.wall_clock())
+        self._schedule = Schedule(self._modbus, self._loop.time())
+        saving = asyncio.create_task(self._save_often(), name=f"gaps of {self.status.name}")
+        try:
+            await super().run()
+        finally:
+            saving.cancel()
+            if self._intake is not None:
+                await self._intake.settle()
+            await self._save()
+
+    async def connect(self, url: str) -> LineConnection:
+        """Connect, and start the polls.
+
+        Raises:
+            OSError, TimeoutError: there is no connection.
+        """
+        line = await open_line(url, self._modbus.serial, self._reading)
+        self._account(self._down)
+        return LineConnection(self, line)
+
+    async def close(self, connection: AnyConnection) -> None:
+        """Stop the polls, and disconnect."""
+        connection.end("the source stops")
+
+    async def _wait(self, url: str, reason: str) -> None:
+        self._down = reason
+        self._account(reason)
+        self.tell()
+        await super()._wait(url, reason)
+
+    # --- polls
+
+    async def poll(self, line: Line) -> None:
+        """Poll the devices, each in its turn, until cancelled.
+
+        Raises:
+            SourceDown: the connection has ended, or should end.
+        """
+        silent = 0
+        while True:
+            self.tell()
+            intake = self._intake_now()
+            if intake.is_held:
+                await intake.free.wait()
+                self._account(BEHIND)
+                continue
+            device, at = self._schedule.turn()
+            if (wait := at - self._loop.time()) > 0:
+                await asyncio.sleep(wait)
+                continue
+            silent = 0 if await self._poll_one(line, device) else silent + 1
+            if silent >= SILENT_MAX and all(each.failures for each in self._schedule.devices):
+                raise SourceDown(f"no device answers; the last {silent} requests timed out")
+
+    async def _poll_one(self, line: Line, device: Device) -> bool:
+        """Poll a device. Return whether it answered."""
+        begun = self._loop.time()
+        missed, since = device.left_out(begun), self._wall(device.due)
+        device.next += missed
+        due = self._wall(device.due)
+        device.next += 1
+        try:
+            values = await device.read(line, self._reading)
+        except TimeoutError:
+            self._reading.timeouts += 1
+            stray = f", but {line.stray}" if line.stray else ""
+            reason, answered = f"no answer within {device.settings.timeout_s:g} s{stray}", False
+        except (DeviceRefused, BadAnswer) as error:
+            reason, answered = str(error), True
+        except BaseException as error:
+            # The connection has ended, or the source: this poll was begun, so nothing else counts it.
+            self._left_out(device, since, missed)
+            self._missed(device, str(error) or "the source was stopped", due, 1)
+            raise
+        else:
+            self._taken(device, values, since, missed, due)
+            return True
+        self._left_out(device, since, missed)
+        self._missed(device, reason, due, 1)
+        self._schedule.failed(device, begun, self._loop.time())
+        self._say_failed(device, reason)
+        return answered
+
+    def _taken(self, device: Device, values: dict[str, Any], since: int, missed: int, due: int) -> None:
+        """Store the values of a poll."""
+        now, name = self.node.wall_clock(), device.name
+        for register, refused in device.refused.items():
+            self.gaps.miss(f"{name}/{register}", (f"{name}/{register}",), refused.reason, due)
+            self.status.last_error, self.status.last_error_time = f"{name}/{register}: {refused.reason}", now
+        if name in self.gaps.open:
+            self._left_out(device, since, missed)
+        elif missed:
+            self.gaps.missed_between(device.items, LATE, since, now, missed)
+        if device.failures:
+            self._say_back(device)
+            device.failures = 0
+        if not values:
+            return  # each of its registers is in a gap
+        self._count(len(values))
+        intake = self._intake_now()
+        if why := self._publish(intake, device, values, now):
+            self._missed(device, f"its records are refused: {why}", due, 1)
+        else:
+            intake.polls.append((device.number, now))
+        self.node.ingest.batch.gathered()
+
+    def _publish(self, intake: Intake, device: Device, values: dict[str, Any], now: int) -> str | None:
+        topic = f"{self.status.name}/{device.name}"
+        if self._modbus.records == "device":
+            return intake.take(topic.encode(), self._encode(values), _ANSWER.pack(_POLL, device.number, now))
+        for left, (name, value) in zip(range(len(values) - 1, -1, -1), values.items(), strict=True):
+            answer = _ANSWER.pack(_PART if left else _POLL, device.number, now)
+            if why := intake.take(f"{topic}/{name}".encode(), self._encode(value), answer):
+                return why
+        return None
+
+    def _intake_now(self) -> Intake:
+        if self._intake is None or self._intake.ended.done():
+            self._intake = Intake(self)
+        return self._intake
+
+    # --- what is stored, and what is missed
+
+    def stored(self, number: int, at: int) -> None:
+        """Note that a poll is durable."""
+        device = self._schedule.devices[number]
+        device.stored += 1
+        self.gaps.reached(device.name, device.items, at)
+        if self.gaps.open:
+            self.gaps.close(device.name, at)
+            for value, item in zip(device.values, device.items, strict=True):
+                if value.name not in device.refused:
+                    self.gaps.close(item, at)
+
+    def not_stored(self, polls: deque[tuple[int, int]], reason: str) -> None:
+        """Count polls that the log refused, and have the notices written again."""
+        while polls:
+            number, at = polls.popleft()
+            self._missed(self._schedule.devices[number], reason, at, 1)
+        self.gaps.again()
+        self.status.last_error, self.status.last_error_time = reason, self.node.wall_clock()
+
+    def _missed(self, device: Device, reason: str, since: int, count: int) -> None:
+        self.gaps.miss(device.name, device.items, reason, since, count)
+
+    def _left_out(self, device: Device, since: int, count: int) -> None:
+        """Count the polls between two of a device: it was left alone after a failure, or the line was too slow."""
+        if count:
+            gap = self.gaps.open.get(device.name)
+            self._missed(device, gap.reasons[-1] if gap is not None else LATE, since, count)
+
+    def _account(self, reason: str) -> None:
+        """Count the polls that were left out until now."""
+        now = self._loop.time()
+        for device in self._schedule.devices:
+            if count := device.left_out(now):
+                self._missed(device, reason, self._wall(device.due), count)
+                device.next += count
+
+    def tell(self) -> None:
+        """Write the notices that are due."""
+        for number, content in self.gaps.due():
+            why = self._intake_now().take(gap_topic(self.status.name), content, _ANSWER.pack(_NOTICE, number, 0))
+            if why is not None:
+                self.gaps.durable(number)  # no stream takes it, which the log of the node says
+            self.node.ingest.batch.gathered()
+
+    async def _save_often(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_S)
+            await self._save()
+
+    async def _save(self) -> None:
+        with contextlib.suppress(OSError):  # the log itself says when the disk fails
+            await asyncio.to_thread(self._file.write, self.gaps.state())
+
+    # --- for people
+
+    def _wall(self, at: float) -> int:
+        """Return the time since 1970 of a time by the loop's clock."""
+        return self.node.wall_clock() - int((self._loop.time() - at) * 1e9)
+
+    def _count(self, values: int) -> None:
+        reading, now = self._reading, self._loop.time()
+        reading.values += values
+        if (passed := now - self._counted_at) >= RATE_S:
+            reading.values_per_second = round((reading.values - self._counted) / passed, 1)
+            self._counted, self._counted_at = reading.values, now
+
+    def _say_failed(self, device: Device, reason: str) -> None:
+        status = self.status
+        status.last_error, status.last_error_time = f"{device.name}: {reason}", self.node.wall_clock()
+        repeated = self.memory.lines.due(device.name, self._loop.time())
+        if repeated is not None:
+            log.warning("source %s: %s: %s%s", status.name, device.name, reason, left_out(repeated))
+
+    def _say_back(self, device: Device) -> None:
+        gap = self.gaps.open.get(device.name)
+        missed = gap.missed if gap is not None else 0
+        if self.memory.lines.due(f"{device.name} again", self._loop.time()) is not None:
+            log.info("source %s: %s answers again, %d polls were missed", self.status.name, device.name, missed)
