@@ -127,10 +127,7 @@ def slow(frame):
 
 @pytest.mark.slow
 @pytest.mark.timeout(890)
-@pytest.mark.parametrize(
-    "whole_group",
-    [pytest.param(False, id="process", marks=pytest.mark.search(turns=4)), pytest.param(True, id="group")],
-)
+@pytest.mark.parametrize("whole_group", [False, True], ids=["process", "group"])
 def test_a_pipeline_that_is_ended_within_a_batch_says_nothing(whole_group: bool, plant: Hub, tmp_path: Path) -> None:
     """Service managers send SIGTERM to the whole group: Java ends first, and each call of it fails from then on."""
     begun, log = tmp_path / "begun", tmp_path / "spark.log"
