@@ -166,7 +166,7 @@ def as_dicts(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
     return [row for each in batches for row in each.to_pylist()]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(entries(), min_size=1, max_size=6), st.integers(0, 2**40), st.data())
 def test_rows_are_the_records(
     parts: list[tuple[int, int, int, int, bytes]], base_offset: int, data: st.DataObject
