@@ -60,7 +60,7 @@ from weft.hub_api.answers import (
     moment_of,
 )
 from weft.hub_api.bodies import Drain, NewToken, RegionOrder, Rotation, Split, TenantQuotas
-from weft.hub_api.operations import ACTS_DEFAULT, NUMBER_MAX, PAGE_DEFAULT, Operation
+from weft.hub_api.operations import ACTS_DEFAULT, NUMBER_MAX, PAGE_DEFAULT, Operation, reader_of
 from weft.hub_api.rights import Scope, role_grants
 from weft.hub_api.status import (
     DrainAnswer,
@@ -80,7 +80,6 @@ from weft.storage.cluster_log import Author, Change, ChangeRefused, ClusterLog, 
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.presence import running
 
-DIGITS_MAX = 20
 READ_AGE_S = 5.0
 """Maximum age of what an answer about processes or regions is made of: it is read for all who ask within it."""
 ACTS_AT_ONCE = 2
@@ -370,27 +369,8 @@ def _named(operation: Operation, texts: Mapping[str, str]) -> dict[str, Any]:
         if each.required and not text:
             raise ApiError(400, f"{each.name}= is missing", each.advice or f"expected {NAME_RULE}")
         if each.name in texts:
-            try:
-                named[each.name] = _value(text, each.type)
-            except msgspec.ValidationError:
-                raise ApiError(400, f"{each.name}: {text[:80]!r}", each.advice or f"expected {NAME_RULE}") from None
+            named[each.name] = reader_of(each)(text)
     return named
-
-
-def _value(text: str, of: Any) -> Any:
-    """Return a parameter as a value of its type: a number may have zeros before it, as elsewhere in the API.
-
-    Raises:
-        msgspec.ValidationError: it is none.
-    """
-    if text.endswith("\n"):
-        raise msgspec.ValidationError("a pattern's `$` would match before the end of the line")
-    try:
-        return msgspec.convert(text, of, strict=False)
-    except msgspec.ValidationError:
-        if not (text.isascii() and text.isdecimal() and len(text) <= DIGITS_MAX):
-            raise
-        return msgspec.convert(int(text), of)
 
 
 def _page(names: Sequence[str], after: str, limit: int) -> tuple[Sequence[str], str | None]:

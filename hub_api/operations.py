@@ -7,14 +7,18 @@ route under ``/v1`` without one fails a test.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
+import msgspec
 from msgspec import Meta
 
+from weft.config.units import parse_duration_ns
 from weft.hub_api.answers import (
     ActsAnswer,
+    ApiError,
     ChangeEvent,
     CompletenessAnswer,
     EdgeAnswer,
@@ -41,6 +45,7 @@ from weft.hub_api.answers import (
     TraceAnswer,
     UsageAnswer,
     WhoAmI,
+    parse_moment,
 )
 from weft.hub_api.bodies import (
     KEY_CHARACTERS_MAX,
@@ -66,6 +71,7 @@ from weft.hub_api.status import (
     StatusAnswer,
     TroublesAnswer,
 )
+from weft.protocols.lane import NAME_RULE
 from weft.protocols.shard.placement import SHARDS_MAX
 
 # Bounds of requests and answers.
@@ -79,12 +85,20 @@ RECORDS_DEFAULT, RECORDS_MAX = 100, 10_000
 SERIES_ROWS_DEFAULT, SERIES_ROWS_MAX = 5_000, 10_000
 SERIES_VALUES = ("mean", "last", "min", "max")
 """Functions that make one value of those in an interval."""
+SERIES_LATE_NS = 600 * 10**9
+"""Longest time between the span's end and the receipt of a record of the answer, unless the request says another."""
+SHARDS_OF = ALL_SHARDS, OWN_SHARDS = "all", "own"
 ROWS_MAX = 1 << 16
 ROW_FORMATS = ARROW_FORMAT, JSON_FORMAT = "arrow", "json"
 ROW_COLUMNS = OWN_COLUMNS, TYPED_COLUMNS = "own", "typed"
 JSON_ROWS_MAX = 1000
 NUMBER_MAX = (1 << 63) - 1
 """Highest offset, sequence number and number of a chunk."""
+
+DIGITS_MAX = 20
+"""Longest number in a request. Python refuses numbers of some thousand digits with an error of its own."""
+SHOWN_CHARACTERS = 80
+"""Longest part of a refused text in an error."""
 
 # One operation of the API as its document describes it: a method and a path, parameters, a body, and answers.
 
@@ -111,6 +125,10 @@ READING = frozenset({400, 401, 403, 421, 429, 500, 503})
 READERS = (Scope.READER, Scope.ADMIN)
 
 
+Reader = Callable[[str], Any]
+"""Makes the value of a parameter from its text, or raises ``ApiError``."""
+
+
 class Parameter(NamedTuple):
     """A parameter of a request."""
 
@@ -123,7 +141,14 @@ class Parameter(NamedTuple):
     beside: tuple[str, ...] = ()
     """Names of parameters beside which it would have no meaning, so that a request with both is refused."""
     advice: str = ""
-    """Advice of the error that refuses a value; for a name, the rule of names will do."""
+    """Advice of the error that refuses a value, or its absence; for a name, the rule of names will do."""
+    default: Any = None
+    """Value, as ``reader_of`` makes it, without one in the request."""
+
+    @property
+    def written(self) -> str:
+        """Return its name as errors write it, before the value."""
+        return f"{self.name}=" if self.place == "query" else f"{self.name}: "
 
 
 class Operation(NamedTuple):
@@ -186,7 +211,12 @@ EDGE = Parameter("edge", _Name, "Name of the edge.", "path", required=True)
 
 def _limit(of: str, most: int = PAGE_MAX, default: int = PAGE_DEFAULT, least: int = 1) -> Parameter:
     schema: Any = Annotated[int, Meta(ge=least, le=most, extra_json_schema={"default": default})]
-    return Parameter("limit", schema, f"Most {of} of the answer, which may end sooner.")
+    return Parameter("limit", schema, f"Most {of} of the answer, which may end sooner.", default=default)
+
+
+def _choice(name: str, of: tuple[str, ...], description: str) -> Parameter:
+    schema: Any = Annotated[str, Meta(extra_json_schema={"enum": list(of), "default": of[0]})]
+    return Parameter(name, schema, description, default=of[0])
 
 
 def _after(pattern: str | None = None) -> Parameter:
@@ -297,11 +327,7 @@ OPERATIONS: tuple[Operation, ...] = (
         EdgesAnswer,
         parameters=(
             Parameter("tenant", _Name, "Only edges of this tenant. An admin gets those of all without it."),
-            Parameter(
-                "shards",
-                Annotated[str, Meta(extra_json_schema={"enum": ["all", "own"], "default": "all"})],
-                "`own`: only edges of this process's own shards.",
-            ),
+            _choice("shards", SHARDS_OF, "`own`: only edges of this process's own shards."),
             _after(),
             _limit("edges"),
         ),
@@ -382,18 +408,32 @@ OPERATIONS: tuple[Operation, ...] = (
         parameters=(
             STREAM,
             TENANT,
-            Parameter("since", TIME, "Begin of the span: RFC 3339, or nanoseconds since 1970.", required=True),
-            Parameter("until", TIME, "End of the span, which is not in it. Without it, up to the newest record."),
-            Parameter("late", _Duration, "Time after `until` in which a record of the span may have arrived: 10m."),
-            Parameter("fields", str, "Paths of numbers in the payload, with commas between. Without it, the payload."),
-            Parameter("edge", _Name, "Only this edge."),
-            Parameter("key", str, "Only keys that match this filter of MQTT."),
-            Parameter("step", _Duration, "Length of an interval, which makes a row: 10s. 0s: a row for each value."),
             Parameter(
-                "value",
-                Annotated[str, Meta(extra_json_schema={"enum": list(SERIES_VALUES), "default": SERIES_VALUES[0]})],
-                "What an interval makes of its values.",
+                "since",
+                TIME,
+                "Begin of the span: RFC 3339, or nanoseconds since 1970.",
+                required=True,
+                advice="a series begins at a time: since=2026-01-31T12:00:00Z",
             ),
+            Parameter("until", TIME, "End of the span, which is not in it. Without it, up to the newest record."),
+            Parameter(
+                "late",
+                _Duration,
+                "Time after `until` in which a record of the span may have arrived: 10m.",
+                default=SERIES_LATE_NS,
+            ),
+            Parameter(
+                "fields",
+                str,
+                "Paths of numbers in the payload, with commas between. Without it, the payload.",
+                default="",
+            ),
+            Parameter("edge", _Name, "Only this edge."),
+            Parameter("key", str, "Only keys that match this filter of MQTT.", default="#"),
+            Parameter(
+                "step", _Duration, "Length of an interval, which makes a row: 10s. 0s: a row for each value.", default=0
+            ),
+            _choice("value", SERIES_VALUES, "What an interval makes of its values."),
             _limit("rows", SERIES_ROWS_MAX, SERIES_ROWS_DEFAULT),
         ),
         errors=_OF_STREAM,
@@ -409,7 +449,7 @@ OPERATIONS: tuple[Operation, ...] = (
             TENANT,
             Parameter("position", str, "From this position on, which an event names. Without it, from the end on."),
             Parameter("edge", _Name, "Only this edge."),
-            Parameter("key", str, "Only keys that match this filter of MQTT."),
+            Parameter("key", str, "Only keys that match this filter of MQTT.", default="#"),
         ),
         errors=_OF_STREAM,
         content_type=EVENTS,
@@ -423,17 +463,19 @@ OPERATIONS: tuple[Operation, ...] = (
         parameters=(
             STREAM,
             TENANT,
-            Parameter("shard", _Shard, "The shard.", required=True),
+            Parameter(
+                "shard",
+                _Shard,
+                "The shard.",
+                required=True,
+                advice="rows are read shard by shard: GET /v1/streams/NAME has the shards",
+            ),
             Parameter("offset", _Number, "From this offset on. Without it, from the first that the log has."),
             Parameter("chunk", _Number, "Chunk to begin with, as `Weft-Next-Chunk` of an answer says."),
-            Parameter(
-                "format",
-                Annotated[str, Meta(extra_json_schema={"enum": list(ROW_FORMATS), "default": ROW_FORMATS[0]})],
-                f"`json` is for a look: at most {JSON_ROWS_MAX} rows and 1 MiB of them.",
-            ),
-            Parameter(
+            _choice("format", ROW_FORMATS, f"`json` is for a look: at most {JSON_ROWS_MAX} rows and 1 MiB of them."),
+            _choice(
                 "columns",
-                Annotated[str, Meta(extra_json_schema={"enum": list(ROW_COLUMNS), "default": ROW_COLUMNS[0]})],
+                ROW_COLUMNS,
                 "`typed`: also the columns of the stream's declared schema, made of the payloads.",
             ),
             _limit("rows", ROWS_MAX, ROWS_MAX, 0),
@@ -749,6 +791,60 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 """All operations, in the order of the document."""
 OF_NAME: Mapping[str, Operation] = {each.name: each for each in OPERATIONS}
+
+
+def reader_of(parameter: Parameter) -> Reader:
+    """Return what makes the value of a parameter from its text: a number, the nanoseconds of a time or a duration, or
+    the text itself. It raises ``ApiError`` with 400 for a text that the declared type does not allow."""
+    described = msgspec.inspect.type_info(parameter.type)
+    more: dict[str, Any] = {}
+    if isinstance(described, msgspec.inspect.Metadata):
+        more = described.extra_json_schema or {}
+        described = described.type
+    if parameter.type is TIME:
+        return lambda text: _time(parameter, text)
+    if isinstance(described, msgspec.inspect.IntType):
+        least, most = described.ge, described.le
+        assert least is not None, f"{parameter.name} needs bounds"
+        assert most is not None, f"{parameter.name} needs bounds"
+        return lambda text: _integer(parameter, text, least, most)
+    if "enum" in more:
+        return lambda text: _one_of(parameter, text, more["enum"])
+    assert isinstance(described, msgspec.inspect.StrType), f"{parameter.name} has a type that texts do not have"
+    if described.pattern is None:
+        return str
+    # In a pattern of JSON schema, `$` does not match before the end of a line.
+    matches = re.compile(described.pattern.replace("$", r"\Z")).search
+    is_duration = parameter.type is _Duration
+    return lambda text: _matching(parameter, text, matches, is_duration=is_duration)
+
+
+def _time(parameter: Parameter, text: str) -> int:
+    try:
+        return parse_moment(text)
+    except ValueError:
+        error = f"{parameter.written}{text[: 2 * DIGITS_MAX]!r} is not a time"
+        raise ApiError(400, error, "write 2026-01-31T12:00:00Z, or nanoseconds") from None
+
+
+def _integer(parameter: Parameter, text: str, least: int, most: int) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > DIGITS_MAX or not least <= int(text) <= most:
+        error = f"{parameter.written}{text[: 2 * DIGITS_MAX]!r}"
+        raise ApiError(400, error, f"expected a number from {least} to {most}")
+    return int(text)
+
+
+def _one_of(parameter: Parameter, text: str, known: list[str]) -> str:
+    if text not in known:
+        raise ApiError(400, f"{parameter.written}{text[: 2 * DIGITS_MAX]!r}", f"expected {' or '.join(known)}")
+    return text
+
+
+def _matching(parameter: Parameter, text: str, matches: Callable[[str], object], *, is_duration: bool) -> str | int:
+    if not matches(text):
+        error = f"{parameter.written}{text[:SHOWN_CHARACTERS]!r}"
+        raise ApiError(400, error, parameter.advice or f"expected {NAME_RULE}")
+    return parse_duration_ns(text) if is_duration else text
 
 
 def operation_of(method: str, path: str) -> tuple[Operation, dict[str, str]]:

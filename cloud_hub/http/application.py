@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -18,22 +17,31 @@ from msgspec import UNSET
 
 from weft.bounds import Refusals
 from weft.cloud_hub.auth.access import Access, headers_of
+from weft.cloud_hub.http.validation import PageQuery, asked
 from weft.cloud_hub.reads import views
 from weft.cloud_hub.reads.answers import (
+    JSON,
     Answers,
     LongAnswer,
     ViewT,
     answered,
-    choice,
     encoded,
-    integer,
     lanes_after,
     position,
     routes,
 )
 from weft.cloud_hub.reads.metrics import StreamRates
-from weft.cloud_hub.reads.records import SOON, RecordsReading, ShardsView, ShardViews, trace_answer
-from weft.cloud_hub.reads.series import SeriesReading, SeriesRequest
+from weft.cloud_hub.reads.records import (
+    SOON,
+    RecordsQuery,
+    RecordsReading,
+    ShardsView,
+    ShardViews,
+    TraceQuery,
+    trace_answer,
+    unavailable,
+)
+from weft.cloud_hub.reads.series import SeriesQuery, SeriesReading, SeriesRequest
 from weft.cloud_hub.reads.summaries import (
     EdgeViews,
     LinksElsewhere,
@@ -42,7 +50,7 @@ from weft.cloud_hub.reads.summaries import (
     edge_of,
     edges_after,
 )
-from weft.cloud_hub.reads.views import LaneOf, StreamPart, View, renamed_lanes
+from weft.cloud_hub.reads.views import LaneOf, StreamPart, renamed_lanes
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.tables.hub_tables import HubTables
 from weft.config.log_lines import Repeats, left_out
@@ -58,18 +66,7 @@ from weft.hub_api.answers import (
     StreamsAnswer,
     moment,
 )
-from weft.hub_api.operations import (
-    JSON_FORMAT,
-    NUMBER_MAX,
-    PAGE_DEFAULT,
-    PAGE_MAX,
-    RECORDS_DEFAULT,
-    RECORDS_MAX,
-    ROW_COLUMNS,
-    ROW_FORMATS,
-    ROWS_MAX,
-    TYPED_COLUMNS,
-)
+from weft.hub_api.operations import ARROW, JSON_FORMAT, OWN_SHARDS, TYPED_COLUMNS
 from weft.network.http_server import Handler
 from weft.network.problem import PROBLEM_JSON, problem
 from weft.protocols.chunk_index import StreamKey
@@ -82,16 +79,10 @@ from weft.storage.object_store import NotFound, StoreError
 from weft.storage.table.actions import TableError
 from weft.storage.table.schemas import Schemas
 
-if TYPE_CHECKING:
-    pass
-
-
-def _json_of_view(view: View) -> web.Response:
-    return web.Response(body=msgspec.json.encode(view) + b"\n", content_type="application/json")
-
-
 logger = logging.getLogger(__name__)
 UNKNOWN_PATH = "GET /v1/streams lists what can be read, /v1/openapi.json what can be asked"
+NEXT_OFFSET, NEXT_CHUNK, END_OFFSET = "Weft-Next-Offset", "Weft-Next-Chunk", "Weft-End-Offset"
+"""Headers of an answer of rows."""
 # By status, and not a type for each refusal, of which there are 200. Relative to the hub, so that it leads somewhere in
 # a plant without the internet, too.
 PROBLEM_TYPE = "/v1/openapi.json#/components/responses/{status}"
@@ -101,6 +92,25 @@ PROBLEM_TYPE = "/v1/openapi.json#/components/responses/{status}"
 def _problem(status: int, detail: str, advice: str, headers: Mapping[str, str] | None = None) -> web.Response:
     body = problem(status, detail, advice, type_=PROBLEM_TYPE.format(status=status))
     return web.Response(body=body, status=status, headers=headers, content_type=PROBLEM_JSON)
+
+
+class EdgesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of the request for edges."""
+
+    shards: str
+    after: str | None
+    limit: int
+
+
+class RowsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of the request for rows."""
+
+    shard: int
+    offset: int | None
+    chunk: int | None
+    format: str
+    columns: str
+    limit: int
 
 
 class Api:
@@ -209,11 +219,11 @@ class Api:
 
     async def _get_edges(self, request: web.Request) -> web.Response:
         tenant = self._access.tenants(request)
-        own = choice(request, "shards", ("all", "own")) == "own"
-        limit = integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
+        query = asked(request, EdgesQuery)
+        own = query.shards == OWN_SHARDS
         shards = await self._summaries.own() if own else await self._summaries.every()
         rows = [each.edges for each in shards.summaries]
-        edges, more = edges_after(rows, tenant, request.query.get("after"), limit)
+        edges, more = edges_after(rows, tenant, query.after, query.limit)
         elsewhere = LinksElsewhere({}, []) if own else await self._elsewhere()
         page = await encoded(edges, self._edges(elsewhere).view, self._response_bytes_max)
         last = edges[len(page.views) - 1].name if page.views and (more or not page.is_whole) else None
@@ -233,7 +243,7 @@ class Api:
         shards = await self._summaries.every()
         row = edge_of([each.edges for each in shards.summaries], name)
         if row is None and shards.missing:
-            raise _unavailable(f"edge {name} is not known yet, and some shards cannot be read")
+            raise unavailable(f"edge {name} is not known yet, and some shards cannot be read")
         if row is None:
             raise ApiError(
                 404, f"the hub knows no edge {name}", "GET /v1/edges lists the edges; ?tenant= names a tenant"
@@ -243,16 +253,16 @@ class Api:
 
     async def _get_streams(self, request: web.Request) -> web.Response:
         tenant, is_readable = self._access.streams(request)
-        after, limit = request.query.get("after", ""), integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
+        query = asked(request, PageQuery)
         shards = await self._summaries.every()
         every = await shards.streams(tenant)
-        names = [name for name in every if name > after and is_readable(name)]
+        names = [name for name in every if name > (query.after or "") and is_readable(name)]
 
         def view(name: str) -> StreamOf:
             made = self._view((tenant, name), every[name], None if shards.missing else shards.ages)
             return msgspec.structs.replace(made, complete_up_to=None) if shards.missing else made
 
-        page = await encoded(names[:limit], view, self._response_bytes_max)
+        page = await encoded(names[: query.limit], view, self._response_bytes_max)
         taken = len(page.views)
         last = names[taken - 1] if taken < len(names) else None
         return answered(
@@ -302,9 +312,9 @@ class Api:
         self, request: web.Request, shards: ShardsView, stream: StreamKey, view: Callable[[Lane, LaneState, int], ViewT]
     ) -> tuple[list[LaneOf], str | None, list[ViewT]]:
         """Return a page of a stream's lanes, the start of the next page, and the lanes' views."""
-        limit = integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
+        query = asked(request, PageQuery)
         try:
-            lanes, more = await lanes_after(shards.states, *stream, request.query.get("after"), limit)
+            lanes, more = await lanes_after(shards.states, *stream, query.after, query.limit)
         except ValueError:
             raise ApiError(400, "after= does not name a lane", "use next_after of the previous answer") from None
         page = await encoded(lanes, lambda each: view(each[1], each[2], each[0]), self._response_bytes_max)
@@ -342,24 +352,24 @@ class Api:
 
     async def _get_records(self, request: web.Request) -> LongAnswer:
         shards, tenant, stream = await self.stream(request)
-        limit = integer(request, "limit", RECORDS_DEFAULT, 1, RECORDS_MAX)
+        wanted = asked(request, RecordsQuery)
         payload = await self.payload_kind(shards, tenant, stream)
-        answer = RecordsReading(request, (tenant, stream), payload, limit, self._response_bytes_max)
+        answer = RecordsReading(wanted, (tenant, stream), payload, self._response_bytes_max)
         states = {state.shard: state for state in shards.states}
-        for shard in self._wanted(request, shards):
+        for shard in wanted.shards(shards):
             if not answer.continues(shard):
                 break
             try:
                 await answer.read(states[shard], shards.readers[shard])
             except (StoreError, NotFound, CodecError, TableError) as error:
-                if "shard" in request.query:
+                if wanted.shard is not None:
                     raise
                 self._log(logging.WARNING, error)
                 shards.missing[shard] = public_reason(error)
-        return await answer.encode(shards.missing_shards, self._tables.view(tenant, stream))
+        return LongAnswer(await answer.encode(shards.missing_shards, self._tables.view(tenant, stream)))
 
     async def _get_series(self, request: web.Request) -> web.Response:
-        wanted = SeriesRequest.of(request)
+        wanted = SeriesRequest.of(asked(request, SeriesQuery))
         shards, tenant, stream = await self.stream(request)
         payload = await self.payload_kind(shards, tenant, stream)
         answer = SeriesReading((tenant, stream), payload, wanted, self._response_bytes_max)
@@ -386,49 +396,31 @@ class Api:
     async def _get_trace(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self.stream(request)
         payload = await self.payload_kind(shards, tenant, stream)
-        answer = await trace_answer(request, shards, (tenant, stream), payload)
+        answer = await trace_answer(asked(request, TraceQuery), shards, (tenant, stream), payload)
         return await asyncio.to_thread(answered, answer)  # its record may have megabytes
 
     async def _get_rows(self, request: web.Request) -> LongAnswer:
         from weft.cloud_hub.reads import rows
 
         shards, tenant, stream = await self.stream(request)
-        if "shard" not in request.query:
-            advice = "rows are read shard by shard: GET /v1/streams/NAME has the shards"
-            raise ApiError(400, "shard= is missing", advice)
-        (shard,) = self._wanted(request, shards)
-        offset, chunk = (
-            integer(request, name, 0, 0, NUMBER_MAX) if name in request.query else None for name in ("offset", "chunk")
-        )
-        limit = integer(request, "limit", ROWS_MAX, 0, ROWS_MAX)
-        kind, form = await self.payload_kind(shards, tenant, stream), choice(request, "format", ROW_FORMATS)
-        is_typed = choice(request, "columns", ROW_COLUMNS) == TYPED_COLUMNS
+        query = asked(request, RowsQuery)
+        shard, is_json = shards.readable(query.shard), query.format == JSON_FORMAT
         wanted = rows.RowsRequest(
             (tenant, stream),
-            kind,
-            offset,
-            chunk,
-            limit,
-            is_json=form == JSON_FORMAT,
-            schema=self._schemas.of((tenant, stream)) if is_typed else None,
+            await self.payload_kind(shards, tenant, stream),
+            query.offset,
+            query.chunk,
+            query.limit,
+            is_json=is_json,
+            schema=self._schemas.of((tenant, stream)) if query.columns == TYPED_COLUMNS else None,
         )
-        answer = await rows.rows_answer(shards.readers[shard], shards.states, wanted, self._response_bytes_max)
+        page = await rows.rows_answer(shards.readers[shard], shards.states, wanted, self._response_bytes_max)
         # Only now: a chunk may have moved lanes away while the rows were made. Without their states, levels are null.
         if lost := missing_halves(shards.states, shard):
             raise ApiError(503, f"shard {lost[0]}, which has edges of shard {shard}, is not loaded", SOON)
-        return answer
-
-    def _wanted(self, request: web.Request, shards: ShardsView) -> list[int]:
-        """Return the numbers of the requested shards, which must be readable."""
-        if "shard" in request.query:
-            shard = shards.number(request, "shard")
-            if shard in shards.missing:
-                raise _unavailable(f"shard {shard} cannot be read: {shards.missing[shard]}")
-            return [shard]
-        if "offset" in request.query or "chunk" in request.query:
-            raise ApiError(400, "offsets and chunks count per shard", "give shard= too, or since= for all shards")
-        first = shards.number(request, "from_shard")
-        return [state.shard for state in shards.states if state.shard >= first]
+        said = {END_OFFSET: page.end, NEXT_OFFSET: page.next_offset, NEXT_CHUNK: page.next_chunk}
+        headers = {name: str(value) for name, value in said.items() if value is not None}
+        return LongAnswer(page.parts, JSON if is_json else ARROW, headers)
 
     async def stream(self, request: web.Request) -> tuple[ShardsView, str, str]:
         """Return the shards, the tenant and the name of a request's stream.
@@ -450,7 +442,7 @@ class Api:
         if not any(state.has_stream(tenant, stream) for state in shards.states):
             if shards.missing:
                 shard, trouble = next(iter(shards.missing.items()))
-                raise _unavailable(f"stream {stream!r} is not known yet, and shard {shard} cannot be read: {trouble}")
+                raise unavailable(f"stream {stream!r} is not known yet, and shard {shard} cannot be read: {trouble}")
             if (gone := views.deletion_of(shards.states, tenant, stream)) is not None:
                 raise ApiError(
                     404,
@@ -459,7 +451,3 @@ class Api:
                 )
             raise ApiError(404, f"tenant {tenant} has no stream {stream!r}", "GET /v1/streams lists the streams")
         return shards
-
-
-def _unavailable(error: str) -> ApiError:
-    return ApiError(503, error, "the hub's log and `weft hub status` have details; other shards are not affected")

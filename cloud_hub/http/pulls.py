@@ -13,7 +13,7 @@ from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.facts.fact import CannotDeclare
 from weft.cloud_hub.facts.pulls import NoPull, PullCache, PullDocument, PullsFull, end
-from weft.cloud_hub.http.validation import read_body
+from weft.cloud_hub.http.validation import asked, read_body
 from weft.cloud_hub.pulls import HubPulls
 from weft.cloud_hub.reads.answers import answered, routes
 from weft.cloud_hub.shard.shards import Shards
@@ -31,6 +31,13 @@ _NS = 1_000_000_000
 WINDOW_S_MAX = 31 * 86_400
 SHOWN_MAX = 200
 _NOTHING = "nothing was requested; try again"
+
+
+class PullsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of the request for pulls."""
+
+    edge: str | None
+    id: str | None
 
 
 class PullRequests:
@@ -69,9 +76,8 @@ class PullRequests:
     async def get(self, request: web.Request) -> web.Response:
         """Return pulls, the latest first: all, those of one edge, or one by its id."""
         tenant, identity = self._access.puller(request)
-        id_, edge = request.query.get("id"), request.query.get("edge")
-        if edge is not None:
-            _check_name(edge)
+        query = asked(request, PullsQuery)
+        id_, edge = query.id, query.edge
         found = [
             (name, document)
             for name, document in self._known.documents.items()

@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from weft.bounds import Owner, Rates, Refusals
 from weft.cloud_hub.auth.access import Access, Charged
+from weft.cloud_hub.http.validation import asked
 from weft.cloud_hub.reads.answers import AnswerRoom, Part, ReaderPlaces, routes
 from weft.cloud_hub.reads.records import SOON, ShardsView
 from weft.cloud_hub.reads.views import FoundRecord, Search
@@ -412,6 +413,15 @@ BEAT_S = 15.0
 TAILS_MAX = 2048
 
 
+class TailQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of the request."""
+
+    position: str | None
+    edge: str | None
+    key: str
+    """Filter of MQTT."""
+
+
 class TailRequest(NamedTuple):
     """The choice of a request."""
 
@@ -427,13 +437,13 @@ class TailRequest(NamedTuple):
         Raises:
             ApiError: 400.
         """
-        text = request.headers.get("Last-Event-ID") or request.query.get("position")
-        key_filter = request.query.get("key", "#")
+        query = asked(request, TailQuery)
+        text = request.headers.get("Last-Event-ID") or query.position
         try:
-            check_filter(key_filter)
+            check_filter(query.key)
         except InvalidTopic as error:
             raise ApiError(400, str(error), "write key= as a filter of MQTT: plant/+/temperature") from None
-        return cls(None if text is None else parse_position(text), request.query.get("edge"), key_filter)
+        return cls(None if text is None else parse_position(text), query.edge, query.key)
 
     def takes(self, record: TailRecord) -> bool:
         """Return whether a record is wanted."""

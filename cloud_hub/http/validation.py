@@ -1,50 +1,78 @@
-"""Checks of requests before their handlers run, by what the operations say of their parameters; and the two requests by
-which the API describes itself."""
+"""Parameters and bodies of requests, by what the operations say of them; the administration of the hub; and what the
+API says of itself, and of what a tenant uses."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
-from weft.cloud_hub.auth.access import Access
+from weft.cloud_hub.administration import Administration, quotas_answer
+from weft.cloud_hub.auth.access import Access, Orders
 from weft.cloud_hub.auth.certificates import ReaderCertificate
-from weft.cloud_hub.reads.answers import choice, integer, routes, time_parameter
+from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.facts.tenants import DeclaredQuotas
+from weft.cloud_hub.quotas import StreamUse, Tenants
+from weft.cloud_hub.reads.answers import LongAnswer, answered, encoded, routes
+from weft.cloud_hub.reads.summaries import ShardSummaries
+from weft.cloud_hub.tables.hub_tables import HubTables
 from weft.config.release import SOFTWARE
-from weft.hub_api.answers import ApiError, WhoAmI, moment
+from weft.hub_api.answers import ApiError, ReceivedAnswer, StreamUseAnswer, UsageAnswer, WhoAmI, moment, moment_of
 from weft.hub_api.document import document
-from weft.hub_api.operations import OPERATIONS, TIME, Operation, Parameter
-from weft.protocols.lane import NAME_RULE
+from weft.hub_api.operations import OPERATIONS, SHOWN_CHARACTERS, TENANT, Operation, Reader, reader_of
+from weft.network.http_server import Handler
 from weft.protocols.link import PROTOCOL_VERSION
 
 # Parameters of requests are what the document says of them, also those that the handler of a request never reads.
 
-Check = Callable[[web.Request], None]
-"""Raises ``ApiError``."""
-SHOWN_CHARACTERS = 80
 LOOKED_AT_MAX = 16
 """Maximum number of unknown parameters of a request that are compared with the known ones."""
 NEAR = 0.75
 """Likeness of two names from which one is taken for a mistyped other."""
-IN_TEXT = {"query": "{}=", "header": "{}: "}
-"""Place -> how errors write a parameter."""
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _Asked(NamedTuple):
+    operation: Operation
+    values: dict[str, Any]
+    """Values of the parameters of the query, without the tenant, which is the business of ``Access``."""
+
+
+_ASKED = web.RequestKey("asked", _Asked)
+
+
+def asked(request: web.Request, of: type[T]) -> T:
+    """Return the parameters in the query of a request.
+
+    Args:
+        of: their struct, which has a field for each that the operation declares, but the tenant.
+
+    Raises:
+        ApiError: 400: a required one is missing.
+    """
+    operation, values = request[_ASKED]
+    for each in operation.parameters:
+        if each.required and each.place == "query" and values[each.name] is None:
+            raise ApiError(400, f"{each.name}= is missing", each.advice)
+    return msgspec.convert(values, of)
 
 
 class Asked:
-    """Checks the parameters of requests before their handlers run. A parameter that the operation does not have is left
+    """Reads the parameters of requests before their handlers run. A parameter that the operation does not have is left
     alone, since a client of a later release may send it, unless its name is nearly that of one that it has: a
     mistyped filter must not give an answer without it."""
 
     def __init__(self, access: Access, operations: Iterable[Operation] = OPERATIONS) -> None:
         self._access = access
-        self._checks = {each.key: _checks(each) for each in operations}
+        self._operations = {
+            each.key: (each, {named.name: reader_of(named) for named in each.parameters}) for each in operations
+        }
 
     @property
     def middleware(self) -> Middleware:
@@ -55,105 +83,38 @@ class Asked:
             request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
         ) -> web.StreamResponse:
             resource = request.match_info.route.resource
-            if resource is not None:
-                method = "GET" if request.method == "HEAD" else request.method
-                self._check(request, (method, resource.canonical))
+            method = "GET" if request.method == "HEAD" else request.method
+            if resource is not None and (found := self._operations.get((method, resource.canonical))) is not None:
+                try:
+                    request[_ASKED] = _Asked(found[0], _values(request, *found))
+                except ApiError:
+                    self._access.reader(request)  # a stranger gets 401, and learns nothing else
+                    raise
             return await handler(request)
 
         return asked
 
-    def _check(self, request: web.Request, key: tuple[str, str]) -> None:
-        try:
-            for check in self._checks.get(key, ()):
-                check(request)
-        except ApiError:
-            self._access.reader(request)  # a stranger gets 401, and learns nothing else
-            raise
 
-
-def _checks(operation: Operation) -> list[Check]:
-    checks = [check for each in operation.parameters if each.place != "path" for check in _checks_of(each)]
-    return [*checks, _mistyped({each.name for each in operation.parameters if each.place == "query"})]
-
-
-def _mistyped(known: Collection[str]) -> Check:
-    def check(request: web.Request) -> None:
-        unknown = (name for name in dict.fromkeys(request.query) if name not in known)
-        for name in islice(unknown, LOOKED_AT_MAX):
-            if len(name) <= SHOWN_CHARACTERS and (near := get_close_matches(name, known, 1, NEAR)):
-                raise ApiError(400, f"{name}= is not a parameter of this operation", f"did you mean {near[0]}=?")
-
-    return check
-
-
-def _checks_of(parameter: Parameter) -> Iterable[Check]:
-    yield _once(parameter)
-    if parameter.beside:
-        yield _alone(parameter)
-    if parameter.place == "query" and (kind := _kind(parameter)) is not None:
-        yield kind
-
-
-def _once(parameter: Parameter) -> Check:
-    name, written = parameter.name, IN_TEXT[parameter.place].format(parameter.name).strip()
-    in_query = parameter.place == "query"
-
-    def check(request: web.Request) -> None:
-        count = len((request.query if in_query else request.headers).getall(name, ()))
-        if count > 1:
-            raise ApiError(400, f"{written} is given {count} times", "give it once")
-
-    return check
-
-
-def _alone(parameter: Parameter) -> Check:
-    name, others = parameter.name, parameter.beside
-
-    def check(request: web.Request) -> None:
-        if name in request.query:
-            for other in others:
-                if other in request.query:
-                    raise ApiError(400, f"{name}= has no meaning beside {other}=", f"leave out {name}= or {other}=")
-
-    return check
-
-
-def _kind(parameter: Parameter) -> Check | None:
-    """Return the check of a parameter's type; None if any text will do."""
-    name = parameter.name
-    if parameter.type is TIME:
-        return lambda request: _ignore(time_parameter(request, name))
-    described = msgspec.inspect.type_info(parameter.type)
-    more: dict[str, Any] = {}
-    if isinstance(described, msgspec.inspect.Metadata):
-        more = described.extra_json_schema or {}
-        described = described.type
-    if isinstance(described, msgspec.inspect.IntType):
-        least, most = described.ge, described.le
-        assert least is not None, f"{name} needs bounds"
-        assert most is not None, f"{name} needs bounds"
-        return lambda request: _ignore(integer(request, name, 0, least, most))
-    if "enum" in more:
-        return lambda request: _ignore(choice(request, name, more["enum"]))
-    if isinstance(described, msgspec.inspect.StrType) and described.pattern is not None:
-        return _matching(parameter, described.pattern)
-    return None
-
-
-def _ignore(_: object) -> None:
-    """Take the value that a reader of parameters returns: here its errors are wanted."""
-
-
-def _matching(parameter: Parameter, pattern: str) -> Check:
-    name, matches = parameter.name, re.compile(pattern.replace("$", r"\Z")).search
-
-    def check(request: web.Request) -> None:
-        text = request.query.get(name)
-        if text is not None and not matches(text):
-            advice = parameter.advice or f"expected {NAME_RULE}"
-            raise ApiError(400, f"{name}={text[:SHOWN_CHARACTERS]!r}", advice)
-
-    return check
+def _values(request: web.Request, operation: Operation, readers: Mapping[str, Reader]) -> dict[str, Any]:
+    values = dict[str, Any]()
+    for each in operation.parameters:
+        if each.place == "path":
+            continue
+        texts = (request.query if each.place == "query" else request.headers).getall(each.name, ())
+        if len(texts) > 1:
+            raise ApiError(400, f"{each.written.strip()} is given {len(texts)} times", "give it once")
+        for other in each.beside if texts else ():
+            if other in request.query:
+                error, advice = f"{each.name}= has no meaning beside {other}=", f"leave out {each.name}= or {other}="
+                raise ApiError(400, error, advice)
+        if each.place == "query":
+            values[each.name] = readers[each.name](texts[0]) if texts else each.default
+    unknown = (name for name in dict.fromkeys(request.query) if name not in values)
+    for name in islice(unknown, LOOKED_AT_MAX):
+        if len(name) <= SHOWN_CHARACTERS and (near := get_close_matches(name, values, 1, NEAR)):
+            raise ApiError(400, f"{name}= is not a parameter of this operation", f"did you mean {near[0]}=?")
+    values.pop(TENANT.name, None)
+    return values
 
 
 # ``/v1/openapi.json`` and ``/v1/whoami``: the API tells what it offers, and what a token opens.
@@ -246,3 +207,119 @@ async def read_body(request: web.Request, bytes_max: int, advice: str) -> bytes:
     if len(body) > bytes_max:
         raise ApiError(413, f"a body of more than {bytes_max} bytes", advice)
     return body
+
+
+class PageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of a request for a page of a list."""
+
+    after: str | None
+    """``next_after`` of the page before; None for the first page."""
+    limit: int
+
+
+class AdministrationRequests:
+    """Handlers of the requests."""
+
+    def __init__(self, administration: Administration, orders: Orders) -> None:
+        self._administration, self._orders = administration, orders
+
+    def add_to(self, application: web.Application) -> None:
+        """Add the requests to the application of the API."""
+        application.add_routes(
+            routes(**{each.name: self._handler(each) for each in OPERATIONS if each.right is not None})
+        )
+
+    def _handler(self, operation: Operation) -> Handler:
+        right = operation.right
+        assert right is not None, f"{operation.name} is not an operation on the hub as a whole"
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            self._orders.access.operate(request, right)
+            body = None if operation.body is None else await self._orders.body(request, right)
+            if operation.name == "add_token" and self._orders.access.reader(request) is None:
+                # It would end the links of all edges without a token; the command says which, and asks.
+                error = "a hub without tokens makes the first one by its command"
+                raise ApiError(403, error, f"use `{operation.command}`")
+            answer = await self._administration.perform(
+                operation,
+                {**request.query, **request.match_info},
+                body,
+                lambda reason: self._orders.author(request, right, reason, instead=operation.command),
+            )
+            return answered(answer, headers={"Cache-Control": "no-store"})  # it may have a secret
+
+        return handle
+
+
+_Usage = Callable[[web.Request], Awaitable[LongAnswer]]
+
+
+class UsageRequests:
+    """Handler of ``GET /v1/usage``, an account of what a tenant uses of the hub (docs/reference/api.md).
+
+    Args:
+        response_bytes_max: longest list of streams.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        clock: HubClock,
+        account: Tenants,
+        summaries: ShardSummaries,
+        *,
+        quotas: DeclaredQuotas,
+        tables: HubTables,
+        response_bytes_max: int,
+    ) -> None:
+        self._access, self._account, self._summaries = access, account, summaries
+        self._quotas, self._tables, self._response_bytes_max = quotas, tables, response_bytes_max
+        self._since = clock.now()
+
+    def add_to(self, application: web.Application, bounded: Callable[[_Usage], Handler]) -> None:
+        """Add the requests to the application of the API.
+
+        Args:
+            bounded: bounds the answers in progress of a reader.
+        """
+        application.add_routes(routes(usage=bounded(self.get_usage)))
+
+    async def get_usage(self, request: web.Request) -> LongAnswer:
+        """Return what a tenant uses: numbers of all shards, and what came to this process."""
+        tenant, is_readable = self._access.streams(request)
+        query = asked(request, PageQuery)
+        shards = await self._summaries.every()
+        every = await shards.streams(tenant)
+        use = self._account.known(tenant)
+        names = [name for name in every if name > (query.after or "") and is_readable(name)]
+
+        def stream(name: str) -> StreamUseAnswer:
+            records = sum(part.end or 0 for part in every[name])
+            came = use.streams.get(name, StreamUse()) if use is not None else StreamUse()
+            size = self._tables.stream_bytes(tenant, name)
+            return StreamUseAnswer(stream=name, records=records, received=_received(came), table_bytes=size)
+
+        page = await encoded(names[: query.limit], stream, self._response_bytes_max)
+        taken = len(page.views)
+        answer = UsageAnswer(
+            tenant=tenant,
+            quotas=quotas_answer(self._quotas.of(tenant)),
+            since=moment_of(self._since),
+            share=1.0 if use is None else use.share,
+            links=self._account.links(tenant),
+            lanes=sum(part.lanes for parts in every.values() for part in parts),
+            streams_count=len(every),
+            table_bytes=self._tables.bytes_of(tenant),
+            received=_received(StreamUse() if use is None else use.total()),
+            throttled_seconds=0.0 if use is None else use.waited_ns / 1e9,
+            refused=0 if use is None else use.refused,
+            streams=page.views,
+            next_after=names[taken - 1] if taken < len(names) else None,
+            as_of=shards.as_of,
+            missing_shards=shards.missing_shards,
+        )
+        return LongAnswer([msgspec.json.encode(answer) + b"\n"], headers={"Cache-Control": "no-store"})
+
+
+def _received(came: StreamUse) -> ReceivedAnswer:
+    return ReceivedAnswer(bytes=came.bytes, records=came.records)

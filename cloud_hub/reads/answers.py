@@ -1,4 +1,4 @@
-"""Parameters of requests, and long answers: bounds on the bytes in progress for one owner, and on a reader's time."""
+"""Long answers: bounds on the bytes in progress for one owner, and on a reader's time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from aiohttp import web
 from weft.bounds import NestedShares, Owner, Refusals
 from weft.cloud_hub.auth.access import Charged
 from weft.cloud_hub.reads.views import LaneOf
-from weft.hub_api.answers import ApiError, parse_moment
+from weft.hub_api.answers import ApiError
 from weft.hub_api.operations import OF_NAME
 from weft.network.http_server import Handler
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.shard.shard_state import ShardState
 
-DIGITS_MAX = 20
-"""Longest number. Python refuses numbers of some thousand digits with an error of its own."""
 AT_ONCE = 16
 """Number of answers of maximum size that may be in progress for all readers together."""
 AT_ONCE_OF_TENANT = 8
@@ -280,48 +278,6 @@ def with_members(answer: msgspec.Struct, name: str, members: list[Part]) -> list
 def routes(**handlers: Handler) -> list[web.RouteDef]:
     """Return the routes of operations, with the handler of each below its name."""
     return [web.route(OF_NAME[name].key[0], OF_NAME[name].path, handler) for name, handler in handlers.items()]
-
-
-def integer(request: web.Request, name: str, default: int, least: int, most: int) -> int:
-    """Return a number from the query.
-
-    Raises:
-        ApiError: 400.
-    """
-    text = request.query.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal()) or len(text) > DIGITS_MAX or not least <= int(text) <= most:
-        raise ApiError(400, f"{name}={text[: 2 * DIGITS_MAX]!r}", f"expected a number from {least} to {most}")
-    return int(text)
-
-
-def choice(request: web.Request, name: str, known: Sequence[str]) -> str:
-    """Return one of several words from the query; the first if it is missing.
-
-    Raises:
-        ApiError: 400.
-    """
-    text = request.query.get(name, known[0])
-    if text not in known:
-        raise ApiError(400, f"{name}={text[: 2 * DIGITS_MAX]!r}", f"expected {' or '.join(known)}")
-    return text
-
-
-def time_parameter(request: web.Request, name: str) -> int | None:
-    """Return a time from the query, nanoseconds since 1970; None if it is missing.
-
-    Raises:
-        ApiError: 400.
-    """
-    text = request.query.get(name)
-    if text is None:
-        return None
-    try:
-        return parse_moment(text)
-    except ValueError:
-        found = text[: 2 * DIGITS_MAX]
-        raise ApiError(400, f"{name}={found!r} is not a time", "write 2026-01-31T12:00:00Z, or nanoseconds") from None
 
 
 # Pages of long lists, made in slices, so that any number of lanes or streams never blocks the event loop.

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import msgspec
-from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from weft.cloud_hub.reads.answers import SLICE_S, LongAnswer, Part, integer, time_parameter, with_members
+from weft.cloud_hub.reads.answers import SLICE_S, Part, with_members
 from weft.cloud_hub.reads.views import FoundRecord, Search, Taken, gap_views, only_latest, record_view, removed_until
 from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
 from weft.cloud_hub.shard.shards import LOAD_S_MAX, READ_AGE_S_MAX, Shards
@@ -32,7 +31,6 @@ from weft.hub_api.answers import (
     TraceAnswer,
     moment_of,
 )
-from weft.hub_api.operations import NUMBER_MAX
 from weft.protocols import batch as batches
 from weft.protocols.chunk import batch_times, known_clocks, section_entries
 from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection
@@ -41,7 +39,6 @@ from weft.protocols.lane import Lane, by_number, format_log_id, origin_text
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import LaneState, lane_of
-from weft.protocols.shard.placement import SHARDS_MAX
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage import hub_keys
 from weft.storage.chunk_log import CollectedPast, ShardLog, missing_shards
@@ -351,15 +348,24 @@ class ShardsView(NamedTuple):
     missing: dict[int, str]
     """Numbers of the unreadable shards, with the reasons."""
 
-    def number(self, request: web.Request, name: str) -> int:
-        """Return the number of a shard from the query; 0 without one.
+    def known(self, shard: int) -> int:
+        """Return the number of a shard that a request names.
 
         Raises:
-            ApiError: 400; 503 if this process knows no such shard, which a split may have made a moment ago.
+            ApiError: 503: this process knows no such shard, which a split may have made a moment ago.
         """
-        shard = integer(request, name, 0, 0, SHARDS_MAX - 1)
         if shard not in self.readers and shard not in self.missing:
             raise ApiError(503, f"shard {shard} is not known here", f"{SOON}; GET /v1/streams/NAME has the shards")
+        return shard
+
+    def readable(self, shard: int) -> int:
+        """Return the number of a shard that a request names.
+
+        Raises:
+            ApiError: 503: it is not known, or cannot be read.
+        """
+        if (why := self.missing.get(self.known(shard))) is not None:
+            raise unavailable(f"shard {shard} cannot be read: {why}")
         return shard
 
     @property
@@ -376,6 +382,11 @@ class ShardsView(NamedTuple):
         return answer
 
 
+def unavailable(error: str) -> ApiError:
+    """Return the error of a request for what another look may find."""
+    return ApiError(503, error, "the hub's log and `weft hub status` say more; other shards are not affected")
+
+
 def named_shards(missing: Mapping[int, str]) -> list[MissingShard] | UnsetType:
     """Return unreadable shards as an answer names them; unset if every shard could be read.
 
@@ -388,18 +399,42 @@ def named_shards(missing: Mapping[int, str]) -> list[MissingShard] | UnsetType:
 # The answer of ``GET /v1/streams/{stream}/records``: some records of each shard, and where to continue.
 
 
+class RecordsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of the request."""
+
+    shard: int | None
+    """None for all shards, from ``from_shard`` on."""
+    offset: int | None
+    since: int | None
+    """Nanoseconds since 1970."""
+    chunk: int | None
+    from_shard: int | None
+    limit: int
+    """Most records of the answer."""
+
+    def shards(self, view: ShardsView) -> list[int]:
+        """Return the numbers of the shards to read, which must be readable.
+
+        Raises:
+            ApiError: 400, 503.
+        """
+        if self.shard is not None:
+            return [view.readable(self.shard)]
+        if self.offset is not None or self.chunk is not None:
+            raise ApiError(400, "offsets and chunks count per shard", "give shard= too, or since= for all shards")
+        first = view.known(self.from_shard or 0)
+        return [state.shard for state in view.states if state.shard >= first]
+
+
 class RecordsReading:
     """The records of one answer, which are read shard by shard within one budget.
 
     Args:
-        limit: most records of the answer.
         bytes_max: bytes of their payloads; one more record may go beyond.
     """
 
-    def __init__(
-        self, request: web.Request, stream: StreamKey, payload: PayloadKind, limit: int, bytes_max: int
-    ) -> None:
-        self._request, self._stream, self._payload, self._limit = request, stream, payload, limit
+    def __init__(self, wanted: RecordsQuery, stream: StreamKey, payload: PayloadKind, bytes_max: int) -> None:
+        self._wanted, self._stream, self._payload = wanted, stream, payload
         self._search = Search(records_bytes=bytes_max)
         self._records: list[FoundRecord] = []
         self._next_offset: dict[str, int] = {}
@@ -420,12 +455,12 @@ class RecordsReading:
         if offset is None:
             self._next_chunk[shard] = chunk
             return
-        if len(self._records) < self._limit and not self._search.is_spent:
+        if len(self._records) < self._wanted.limit and not self._search.is_spent:
             helping = await reader.read(
                 self._stream,
                 offset,
                 end,
-                self._limit - len(self._records),
+                self._wanted.limit - len(self._records),
                 payload=self._payload,
                 chunk=chunk,
                 search=self._search,
@@ -437,23 +472,20 @@ class RecordsReading:
         self._next_offset[shard] = offset
 
     async def _beginning(self, state: ShardState, reader: RecordReader) -> Beginning:
-        request, search = self._request, self._search
-        offset = integer(request, "offset", 0, 0, NUMBER_MAX)
-        if "chunk" in request.query:
-            chunk = integer(request, "chunk", 0, 0, NUMBER_MAX)
-            if "offset" in request.query:
-                return Beginning(offset, chunk)
-            return await reader.first(state, self._stream, search, chunk=chunk)
-        since = time_parameter(request, "since")
-        return Beginning(offset, 0) if since is None else await reader.first(state, self._stream, search, since=since)
+        wanted = self._wanted
+        if wanted.since is not None:
+            return await reader.first(state, self._stream, self._search, since=wanted.since)
+        if wanted.chunk is not None and wanted.offset is None:
+            return await reader.first(state, self._stream, self._search, chunk=wanted.chunk)
+        return Beginning(wanted.offset or 0, wanted.chunk or 0)
 
     async def encode(
         self,
         missing_shards: list[MissingShard] | UnsetType,
         table: TableOfStream | None,
         clock: Callable[[], float] = time.perf_counter,
-    ) -> LongAnswer:
-        """Return the answer.
+    ) -> list[Part]:
+        """Return the answer as JSON.
 
         Args:
             table: of the stream; None if it is not known.
@@ -478,7 +510,7 @@ class RecordsReading:
             only_latest=only_latest(table),
             next_shard=UNSET if self._next_shard is None else self._next_shard,
         )
-        return LongAnswer(with_members(answer, "records", members))
+        return with_members(answer, "records", members)
 
 
 # Shards of other processes as readers of single streams need them: of each, the parts of the streams that were asked
@@ -716,9 +748,32 @@ def _standing(held: LaneState | None, seq: int) -> tuple[Standing, GapView | Uns
     return "here" if seq in held.ranges else "to_come", UNSET
 
 
-async def trace_answer(
-    request: web.Request, shards: ShardsView, stream: StreamKey, payload: PayloadKind
-) -> TraceAnswer:
+class TraceQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of the request: a record by edge, log and number, or by shard and offset; and where the search
+    continues."""
+
+    edge: str | None
+    log: str | None
+    seq: int | None
+    shard: int | None
+    offset: int | None
+    chunk: int | None
+    from_shard: int | None
+
+    def lane(self, stream: StreamKey) -> tuple[Lane, int]:
+        """Return the lane and the number of the record.
+
+        Raises:
+            ApiError: 400.
+        """
+        for name in ("edge", "log", "seq"):
+            if getattr(self, name) is None:
+                raise ApiError(400, f"{name}= is missing", ADVICE)
+        assert self.edge is not None, "as was looked at"
+        return Lane(stream[0], self.edge, int(self.log or "", 16), stream[1]), self.seq or 0
+
+
+async def trace_answer(wanted: TraceQuery, shards: ShardsView, stream: StreamKey, payload: PayloadKind) -> TraceAnswer:
     """Return the answer of ``GET /v1/streams/{stream}/trace``.
 
     Raises:
@@ -727,29 +782,29 @@ async def trace_answer(
     """
     search = Search()
     states = {state.shard: state for state in shards.states}
-    chunk = integer(request, "chunk", 0, 0, NUMBER_MAX) if "chunk" in request.query else None
+    chunk = wanted.chunk
     standing: Standing = "unknown"
     gap: GapView | UnsetType = UNSET
     traced = TracedRecord()
-    if "offset" in request.query:
-        if "shard" not in request.query:
+    if wanted.offset is not None:
+        if wanted.shard is None:
             raise ApiError(400, "shard= is missing beside offset=", ADVICE)
-        shard = shards.number(request, "shard")
+        shard = shards.known(wanted.shard)
         if shard in states:
-            place = RecordPlace(integer(request, "offset", 0, 0, NUMBER_MAX), chunk or 0)
+            place = RecordPlace(wanted.offset, chunk or 0)
             tracing = ShardTrace(shards.readers[shard], stream, states[shard].next_offset.get(stream, 0), search)
             traced = await tracing.follow(shard, place, payload)
-            if traced.next_shard is None and traced.record is None and (place.offset or 0) < tracing.end:
+            if traced.next_shard is None and traced.record is None and wanted.offset < tracing.end:
                 standing = "gone"
     else:
-        lane, seq = _lane(request, stream)
-        wanted = _shards_of(shards, lane)
-        held = next((states[each].lanes[lane] for each in wanted if lane in states[each].lanes), None)
+        lane, seq = wanted.lane(stream)
+        having = _shards_of(shards, lane)
+        held = next((states[each].lanes[lane] for each in having if lane in states[each].lanes), None)
         standing, gap = _standing(held, seq)
-        if "from_shard" in request.query:
-            begin = shards.number(request, "from_shard")
-            wanted = wanted[wanted.index(begin) :] if begin in wanted else []
-        for shard in wanted:
+        if wanted.from_shard is not None:
+            begin = shards.known(wanted.from_shard)
+            having = having[having.index(begin) :] if begin in having else []
+        for shard in having:
             if search.is_spent or search.left <= 0:
                 traced = TracedRecord(next_shard=shard)
                 break
@@ -775,15 +830,6 @@ async def trace_answer(
         next_shard=traced.next_shard,
         gap=gap,
         missing_shards=shards.missing_shards,
-    )
-
-
-def _lane(request: web.Request, stream: StreamKey) -> tuple[Lane, int]:
-    missing = [name for name in ("edge", "log", "seq") if name not in request.query]
-    if missing:
-        raise ApiError(400, f"{missing[0]}= is missing", ADVICE)
-    return Lane(stream[0], request.query["edge"], int(request.query["log"], 16), stream[1]), integer(
-        request, "seq", 0, 0, NUMBER_MAX
     )
 
 

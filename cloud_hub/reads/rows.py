@@ -16,12 +16,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.cloud_hub.reads.answers import JSON, LongAnswer, Part, with_members
+from weft.cloud_hub.reads.answers import Part, with_members
 from weft.cloud_hub.reads.history import PastPlace, RowsAsked, rows_within
 from weft.cloud_hub.reads.records import RecordReader
 from weft.cloud_hub.reads.views import Search, finished
 from weft.hub_api.answers import RowsAnswer, moment
-from weft.hub_api.operations import ARROW, JSON_ROWS_MAX
+from weft.hub_api.operations import JSON_ROWS_MAX
 from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
@@ -40,8 +40,6 @@ BATCH_ROWS_MAX = 8 << 10
 """Maximum number of rows that are made in one step of a thread."""
 ATTEMPTS_MAX = 3
 """Maximum number of attempts of an answer to begin in the log: the collector may delete chunks while it is made."""
-NEXT_OFFSET, NEXT_CHUNK, END_OFFSET = "Weft-Next-Offset", "Weft-Next-Chunk", "Weft-End-Offset"
-"""Headers of the answer."""
 
 
 class RowsRequest(NamedTuple):
@@ -60,6 +58,18 @@ class RowsRequest(NamedTuple):
     """Schema whose columns the rows have, too."""
 
 
+class RowsPage(NamedTuple):
+    """Rows of an answer, and where to continue."""
+
+    parts: list[Part]
+    """The rows: as JSON, if that was asked for, and else as a stream of Arrow."""
+    next_offset: int | None
+    """None while the search for the first row continues."""
+    next_chunk: int | None
+    end: int
+    """End of the shard when the request came."""
+
+
 class _Made(NamedTuple):
     batches: list[pa.RecordBatch]
     next_offset: int
@@ -68,7 +78,7 @@ class _Made(NamedTuple):
 
 async def rows_answer(
     reader: RecordReader, states: Sequence[ShardState], wanted: RowsRequest, bytes_max: int
-) -> LongAnswer:
+) -> RowsPage:
     """Return rows of one shard from log and table without erased ones, at least one if it has some, unless the search
     for it reached its bound.
 
@@ -86,7 +96,6 @@ async def rows_answer(
     state = next(each for each in states if each.shard == log.shard)
     fields = usable_fields(name for each in states for name in each.stream_fields(*wanted.stream))
     end = state.next_offset.get(wanted.stream, 0)
-    headers = {END_OFFSET: str(end)}
     if wanted.is_json:
         wanted, bytes_max = wanted._replace(limit=min(wanted.limit, JSON_ROWS_MAX)), min(bytes_max, JSON_BYTES_MAX)
     if wanted.offset is None:
@@ -98,14 +107,11 @@ async def rows_answer(
     if offset is not None and offset < end and wanted.limit:
         next_chunk = await reading.read(offset, end)
         offset = reading.next_offset
-    if offset is not None:
-        headers[NEXT_OFFSET] = str(offset)
-    if next_chunk is not None:
-        headers[NEXT_CHUNK] = str(next_chunk)
     if wanted.is_json:
-        answer = RowsAnswer([], offset, next_chunk, end)
-        return LongAnswer(await asyncio.to_thread(_as_json, reading.batches, answer), JSON, headers)
-    return LongAnswer([await asyncio.to_thread(_encoded, reading.schema, reading.batches)], ARROW, headers)
+        parts = await asyncio.to_thread(_as_json, reading.batches, RowsAnswer([], offset, next_chunk, end))
+    else:
+        parts = [await asyncio.to_thread(_encoded, reading.schema, reading.batches)]
+    return RowsPage(parts, offset, next_chunk, end)
 
 
 class _Reading:

@@ -10,15 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
-from aiohttp import web
 from msgspec import UNSET
 
-from weft.cloud_hub.reads.answers import choice, integer, time_parameter
 from weft.cloud_hub.reads.records import RecordReader
 from weft.cloud_hub.reads.views import FoundRecord, Search
-from weft.config.units import parse_duration_ns
 from weft.hub_api.answers import ApiError, SeriesRow, moment_of, parse_moment
-from weft.hub_api.operations import SERIES_ROWS_DEFAULT, SERIES_ROWS_MAX, SERIES_VALUES
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import ShardState
@@ -36,8 +32,6 @@ RECORD_BYTES_READ_MAX = 32 << 20
 """Records, and bytes of their payloads, that one request reads in all shards together."""
 READ_AT_ONCE = 2_000
 STEP_NS_MAX = 31 * 86_400 * 10**9
-LATE = "10m"
-"""Longest time between the span's end and the receipt of a record of the answer, unless the request says another."""
 ROW_BYTES = 101
 """Bytes of a row in an answer, beside its edge, key and field: a device chooses how long its keys are."""
 ITSELF = "value"
@@ -50,6 +44,20 @@ class Point(NamedTuple):
     time: int
     """Nanoseconds since 1970."""
     value: float
+
+
+class SeriesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of the request. Times are nanoseconds, those of the span since 1970."""
+
+    since: int
+    until: int | None
+    late: int
+    fields: str
+    edge: str | None
+    key: str
+    step: int
+    value: str
+    limit: int
 
 
 class SeriesRequest(NamedTuple):
@@ -68,48 +76,35 @@ class SeriesRequest(NamedTuple):
     rows_max: int
 
     @classmethod
-    def of(cls, request: web.Request) -> SeriesRequest:
-        """Read the query.
+    def of(cls, query: SeriesQuery) -> SeriesRequest:
+        """Return what a query asks for.
 
         Raises:
             ApiError: 400.
         """
-        since, until = time_parameter(request, "since"), time_parameter(request, "until")
-        if since is None:
-            raise ApiError(400, "since= is missing", "a series begins at a time: since=2026-01-31T12:00:00Z")
-        until = (1 << 62) if until is None else until
-        fields = request.query.get("fields", "").split(",")
+        until = (1 << 62) if query.until is None else query.until
+        fields = query.fields.split(",")
         if len(fields) > FIELDS_MAX or any(len(each) > 256 or each.count(".") >= NAMES_MAX for each in fields):
             advice = f"ask for {FIELDS_MAX} at most: fields=celsius,motor.rpm"
             raise ApiError(400, "there are too many fields, or too long ones", advice)
-        key_filter = request.query.get("key", "#")
         try:
-            check_filter(key_filter)
+            check_filter(query.key)
         except InvalidTopic as error:
             raise ApiError(400, str(error), "write key= as a filter of MQTT: plant/+/temperature") from None
-        received_end = min(until + _duration(request, "late", LATE), 1 << 62)
+        for name, duration in (("late", query.late), ("step", query.step)):
+            if duration > STEP_NS_MAX:
+                raise ApiError(400, f"{name}= is longer than 31 days", "ask for a shorter one")
         return cls(
-            since,
+            query.since,
             until,
-            received_end,
+            min(until + query.late, 1 << 62),
             tuple(tuple(filter(None, each.split("."))) for each in fields),
-            request.query.get("edge"),
-            key_filter,
-            _duration(request, "step", "0s"),
-            choice(request, "value", SERIES_VALUES),
-            integer(request, "limit", SERIES_ROWS_DEFAULT, 1, SERIES_ROWS_MAX),
+            query.edge,
+            query.key,
+            query.step,
+            query.value,
+            query.limit,
         )
-
-
-def _duration(request: web.Request, name: str, default: str) -> int:
-    text = request.query.get(name, default)
-    try:
-        found = parse_duration_ns(text)
-    except ValueError as error:
-        raise ApiError(400, f"{name}= is not a duration", str(error)) from None
-    if found > STEP_NS_MAX:
-        raise ApiError(400, f"{name}= is longer than 31 days", "ask for a shorter one")
-    return found
 
 
 class SeriesReading:

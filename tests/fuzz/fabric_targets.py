@@ -13,8 +13,8 @@ from crc32c import crc32c
 
 from tests.fuzz.target import INPUT_BYTES_MAX, Target
 from tests.vectors import notation
-from weft.cloud_hub.reads.answers import integer, time_parameter
 from weft.hub_api.answers import ApiError
+from weft.hub_api.operations import OF_NAME, RECORDS_MAX, reader_of
 from weft.protocols import batch, chunk, link
 from weft.protocols.batch import ClockReading
 from weft.protocols.errors import CodecError
@@ -190,15 +190,17 @@ def _chunk(data: bytes) -> None:
 # --- parameters of the hub's API
 
 
+_READERS = {each.name: reader_of(each) for name in ("series", "trace", "records") for each in OF_NAME[name].parameters}
+
+
 def _parameters(data: bytes) -> None:
     text = data.decode(errors="surrogateescape")
     request = make_mocked_request("GET", f"/v1/streams/x/records?{text}")
-    for name, least, most in (("limit", 1, 1000), ("shard", 0, 15), ("offset", 0, (1 << 63) - 1)):
-        with contextlib.suppress(ApiError):
-            assert least <= integer(request, name, least, least, most) <= most
-    with contextlib.suppress(ApiError):
-        time_parameter(request, "since")
-    request.query.get("tenant")
+    for name, value in request.query.items():
+        if (read := _READERS.get(name)) is not None:
+            with contextlib.suppress(ApiError):
+                found = read(value)
+                assert name != "limit" or 1 <= found <= RECORDS_MAX
 
 
 def _parameter_seeds() -> list[bytes]:

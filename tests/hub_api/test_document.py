@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from weft.cloud_hub.reads.rows import END_OFFSET, NEXT_CHUNK, NEXT_OFFSET
+from weft.cloud_hub.http.application import END_OFFSET, NEXT_CHUNK, NEXT_OFFSET
 from weft.hub_api.document import document
 from weft.hub_api.operations import ERRORS, OPERATIONS, Operation
 from weft.protocols.lane import valid_name

@@ -15,10 +15,11 @@ from tests.cloud_hub.api.test_application import EDGE, STREAM, deliver, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.hub_api.answers import check_answer
 from tests.support.tokens import create_token
+from weft.cloud_hub.http.application import END_OFFSET, NEXT_CHUNK, NEXT_OFFSET
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.reads import rows as api_rows
 from weft.cloud_hub.reads.records import RecordReader
-from weft.cloud_hub.reads.rows import END_OFFSET, NEXT_CHUNK, NEXT_OFFSET, RowsRequest, rows_answer
+from weft.cloud_hub.reads.rows import RowsRequest, rows_answer
 from weft.cloud_hub.reads.views import Search
 from weft.hub_api.operations import ARROW
 from weft.hub_api.rights import Scope
@@ -128,8 +129,8 @@ async def test_no_row_is_lost_or_doubled_whatever_the_bounds() -> None:
                 table = pa.ipc.open_stream(answer.parts[0]).read_all()
                 assert table["_offset"].to_pylist() == list(range(offset, offset + table.num_rows))
                 found += table["payload"].to_pylist()
-                offset = int(answer.headers[NEXT_OFFSET])
-                hint = rng.choice((None, int(answer.headers[NEXT_CHUNK]), rng.randrange(8)))
+                assert answer.next_offset is not None
+                offset, hint = answer.next_offset, rng.choice((None, answer.next_chunk, rng.randrange(8)))
             assert found == sent
 
 
