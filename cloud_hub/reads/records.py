@@ -384,7 +384,7 @@ class ShardsView(NamedTuple):
 
 def unavailable(error: str) -> ApiError:
     """Return the error of a request for what another look may find."""
-    return ApiError(503, error, "the hub's log and `weft hub status` say more; other shards are not affected")
+    return ApiError(503, error, "the hub's log and `weft hub status` have details; other shards are not affected")
 
 
 def named_shards(missing: Mapping[int, str]) -> list[MissingShard] | UnsetType:

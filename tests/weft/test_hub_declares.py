@@ -25,15 +25,17 @@ from tests.cloud_hub.regions.fabric import to
 from tests.support.processes import Start, publish, weft
 from tests.support.tokens import create_token
 from tests.support.waiting import PATIENCE_S, wait_until
+from weft.client import pages
+from weft.client.operations import Request
 from weft.cloud_hub.facts.tokens import Credentials
-from weft.commands import hub_tokens
+from weft.commands import hub_store, hub_tokens
 from weft.commands.common import load_hub
 from weft.hub_api.answers import parse_moment
 from weft.hub_api.rights import Scope
 from weft.output import Failed, Refused
 from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster
-from weft.storage.cluster_log import ClusterLog
+from weft.storage.cluster_log import ClusterLog, ClusterState
 from weft.storage.object_store import open_store
 from weft.storage.object_store.directory import MemoryStore
 
@@ -599,6 +601,34 @@ def test_expected_edges_of_a_stream_without_a_table_are_asked_about(config: Path
     assert "check the name" in weft("hub", "stream", "expect", config, "telemetrie", "b").stderr
 
 
+def test_a_list_of_a_store_reads_the_log_once_and_two_who_change_a_tenant_both_have_their_will(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("acme", "globex", "initech"):
+        assert weft("hub", "tenant", "add", config, name, "--links", "3").exit_code == 0
+    loads, load = [0], ClusterLog.load
+
+    async def counted(log: ClusterLog) -> ClusterState:
+        loads[0] += 1
+        return await load(log)
+
+    monkeypatch.setattr(ClusterLog, "load", counted)
+    there = hub_store.StoreHub(str(config), None)
+    found = [each.tenant for page in pages(there.tenants, limit=1) for each in page.tenants]
+    assert (found, loads[0]) == (["acme", "default", "globex", "initech"], 1)
+    answer, others = hub_store.StoreHub._answer, iter(("--lanes", "--streams"))
+
+    def raced(hub: hub_store.StoreHub, request: Request[Any], /) -> Any:
+        if request.method == "PUT" and (option := next(others, None)) is not None:
+            assert weft("hub", "tenant", "set", config, "acme", option, "7").exit_code == 0
+        return answer(hub, request)
+
+    monkeypatch.setattr(hub_store.StoreHub, "_answer", raced)
+    assert weft("hub", "tenant", "set", config, "acme", "--edges", "40").output == "changed tenant acme\n"
+    quotas = there.tenant("acme").quotas
+    assert (quotas.links, quotas.edges, quotas.lanes, quotas.streams) == (3, 40, 7, 7)
+
+
 async def test_a_url_names_a_running_hub_that_sets_quotas_withdraws_tokens_and_pauses_a_region(tmp_path: Path) -> None:
     store = MemoryStore()
     (tmp_path / "root.token").write_text(ADMIN)
@@ -607,7 +637,7 @@ async def test_a_url_names_a_running_hub_that_sets_quotas_withdraws_tokens_and_p
         await open_to_an_administrator(hub, store)
 
         async def ask(group: str, verb: str, *words: str) -> str:
-            given = "hub", group, verb, hub.url, *words, "--token-file", tmp_path / "root.token"
+            given = "hub", group, *verb.split(), hub.url, *words, "--token-file", tmp_path / "root.token"
             result = await asyncio.to_thread(weft, *given)
             return result.output if result.exception is None else str(result.exception)
 
@@ -630,6 +660,22 @@ async def test_a_url_names_a_running_hub_that_sets_quotas_withdraws_tokens_and_p
         assert f"weft hub region resume {hub.url} east" in await ask("region", "pause", "east", "--reason", "moved")
         assert "continue within some seconds" in await ask("region", "resume", "east")
         assert "east is not paused" in await ask("region", "resume", "east")
+        file = tmp_path / "press.token"
+        edge = "press", "--scope", "edge", "--edge", "press-1", "--expires", "9d"
+        assert await ask("token", "add", *edge, "--to", str(file)) == f"wrote the token to {file}\n"
+        secret, mode = file.read_text().strip(), file.stat().st_mode & 0o777
+        assert (len(secret) > 30, mode) == (True, 0o600)
+        assert "press" in await ask("token", "add", *edge, "--to", str(tmp_path / "twice.token"))
+        assert not (tmp_path / "twice.token").exists(), "the hub made no secret"
+        assert "--from reads the store" in await ask("token", "add", "--from", str(file), "--to", str(tmp_path))
+        assert "--dry-run reads the store" in await ask("token", "add", *edge, "--dry-run")
+        rotated = json.loads(await ask("token", "rotate", "press", "--expires", "90d", "--json"))
+        assert (rotated["name"], rotated["token"] not in ("", secret)) == ("press", True)
+        assert "there is no token 'none'" in await ask("token", "rotate", "none")
+        acts = await ask("acts", "", "--json")
+        assert json.loads(acts)["acts"]
+        assert not any(each in acts for each in (secret, rotated["token"])), "a secret is shown once"
+        assert await ask("token", "remove", "press") == "withdrew press\n"
         assert [each["name"] for each in json.loads(await ask("token", "list", "--json"))] == ["ada"]
         assert "\nada\t" in await ask("token", "list")
         assert json.loads(await ask("token", "remove", "ada", "--json")) == {"removed": "ada", "left": 0}

@@ -246,7 +246,8 @@ class StoreHub(Operations):
 
     def __init__(self, config_file: str, by: str | None) -> None:
         self._config, self._by = load_hub(config_file), by
-        self._has_warned = False
+        self._read: ClusterState | None = None
+        """Facts as the last request has read them."""
 
     def _answer(self, request: Request[T], /) -> T:
         operation, texts = operation_of(request.method or ("GET" if request.body is None else "POST"), request.path)
@@ -259,22 +260,23 @@ class StoreHub(Operations):
             if operation.name == "nodes":  # also while an upgrade is half done, when the log may be of a later release
                 return await _nodes(read_only(store))
             cluster = await open_cluster(store, None)
-            log = ClusterLog(store, cluster.cluster_id)
             if operation.method != "get":  # only now: it writes, and there may have been no hub
                 await clock.measure(store)
                 clock.sound()
-            try:
-                state = await log.load()
-            except CodecError as error:
-                raise Failed(str(error)) from None
-            if not self._has_warned:
-                _warn(state)
-            self._has_warned = True
+            # A page of a list continues in the facts of the page before.
+            if (state := self._read) is None or "after" not in texts:
+                try:
+                    state = await ClusterLog(store, cluster.cluster_id).load()
+                except CodecError as error:
+                    raise Failed(str(error)) from None
+                if self._read is None:
+                    _warn(state)
+                self._read = state
             orders = DeclaredRegions()
             orders.refresh(state)
             administration = Administration(
                 read_only(store) if operation.method == "get" else store,
-                log,
+                _ReadLog(store, state),
                 clock,
                 settings_of(self._config),
                 ClusterCache(cluster),
@@ -289,6 +291,19 @@ class StoreHub(Operations):
                 # Advice on a request is in the words of HTTP; that on a store or a busy process serves here, too.
                 advice = f"; {error.advice}" if error.status >= TOO_MANY else ""
                 raise Failed(f"{error.error}{advice}") from None
+
+
+class _ReadLog(ClusterLog):
+    """The cluster log, whose facts were read a moment ago."""
+
+    def __init__(self, store: ObjectStore, state: ClusterState) -> None:
+        super().__init__(store, state.cluster_id)
+        self._state: ClusterState | None = state
+
+    async def load(self) -> ClusterState:
+        """Return these facts, once."""
+        state, self._state = self._state, None
+        return await super().load() if state is None else state
 
 
 async def _nodes(store: ObjectStore) -> NodesAnswer:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from weft.storage.cluster_log import ClusterState
 
 
+MERGES_MAX = 5
+"""Maximum number of attempts to change a tenant that others change, too."""
 NONE = "none"
 """Word that takes a quota back."""
 _OPTIONS: dict[str, tuple[Callable[[str], int], str]] = {
@@ -157,11 +159,18 @@ def _only_quotas(isolation: str | None) -> None:
 
 
 def _change(hub: RunningHub | StoreHub, name: str, quotas: Quotas, cleared: frozenset[str], reason: str) -> None:
-    """Change quotas, and leave the others. It is refused after another change in between."""
+    """Change quotas, and leave the others as they are, also those that someone else changes at this moment."""
     there = hub.tenant(name)
-    wanted = {each: getattr(there.quotas, each) for each in _OPTIONS} | dict.fromkeys(cleared)
-    wanted |= {each: value for each in _OPTIONS if (value := getattr(quotas, each)) is not None}
-    hub.set_tenant(name, **wanted, version=there.version, reason=reason)
+    for tries_left in reversed(range(MERGES_MAX)):
+        wanted = {each: getattr(there.quotas, each) for each in _OPTIONS} | dict.fromkeys(cleared)
+        wanted |= {each: value for each in _OPTIONS if (value := getattr(quotas, each)) is not None}
+        try:
+            hub.set_tenant(name, **wanted, version=there.version, reason=reason)
+            return
+        except Failed:
+            version, there = there.version, hub.tenant(name)
+            if not tries_left or there.version == version:
+                raise  # not for a change in between
 
 
 def _isolate(config_file: str, name: str, isolation: str | None, by: str | None, reason: str) -> None:

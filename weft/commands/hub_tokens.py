@@ -48,9 +48,18 @@ from weft.commands.hub_store import (
     read_facts,
 )
 from weft.commands.new_files import write_new
-from weft.commands.running import RunningHub, any_hub_argument, certificate_of, hub_argument, tls_of, url_here, whole
+from weft.commands.running import (
+    RunningHub,
+    any_hub_argument,
+    certificate_of,
+    hub_argument,
+    names_a_config,
+    tls_of,
+    url_here,
+    whole,
+)
 from weft.config.units import approximate_duration
-from weft.hub_api.answers import moment
+from weft.hub_api.answers import SecretAnswer, moment, parse_moment
 from weft.hub_api.rights import InvalidGrant, Right, Rights, Scope, role_grants
 from weft.network.reload import read_token
 from weft.output import Failed, Refused, counted, print_json, print_table
@@ -230,6 +239,35 @@ def check_name(name: str) -> None:
 
 
 @contextlib.contextmanager
+def reserved_file(path: str | None) -> Iterator[Callable[[str], None]]:
+    """Make a new file for a secret that a running hub is about to make, for its owner alone. An error removes it.
+
+    Args:
+        path: None for no file.
+
+    Yields:
+        what writes the secret into the file.
+    """
+    if path is None:
+        yield lambda _: None
+        return
+    write_new({path: b""}, replaced="")
+
+    def fill(secret: str) -> None:
+        with open(path, "w", encoding="ascii") as file:
+            file.write(f"{secret}\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    try:
+        yield fill
+    except Exception:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+
+
+@contextlib.contextmanager
 def secret_file(path: str | None, token: str) -> Iterator[None]:
     """Write a secret to a new file for its owner alone, before the token is declared. An error of that removes it; an
     interruption does not, as the token may be declared already.
@@ -365,7 +403,7 @@ def _token_file_option(grant: str) -> Callable[[Callable[..., None]], Callable[.
 
 
 @click.command()
-@config_argument
+@hub_argument
 @click.argument("name", required=False)
 @scope_options
 @expires_option
@@ -375,16 +413,20 @@ def _token_file_option(grant: str) -> Callable[[Callable[..., None]], Callable[.
     "names",
     metavar="FILE",
     type=click.Path(dir_okay=False),
-    help="Add a token for each line of FILE: NAME, or NAME and EDGE. --to is then a folder, with NAME.token for each.",
+    help="Add a token for each line of FILE: NAME, or NAME and EDGE. --to is then a folder, with NAME.token for each. "
+    "Takes a configuration.",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Declare nothing: show what would be declared, and which links would end."
+    "--dry-run",
+    is_flag=True,
+    help="Declare nothing: show what would be declared, and which links would end. Takes a configuration.",
 )
+@_token_file_option("tokens")
 @decision_options
 @json_option
 @yes_option
 def add(
-    config_file: str,
+    hub: str,
     name: str | None,
     *,
     scope: str | None,
@@ -395,23 +437,31 @@ def add(
     to: str | None,
     names: str | None,
     dry_run: bool,
+    token_file: str | None,
     reason: str,
     by: str | None,
     as_json: bool,
     yes: bool,
 ) -> None:
-    """Add token NAME at the hubs of CONFIG and print it, or write it to a file of mode 600 with --to.
+    """Add token NAME at HUB and print it, or write it to a file of mode 600 with --to.
+
+    HUB is a configuration on this machine, a URL or the name of a login. The first token of a store needs the
+    configuration.
 
     The token is shown only once and stored nowhere else. After the first token of a store, its hubs admit no one
     without a token, and links without one end: --dry-run lists them. `weft hub open` reverts this.
 
     \b
     weft hub token add hub.yaml press-7 --scope edge --edge press-shop-7 --expires 365d --to press-7.token
-    weft hub token add hub.yaml quality --grant 'read:press-*' --grant edges
+    weft hub token add https://hub.example.com quality --grant 'read:press-*' --grant edges
     weft hub token add hub.yaml --from edges.txt --scope edge --to tokens
     """
     if (name is None) == (names is None):
         raise Refused("expected a NAME, or a file of names with --from")
+    is_config = names_a_config(hub)
+    if not is_config and (names is not None or dry_run):
+        option = "--dry-run" if names is None else "--from"
+        raise Refused(f"{option} reads the store of a hub: name its CONFIG, not a URL or a login")
     until = end_of(expires, time.time_ns(), "--expires")
     if names is not None:
         if edge is not None:
@@ -420,24 +470,34 @@ def add(
             raise Refused("expected a folder for the secrets: --to FOLDER")
         fleet = Fleet(names, to, scope=scope, grants=grants, tenant=tenant, until=until)
         if dry_run:
-            print_preview(config_file, [each.name for each in fleet.tokens], as_json=as_json)
+            print_preview(hub, [each.name for each in fleet.tokens], as_json=as_json)
             return
-        confirm_first(config_file, fleet.decisions, by, reason, yes=yes)
-        fleet.declare(config_file, by, reason, as_json=as_json)
+        confirm_first(hub, fleet.decisions, by, reason, yes=yes)
+        fleet.declare(hub, by, reason, as_json=as_json)
         return
     assert name is not None, "it was checked"
     access = access_of(scope, grants, edge)
     check_name(name)
+    more = {"scope": str(access), "tenant": tenant, "edge": edge, "grants": grants}
+    if not is_config:
+        there = administration_of(hub, token_file, by)
+        with reserved_file(to) as fill:
+            made = there.add_token(
+                name, scope=scope, tenant=tenant, edge=edge, grants=grants, expires=expires, reason=reason
+            )
+            fill(made.token)
+        _print_secret(made, to, as_json=as_json, **more)
+        return
     token = new_token()
     with declaring():
         decision = add_token(TokenIdentity(name, hash_token(token), access, tenant, edge, grants), until)
     if dry_run:
-        print_preview(config_file, [name], as_json=as_json)
+        print_preview(hub, [name], as_json=as_json)
         return
     with secret_file(to, token):
-        confirm_first(config_file, [decision], by, reason, yes=yes)
-        declare(config_file, decision, by, reason)
-    _print_secret(name, token, until, to, as_json=as_json, scope=str(access), tenant=tenant, edge=edge, grants=grants)
+        confirm_first(hub, [decision], by, reason, yes=yes)
+        declare(hub, decision, by, reason)
+    _print_secret(SecretAnswer(name=name, token=token, until=moment(until)), to, as_json=as_json, **more)
 
 
 @click.command()
@@ -548,7 +608,7 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
 
 
 @click.command()
-@config_argument
+@hub_argument
 @click.argument("name")
 @click.option(
     "--expires",
@@ -564,24 +624,26 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
 )
 @click.option("--end-oldest", is_flag=True, help="If two secrets are in force already, end the older one now.")
 @to_option
+@_token_file_option("tokens")
 @decision_options
 @json_option
 def rotate(
-    config_file: str,
+    hub: str,
     name: str,
     *,
     expires: str | None,
     overlap: str,
     end_oldest: bool,
     to: str | None,
+    token_file: str | None,
     reason: str,
     by: str | None,
     as_json: bool,
 ) -> None:
-    """Replace the secret of token NAME at the hubs of CONFIG and print the new one.
+    """Replace the secret of token NAME at HUB and print the new one.
 
-    The previous secret remains valid for a while, in which its owner switches; then links with it end. Access, name and
-    end remain the same.
+    HUB is a configuration on this machine, a URL or the name of a login. The previous secret remains valid for a while,
+    in which the token's owner switches; then links with it end. Access, name and end remain the same.
 
     \b
     weft hub token rotate hub.yaml press-7 --overlap 14d --expires 365d
@@ -590,6 +652,13 @@ def rotate(
     given = None if expires == NEVER else end_of(expires, now, "--expires")
     old_until = end_of(overlap, now, "--overlap")
     assert old_until is not None, "the option has a default"
+    if not names_a_config(hub):
+        there = administration_of(hub, token_file, by)
+        with reserved_file(to) as fill:
+            made = there.rotate_token(name, expires=expires, overlap=overlap, end_oldest=end_oldest, reason=reason)
+            fill(made.token)
+        _print_rotated(made, to, now, as_json=as_json, keeps_end=expires is None)
+        return
 
     def rotated(state: ClusterState) -> Change | None:
         until = given if expires is not None else end_of_token(state, name, now)
@@ -597,13 +666,20 @@ def rotate(
         return rotate_token(name, secret, now, old_until, ends_oldest=end_oldest)(state)
 
     with secret_file(to, token):
-        state = declare(config_file, rotated, by, reason)
+        state = declare(hub, rotated, by, reason)
     until = decode(state.facts(TOKEN)[name].document, TokenDocument).secrets[-1].until
-    _print_secret(name, token, until, to, as_json=as_json)
-    if expires is None and until is not None and until - now < ENDS_SOON_S * 1e9:
-        left = approximate_duration((until - now) / 1e9)
+    made = SecretAnswer(name=name, token=token, until=moment(until))
+    _print_rotated(made, to, now, as_json=as_json, keeps_end=expires is None)
+
+
+def _print_rotated(made: SecretAnswer, to: str | None, now: int, *, as_json: bool, keeps_end: bool) -> None:
+    _print_secret(made, to, as_json=as_json)
+    left_ns = None if made.until is None else parse_moment(made.until) - now
+    if keeps_end and left_ns is not None and left_ns < ENDS_SOON_S * 1e9:
+        left = approximate_duration(left_ns / 1e9)
         click.echo(
-            f"the new secret of {name} ends with the one before, in {left}: --expires 365d sets a later end", err=True
+            f"the new secret of {made.name} ends with the one before, in {left}: --expires 365d sets a later end",
+            err=True,
         )
 
 
@@ -678,9 +754,9 @@ def list_tokens(hub: str | None, *, token_file: str | None, as_json: bool) -> No
     )
 
 
-def _print_secret(name: str, token: str, until: int | None, to: str | None, *, as_json: bool, **more: Any) -> None:
-    secret = {"token": token} if to is None else {"token_file": to}
+def _print_secret(made: SecretAnswer, to: str | None, *, as_json: bool, **more: Any) -> None:
+    secret = {"token": made.token} if to is None else {"token_file": to}
     if as_json:
-        print_json({"name": name, **more, "until": moment(until), **secret})
+        print_json({"name": made.name, **more, "until": made.until, **secret})
     else:
-        click.echo(token if to is None else f"wrote the token to {to}")
+        click.echo(made.token if to is None else f"wrote the token to {to}")
