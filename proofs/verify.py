@@ -434,8 +434,8 @@ async def check_table(
     except TableError as error:
         report.note(key, "damaged", str(error))
         return found
-    found.files = len(live.sizes)
-    missing = dict(live.sizes)
+    found.files = len(live.files)
+    missing = dict(live.files)
     async for item in listed(store, key):
         size = missing.pop(name := item.key.removeprefix(f"{key}/"), None)
         if size is not None and size != item.size:

@@ -34,10 +34,11 @@ from spark_sinks.source.options import (
 )
 from spark_sinks.source.partitions import condition
 from spark_sinks.source.stream_log import StreamLog, open_hub, subset
-from spark_sinks.source.tables import StreamTable, TableFile, TableSnapshot
+from spark_sinks.source.tables import StreamTable, TableSnapshot, may_match
 from spark_sinks.source.typed import NONE, declared, is_none, with_typed_columns
 from weft.config.load import schema_text
 from weft.config.payload_schema.model import PayloadSchema
+from weft.storage.table.files import TableFile
 from weft.storage.table.typed_columns import comment_of
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -232,13 +233,13 @@ def _history(
 ) -> Iterator[DataFrame]:
     """Yield offsets ``[start, end)`` of the table, which must have all of them. Each row's offset is compared only in
     files that also hold other offsets."""
-    files = [file for file in table.files if file.may_match(options)]
+    files = [file for file in table.files if may_match(file, options)]
     # The whole table needs no comparison of offsets.
     if all(start[shard] == 0 and end[shard] == table.ends[shard] for shard in start):
         yield _parquet(spark, table, files)
         return
     ranges = [(shard, start[shard], end[shard]) for shard in start if start[shard] < end[shard]]
-    inner = [file for file in files if file.is_within(start, end)]
+    inner = [file for file in files if _is_within(file, start, end)]
     known = set(inner)
     outer = [file for file in files if file not in known and any(file.may_hold(*part) for part in ranges)]
     if inner:
@@ -300,6 +301,11 @@ def _column(column: str | None, name: str) -> Column:
     if column == name:
         return F.col(name)
     return (F.lit(None).cast("string") if column is None else F.col(column)).alias(name)
+
+
+def _is_within(file: TableFile, start: Offsets, end: Offsets) -> bool:
+    """Return whether all rows of a file have offsets in ``[start, end)`` of one shard."""
+    return file.shard is not None and start.get(file.shard, 0) <= file.first and file.end <= end.get(file.shard, 0)
 
 
 def _parquet(spark: SparkSession, snapshot: TableSnapshot, files: Sequence[TableFile]) -> DataFrame:

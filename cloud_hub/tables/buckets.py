@@ -6,7 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from operator import attrgetter
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from weft.cloud_hub.facts.streams import wrong_part
 from weft.protocols.batch import Buffer
-from weft.storage.table.actions import Action, AddedFile, DataFile, DeltaState, TableError, plain_path
-from weft.storage.table.files import checkpoint_files
+from weft.storage.table.actions import AddedFile, DataFile, DeltaState, TableError
+from weft.storage.table.files import FileFollower
 from weft.storage.table.rows import TOMBSTONE_COLUMN
 from weft.storage.table_writer.parquet_file import ParquetFile
 
@@ -61,55 +61,46 @@ class Bucket(NamedTuple):
         return self.first < other.end and other.first < self.end
 
 
-class BucketFiles:
-    """The files of a latest table, followed from version to version."""
+class BucketFiles(FileFollower[DataFile]):
+    """The files of a latest table, followed from version to version.
 
-    reads_files = True
+    Raises:
+        TableError: from ``take`` and ``read_checkpoint``, for a file that the hub did not write.
+    """
 
     def __init__(self, key: str) -> None:
         self._key = key
-        self.clear()
+        super().__init__()
 
     def clear(self) -> None:
         """Forget the table."""
-        self.version, self.entry_hash = -1, b""
-        self.files: dict[Bucket, DataFile] = {}
-        self._buckets: dict[str, Bucket] = {}
+        super().clear()
+        self.buckets: dict[Bucket, DataFile] = {}
 
-    def take(self, action: Action) -> None:
-        """Take one action of the next entry. Raises TableError for a file that the hub did not write."""
-        if action.remove is not None:
-            path = plain_path(action.remove.path)
-            bucket = self._buckets.pop(path, None)
-            # An entry names removals and additions in any order: the bucket's file may be the new one already.
-            if bucket is not None and self.files[bucket].path == path:
-                del self.files[bucket]
-        if action.add is not None:
-            self._add(action.add)
+    def remove(self, path: str) -> None:
+        """Remove a file that the version does not have."""
+        super().remove(path)
+        bucket = _named(path)
+        # An entry names removals and additions in any order: the bucket's file may be the new one already.
+        if bucket in self.buckets and self.buckets[bucket].path == path:
+            del self.buckets[bucket]
 
-    def read_checkpoint(self, file: IO[bytes], name: str) -> None:
-        """Take a checkpoint, or a part of one."""
-        for added in checkpoint_files(file, name):
-            self._add(added)
-
-    def _add(self, added: AddedFile) -> None:
-        path = plain_path(added.path)
-        found = _NAME.fullmatch(path)
-        depth = int(found[1]) if found else BITS + 1
-        if found is None or depth > BITS or added.deletionVector is not None:
+    def kept(self, added: AddedFile) -> DataFile:
+        """Return the file of a bucket."""
+        bucket = _named(added.path)
+        if bucket is None or added.deletionVector is not None:
             raise TableError(
-                f"{self._key} has {path}, which is none of the hub's files: another program has written to it. Move it "
-                "away, and the hub makes it again"
+                f"{self._key} has {added.path}, which is none of the hub's files: another program has written to it. "
+                "Move it away, and the hub makes it again"
             )
-        bucket = Bucket(int(found[2], 16), depth)
-        self._buckets[path] = bucket
-        self.files[bucket] = DataFile(path, added.size, 0, 0, 0, 0, 0, added.stats or "")
+        file = self.buckets[bucket] = DataFile(added.path, added.size, 0, 0, 0, 0, 0, added.stats or "")
+        return file
 
     def of(self, hashes: Hashes) -> dict[Bucket, np.ndarray[Any, np.dtype[np.int64]]]:
         """Return the buckets of hashes, each with the numbers of its hashes; new ones where no file has them."""
         order = np.argsort(hashes, kind="stable")
         ordered, at = hashes[order].astype(np.int64), 0
-        known = sorted(self.files)
+        known = sorted(self.buckets)
         found: dict[Bucket, np.ndarray[Any, np.dtype[np.int64]]] = {}
         while at < len(ordered):
             bucket = _bucket_of(int(ordered[at]), known)
@@ -117,6 +108,12 @@ class BucketFiles:
             found[bucket] = order[at:end]
             at = end
         return found
+
+
+def _named(path: str) -> Bucket | None:
+    """Return the bucket that the name of a file tells; None for a file of others."""
+    found = _NAME.fullmatch(path)
+    return Bucket(int(found[2], 16), int(found[1])) if found and int(found[1]) <= BITS else None
 
 
 def _bucket_of(value: int, known: list[Bucket]) -> Bucket:

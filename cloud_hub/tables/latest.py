@@ -492,7 +492,7 @@ class LatestTierer(Tierer):
         has_feed, none = state.properties().get(FEED_PROPERTY) == "true", rows.slice(0, 0)
         for bucket, numbers in self._files.of(await in_thread(lambda: hashes(rows, columns))).items():
             mine = rows.take(numbers)
-            file = self._files.files.get(bucket)
+            file = self._files.buckets.get(bucket)
             there = await self._read(file.path if file else None, rows.schema)
             change = await in_thread(partial(merged, there, mine, columns, now_us))
             kept.append(change.hidden)
@@ -556,7 +556,7 @@ class LatestTierer(Tierer):
         schema, count = self._schema(state), 0
         old: list[DataFile] = []
         new: list[DataFile] = []
-        for bucket, file in sorted(self._files.files.items()):
+        for bucket, file in sorted(self._files.buckets.items()):
             rows = await self._read(file.path, schema)
             is_chosen = await in_thread(lambda rows=rows: chosen(rows))  # type: ignore[misc]
             if is_chosen.any():
@@ -577,7 +577,7 @@ class LatestTierer(Tierer):
         await self.log.follow(self._files)
         return {
             hidden_key(self.key, self._apps, state),
-            *(f"{self.key}/{file.path}" for file in self._files.files.values()),
+            *(f"{self.key}/{file.path}" for file in self._files.buckets.values()),
         }
 
     async def forget_hidden(self, state: DeltaState) -> int:

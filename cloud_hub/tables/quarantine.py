@@ -14,9 +14,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -31,20 +30,10 @@ from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import QUARANTINES, quarantine_key, table_key
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.object_store.protocol import ObjectFile
-from weft.storage.table.actions import (
-    Action,
-    AddedFile,
-    DataFile,
-    DeltaState,
-    TableError,
-    app_id,
-    app_ids,
-    plain_path,
-    table_payload,
-)
+from weft.storage.table.actions import AddedFile, DataFile, DeltaState, TableError, app_id, app_ids, table_payload
 from weft.storage.table.delta import DeltaHandle, in_thread
 from weft.storage.table.delta_log import TableLog
-from weft.storage.table.files import checkpoint_files
+from weft.storage.table.files import FileFollower, TableFile
 from weft.storage.table.quality import FAILED_COLUMN
 from weft.storage.table.schemas import DeclaredQuality
 from weft.storage.table.typed_columns import bounded_names
@@ -59,73 +48,21 @@ from weft.storage.table_writer.settings import (
     statistics_columns,
 )
 
-# The files of a table that are new to a reader, followed from version to version.
 
-
-class _Corner(msgspec.Struct):
-    shard: int = msgspec.field(name="_shard", default=0)
-    offset: int = msgspec.field(name="_offset", default=0)
-
-
-class _StoredBounds(msgspec.Struct):
-    minValues: _Corner | None = None  # noqa: N815  (Delta's names)
-    maxValues: _Corner | None = None  # noqa: N815
-
-
-_DECODER = msgspec.json.Decoder(_StoredBounds)
-
-
-class NewFile(NamedTuple):
-    """A file of the table of all rows that is to be looked through."""
-
-    path: str
-    size: int
-    shard: int | None
-    """None for a file that an engine wrote, with rows of several shards or without bounds."""
-    first: int
-    end: int
-
-
-class NewFiles:
+class NewFiles(FileFollower[TableFile]):
     """The files of a table with rows that were not looked through, followed from version to version."""
-
-    reads_files = True
 
     def __init__(self) -> None:
         self.positions: dict[int, int] = {}
         """Shard -> offset up to which rows were looked through."""
-        self.clear()
+        super().__init__()
 
-    def clear(self) -> None:
-        """Forget the table."""
-        self.version, self.entry_hash = -1, b""
-        self.files: dict[str, NewFile] = {}
+    def kept(self, added: AddedFile) -> TableFile | None:
+        """Return a file with new rows, or one that an engine wrote with rows of several shards or without bounds."""
+        file = TableFile.of(added)
+        return file if file.shard is None or file.end > self.positions.get(file.shard, 0) else None
 
-    def take(self, action: Action) -> None:
-        """Take one action of the next entry."""
-        if action.add is not None:
-            self._add(action.add)
-        elif action.remove is not None:
-            self.files.pop(plain_path(action.remove.path), None)
-
-    def read_checkpoint(self, file: IO[bytes], name: str) -> None:
-        """Take a checkpoint, or a part of one. Raises as ``take_facts``."""
-        for added in checkpoint_files(file, name):
-            self._add(added)
-
-    def _add(self, added: AddedFile) -> None:
-        path = plain_path(added.path)
-        try:
-            known = _DECODER.decode(added.stats or "{}")
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            known = _StoredBounds()
-        low, high = known.minValues, known.maxValues
-        if low is None or high is None or low.shard != high.shard:
-            self.files[path] = NewFile(path, added.size, None, 0, 0)
-        elif high.offset >= self.positions.get(low.shard, 0):
-            self.files[path] = NewFile(path, added.size, low.shard, low.offset, high.offset + 1)
-
-    def looked_through(self, positions: Mapping[int, int], files: Sequence[NewFile]) -> None:
+    def looked_through(self, positions: Mapping[int, int], files: Sequence[TableFile]) -> None:
         """Note that rows up to some offsets were looked through, and these files."""
         self.positions = dict(positions)
         for each in files:
@@ -150,7 +87,7 @@ _TURN = "quarantine/turn"
 class _Step(NamedTuple):
     """Files that are looked through next, and the offsets that are reached then."""
 
-    files: list[NewFile]
+    files: list[TableFile]
     ends: dict[int, int]
 
 
@@ -300,12 +237,12 @@ class Quarantine:
         """Return what a step takes: of each shard the first files, or all where the files of shards overlap."""
         ends = {shard: past.transactions[app] for shard, app in self._app_ids(past)}
         files = sorted(self._files.files.values(), key=lambda each: (each.shard or 0, each.first))
-        shards: dict[int, list[NewFile]] = {}
+        shards: dict[int, list[TableFile]] = {}
         for file in files:
             if file.shard is None:
                 return _Step(files, ends)
             shards.setdefault(file.shard, []).append(file)
-        taken: list[NewFile] = []
+        taken: list[TableFile] = []
         size = 0
         for shard, mine in shards.items():
             reached = self._files.positions.get(shard, 0)
@@ -339,7 +276,7 @@ class Quarantine:
         return await self.log.append(state, made, ends, self._now_ms())
 
     async def _write(
-        self, state: DeltaState, files: Sequence[NewFile], wanted: tuple[int, int, int]
+        self, state: DeltaState, files: Sequence[TableFile], wanted: tuple[int, int, int]
     ) -> DataFile | None:
         """Write the marked rows of one shard between two offsets. Return the file; None without a row."""
         shard, first, _ = wanted
@@ -362,7 +299,7 @@ class Quarantine:
         return out.data_file(path, size, self._now_ms())
 
     async def _marked(
-        self, files: Sequence[NewFile], wanted: tuple[int, int, int], schema: pa.Schema
+        self, files: Sequence[TableFile], wanted: tuple[int, int, int], schema: pa.Schema
     ) -> AsyncIterator[pa.RecordBatch]:
         loop = asyncio.get_running_loop()
         for file in files:

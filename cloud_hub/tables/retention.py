@@ -184,7 +184,7 @@ class Retention:
 
     async def _old(self, wanted: TableDocument) -> list[_OldFile]:
         """Return the files to remove, the oldest first."""
-        files = sorted(self._files.files(), key=attrgetter("shard", "first_offset"))
+        files = sorted(self._files.files.values(), key=attrgetter("shard", "first_offset"))
         shards = [[*reversed(list(group))] for _, group in groupby(files, key=attrgetter("shard"))]
         heads = [await self._opened(shard) for shard in shards]
         heapify(heads)

@@ -14,7 +14,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import IO
 
 import msgspec
 
@@ -57,9 +56,9 @@ from weft.storage.cluster import Cluster, open_cluster, restored
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
 from weft.storage.object_store.opening import lay_out
 from weft.storage.presence import running
-from weft.storage.table.actions import Action, plain_path
+from weft.storage.table.actions import AddedFile
 from weft.storage.table.delta_log import TableLog, decode_pointer
-from weft.storage.table.files import checkpoint_files
+from weft.storage.table.files import FileFollower
 from weft.storage.table.latest import replaces_all_rows
 
 # Copies of the logs of shards into a backup.
@@ -198,30 +197,12 @@ async def _copy_ended(log: ShardLog, end: int, copier: Copier) -> None:
 # Copies of tables at a version into a backup.
 
 
-class LiveFiles:
-    """The files of a table's version, by name: some 200 bytes of memory for each."""
+class LiveFiles(FileFollower[int]):
+    """The sizes of the files of a table's version, by name: some 200 bytes of memory for each."""
 
-    reads_files = True
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget the table."""
-        self.version, self.entry_hash = -1, b""
-        self.sizes: dict[str, int] = {}
-
-    def take(self, action: Action) -> None:
-        """Take one action of the next entry."""
-        if action.add is not None:
-            self.sizes[plain_path(action.add.path)] = action.add.size
-        elif action.remove is not None:
-            self.sizes.pop(plain_path(action.remove.path), None)
-
-    def read_checkpoint(self, file: IO[bytes], name: str) -> None:
-        """Take a checkpoint, or a part of one."""
-        for added in checkpoint_files(file, name):
-            self.sizes[plain_path(added.path)] = added.size
+    def kept(self, added: AddedFile) -> int:
+        """Return the size."""
+        return added.size
 
 
 async def table_parts(store: ObjectStore, note: Callable[[str], None]) -> list[TablePart]:
@@ -530,7 +511,7 @@ async def _of_table(
             continue
         name = item.key.removeprefix(home)
         version = version_of(name)
-        if (version < 0 and name not in live.sizes) or 0 <= version < newest:
+        if (version < 0 and name not in live.files) or 0 <= version < newest:
             yield item.key
 
 

@@ -360,7 +360,7 @@ def places_of(state: WindowState) -> Places:
 def _bytes_within(table: TableSnapshot, since: datetime | None, until: datetime | None) -> int:
     """Return the bytes of the table's files whose records are all within a time."""
     return sum(
-        file.size_bytes
+        file.size
         for file in table.files
         if (since is None or (file.time_min is not None and file.time_min >= since))
         and (until is None or (file.time_max is not None and file.time_max < until))

@@ -45,12 +45,13 @@ from spark_sinks.source.partitions import (
     read_partition,
 )
 from spark_sinks.source.stream_log import MissingOffsets, PersistedPosition, StreamLog, WentBack, Witness, subset
-from spark_sinks.source.tables import TableFile, TableSnapshot
+from spark_sinks.source.tables import TableSnapshot, may_match
 from spark_sinks.source.workers import keep_broken_pipes_quiet, send_rows_with_plans
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.lane_state import lane_of
 from weft.storage.payloads.decoder import typed_fields
+from weft.storage.table.files import TableFile
 from weft.storage.table.rows import row_schema
 
 # Planner from a range of offsets to Spark tasks: table files below the table's position, chunks above it.
@@ -136,7 +137,7 @@ async def plan(
             files.append((shard, first, tiered, _selected(table, log, shard, first, tiered)))
         found = [piece for piece in await log.slices(shard, tiered, last) if piece.may_match(log.options)]
         chunks.append((shard, tiered, last, found))
-    total = sum(file.size_bytes for *_, some in files for file in some)
+    total = sum(file.size for *_, some in files for file in some)
     total += sum(piece.cost for *_, some in chunks for piece in some)
     size = max(PARTITION_BYTES, total // PARTITIONS_MAX)
     sized = [part for known in files for part in _from_table(*known, size)]
@@ -163,7 +164,7 @@ def check_in_table(log: StreamLog, table: TableSnapshot, shard: int, first: int,
 
 
 def _selected(table: TableSnapshot, log: StreamLog, shard: int, first: int, end: int) -> list[TableFile]:
-    return [file for file in table.files.overlapping(shard, first, end) if file.may_match(log.options)]
+    return [file for file in table.files.overlapping(shard, first, end) if may_match(file, log.options)]
 
 
 def _from_table(shard: int, first: int, end: int, files: list[TableFile], size: int) -> Iterator[_Sized]:
@@ -172,7 +173,7 @@ def _from_table(shard: int, first: int, end: int, files: list[TableFile], size: 
         return
     first = max(first, min(file.offset_min or 0 for file in files))
     end = max(_end(file, end) for file in files)
-    total = sum(file.size_bytes for file in files)
+    total = sum(file.size for file in files)
     parts = min(PARTITIONS_MAX, end - first, max(1, -(-total // max(size, TABLE_PARTITION_BYTES))))
     cuts = [first + (end - first) * part // parts for part in range(parts + 1)]
     for low, high in pairwise(cuts):

@@ -6,19 +6,18 @@ import asyncio
 import logging
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
 from itertools import chain
+from operator import attrgetter
 from typing import IO, Any, NamedTuple
 from urllib.parse import unquote
 
-import msgspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
 from spark_sinks.errors import ReadError
-from spark_sinks.source.options import Offsets, ReadOptions
+from spark_sinks.source.options import ReadOptions
 from weft.protocols.payloads import PayloadKind
 from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import table_key
@@ -32,70 +31,25 @@ from weft.storage.table.actions import (
     TableError,
     app_id,
     app_ids,
-    plain_path,
     table_payload,
 )
 from weft.storage.table.delta import file_system
 from weft.storage.table.delta_log import TableLog
-from weft.storage.table.files import checkpoint_files, take_facts
+from weft.storage.table.files import FileFollower, TableFile, take_facts
 
 # The files of a table's version, by shard and offset: a micro-batch finds its few of a million without a walk.
 
-STATISTICS_STEP = timedelta(milliseconds=1)
-"""Delta truncates times in its statistics to milliseconds."""
+
+_FIRST = attrgetter("first")
 
 
-class TableFile(NamedTuple):
-    """A Parquet file of the table. The bounds are from the commit's statistics; None when a writer left them out."""
-
-    path: str
-    """Relative to the table's root."""
-    size_bytes: int
-    shard_min: int | None
-    shard_max: int | None
-    offset_min: int | None
-    offset_max: int | None
-    time_min: datetime | None
-    time_max: datetime | None
-    edge_min: str | None = None
-    edge_max: str | None = None
-
-    def may_hold(self, shard: int, first: int, end: int) -> bool:
-        """Return whether this file may have rows of ``shard`` with offsets in ``[first, end)``."""
-        if self.shard_min is not None and self.shard_max is not None and not self.shard_min <= shard <= self.shard_max:
-            return False
-        if self.offset_min is None or self.offset_max is None:
-            return True
-        return self.offset_min < end and first <= self.offset_max
-
-    def is_within(self, start: Offsets, end: Offsets) -> bool:
-        """Return whether all its rows have offsets in ``[start, end)`` of one shard."""
-        shard = self.shard_min
-        if shard is None or shard != self.shard_max or self.offset_min is None or self.offset_max is None:
-            return False
-        return start.get(shard, 0) <= self.offset_min and self.offset_max < end.get(shard, 0)
-
-    def may_hold_edge(self, edges: Collection[str]) -> bool:
-        """Return whether the file may have a row of one of these edge nodes."""
-        if self.edge_min is None or self.edge_max is None:
-            return True
-        return any(self.edge_min <= edge <= self.edge_max for edge in edges)
-
-    def may_start(self, moment: datetime) -> bool:
-        """Return whether the file can have a row with a ``_time`` before ``moment``."""
-        return self.time_min is None or self.time_min < moment
-
-    def may_match(self, options: ReadOptions) -> bool:
-        """Return whether the options may select a row of the file."""
-        return (
-            (options.since is None or self.may_reach(options.since))
-            and (options.until is None or self.may_start(options.until))
-            and (options.edges is None or self.may_hold_edge(options.edges))
-        )
-
-    def may_reach(self, moment: datetime) -> bool:
-        """Return whether the file can have a row with a ``_time`` of ``moment`` or later."""
-        return self.time_max is None or self.time_max + STATISTICS_STEP >= moment
+def may_match(file: TableFile, options: ReadOptions) -> bool:
+    """Return whether options may select a row of a file."""
+    return (
+        (options.since is None or file.may_reach(options.since))
+        and (options.until is None or file.may_start(options.until))
+        and (options.edges is None or file.may_hold_edge(options.edges))
+    )
 
 
 class _Shard(NamedTuple):
@@ -120,10 +74,9 @@ class FileIndex:
         shards: dict[int, list[TableFile]] = {}
         others: list[TableFile] = []
         for file in files:
-            place = _place(file)
-            (others if place is None else shards.setdefault(place[0], [])).append(file)
+            (others if file.shard is None else shards.setdefault(file.shard, [])).append(file)
         self._shards = {
-            shard: _Shard(sorted(found, key=_lowest), max(map(_span, found))) for shard, found in shards.items()
+            shard: _Shard(sorted(found, key=_FIRST), max(map(_span, found))) for shard, found in shards.items()
         }
         self._others = tuple(others)
 
@@ -136,7 +89,7 @@ class FileIndex:
     def overlapping(self, shard: int, first: int, end: int) -> Iterator[TableFile]:
         """Yield the files that may have rows of a shard with offsets in ``[first, end)``."""
         files, span = self._shards.get(shard, _Shard([]))
-        for at in range(bisect_left(files, first - span, key=_lowest), bisect_left(files, end, key=_lowest)):
+        for at in range(bisect_left(files, first - span, key=_FIRST), bisect_left(files, end, key=_FIRST)):
             if files[at].may_hold(shard, first, end):
                 yield files[at]
         yield from (file for file in self._others if file.may_hold(shard, first, end))
@@ -144,93 +97,62 @@ class FileIndex:
     def lowest(self, shard: int, end: int) -> int:
         """Return the lowest offset below ``end`` that a file of a shard may have; ``end`` if none has one."""
         files = self._shards.get(shard, _Shard([])).files
-        lows = [_lowest(files[0])] if files else []
-        lows += [file.offset_min or 0 for file in self._others if file.may_hold(shard, 0, end)]
+        lows = [files[0].first] if files else []
+        lows += [file.first for file in self._others if file.may_hold(shard, 0, end)]
         return min(end, *lows) if lows else end
 
     def changed(self, removed: Iterable[TableFile], added: Iterable[TableFile]) -> FileIndex:
         """Return the files of a later version."""
         # Only the lists that change are copied: this version keeps its own.
         removed, added, shards = list(removed), list(added), dict(self._shards)
-        for shard in {place[0] for file in (*removed, *added) if (place := _place(file)) is not None}:
+        for shard in {file.shard for file in (*removed, *added) if file.shard is not None}:
             files, span = shards.get(shard, _Shard([]))
             shards[shard] = _Shard(list(files), span)
         others = {file.path: file for file in self._others}
         for file in removed:
-            if (place := _place(file)) is None:
+            if file.shard is None:
                 others.pop(file.path, None)
             else:
-                shard, low = place
-                files = shards[shard].files
-                at = bisect_left(files, low, key=_lowest)
+                files = shards[file.shard].files
+                at = bisect_left(files, file.first, key=_FIRST)
                 while files[at].path != file.path:
                     at += 1
                 del files[at]
         for file in added:
-            if (place := _place(file)) is None:
+            if file.shard is None:
                 others[file.path] = file
             else:
-                known = shards[place[0]]
-                insort(known.files, file, key=_lowest)
-                shards[place[0]] = known._replace(span=max(known.span, _span(file)))
+                known = shards[file.shard]
+                insort(known.files, file, key=_FIRST)
+                shards[file.shard] = known._replace(span=max(known.span, _span(file)))
         made = FileIndex()
         made._shards, made._others = shards, tuple(others.values())
         return made
 
 
-def _place(file: TableFile) -> tuple[int, int] | None:
-    """Return shard and lowest offset of a file of one shard; None of others."""
-    if file.shard_min is None or file.shard_min != file.shard_max or file.offset_max is None:
-        return None
-    return None if file.offset_min is None else (file.shard_min, file.offset_min)
-
-
-def _lowest(file: TableFile) -> int:
-    return file.offset_min or 0
-
-
 def _span(file: TableFile) -> int:
-    return (file.offset_max or 0) - _lowest(file)
+    return file.end - 1 - file.first
 
 
 # A stream's table, followed from version to version: each entry of its log is read once, and its files are never
 # listed again.
 
 
-class _Bounds(msgspec.Struct):
-    shard: int | None = msgspec.field(name="_shard", default=None)
-    offset: int | None = msgspec.field(name="_offset", default=None)
-    time: datetime | None = msgspec.field(name="_time", default=None)
-    edge: str | None = msgspec.field(name="_edge", default=None)
-
-
-class _Statistics(msgspec.Struct):
-    minValues: _Bounds = msgspec.field(default_factory=_Bounds)  # noqa: N815  (Delta's names)
-    maxValues: _Bounds = msgspec.field(default_factory=_Bounds)  # noqa: N815
-
-
-_DECODER = msgspec.json.Decoder(_Statistics)
-
-
-class FollowedTable:
-    """The facts and the files of a table's version, for ``TableLog.follow``.
+class FollowedTable(FileFollower[TableFile]):
+    """The facts and the files of a table's version.
 
     Args:
         applications: beginning of the applications whose transactions are kept.
     """
 
-    reads_files = True
-    """A reader of entries with their files."""
-
     def __init__(self, applications: str) -> None:
         self._applications = applications
-        self.clear()
+        super().__init__()
 
     def clear(self) -> None:
         """Forget the table."""
-        self.version, self.entry_hash = -1, b""
+        super().clear()
         self._facts = StateBuilder(self._applications)
-        self._files: dict[str, TableFile] = {}
         self._index = FileIndex()
         self._removed: list[TableFile] = []
         self._added: dict[str, TableFile] = {}
@@ -238,24 +160,21 @@ class FollowedTable:
     def take(self, action: Action) -> None:
         """Take one action of the next entry."""
         self._facts.take(action)
-        if action.add is not None:
-            self._add(action.add)
-        elif action.remove is not None:
-            self._remove(plain_path(action.remove.path))
+        super().take(action)
 
     def read_checkpoint(self, file: IO[bytes], name: str) -> None:
         """Take a checkpoint, or a part of one. Raises as ``take_facts``."""
         take_facts(file, name, self._facts.take)
-        for added in checkpoint_files(file, name):
-            self._add(added)
+        super().read_checkpoint(file, name)
 
-    def _add(self, added: AddedFile) -> None:
-        path = plain_path(added.path)
-        self._remove(path)
-        self._files[path] = self._added[path] = _table_file(path, added)
+    def kept(self, added: AddedFile) -> TableFile:
+        """Return the file, and note that it is new."""
+        file = self._added[added.path] = TableFile.of(added)
+        return file
 
-    def _remove(self, path: str) -> None:
-        known = self._files.pop(path, None)
+    def remove(self, path: str) -> None:
+        """Remove a file that the version does not have."""
+        known = self.files.pop(path, None)
         # A file that came and went since the last look never was in the index.
         if known is not None and self._added.pop(path, None) is None:
             self._removed.append(known)
@@ -269,39 +188,14 @@ class FollowedTable:
         self._facts.version, self._facts.entry_hash = self.version, self.entry_hash
         return self._facts.state()
 
-    def files(self) -> FileIndex:
-        """Return the files of the version."""
+    def index(self) -> FileIndex:
+        """Return the files of the version, by shard and offset."""
         if self._removed or self._added:
-            whole = len(self._added) + len(self._removed) > len(self._files) // 2
+            whole = len(self._added) + len(self._removed) > len(self.files) // 2
             added = self._added.values()
-            self._index = FileIndex(self._files.values()) if whole else self._index.changed(self._removed, added)
+            self._index = FileIndex(self.files.values()) if whole else self._index.changed(self._removed, added)
             self._removed, self._added = [], {}
         return self._index
-
-
-def _table_file(path: str, added: AddedFile) -> TableFile:
-    try:
-        known = _DECODER.decode(added.stats or "{}")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        # Another engine's statistics: such a file may have any row.
-        known = _Statistics()
-    low, high = known.minValues, known.maxValues
-    return TableFile(
-        path,
-        added.size,
-        low.shard,
-        high.shard,
-        low.offset,
-        high.offset,
-        _in_utc(low.time),
-        _in_utc(high.time),
-        low.edge,
-        high.edge,
-    )
-
-
-def _in_utc(moment: datetime | None) -> datetime | None:
-    return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 _LOG = logging.getLogger(__name__)
@@ -429,7 +323,7 @@ class StreamTable:
                 options,
                 state.version,
                 Ends((shard, state.transactions.get(app, 0)) for shard, app in found.items()),
-                followed.files(),
+                followed.index(),
                 pa.schema(Schema.from_json(state.metadata["schemaString"])),
                 table_payload(dict(state.columns()).get("payload"), state.properties()),
             )
@@ -491,6 +385,7 @@ def _files(table: DeltaTable) -> Iterator[TableFile]:
             "max._time",
             "min._edge",
             "max._edge",
+            "num_records",
         )
     ]
     for path, *rest in zip(*columns, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -371,25 +371,3 @@ class StateBuilder:
         if self.protocol is None or self.metadata is None or "schemaString" not in self.metadata:
             raise TableError("its log has no protocol or no schema up to this version: an older entry is missing")
         return DeltaState(self.version, self.protocol, self.metadata, dict(self.transactions), self.entry_hash)
-
-
-class EntryFollower(Protocol):
-    """A reader of a table's entries that keeps what it needs of them from one reading to the next."""
-
-    version: int
-    """Version up to which it has read; -1 before the first."""
-    entry_hash: bytes
-    """Hash of that version's entry."""
-
-    @property
-    def reads_files(self) -> bool:
-        """Return whether it needs additions and removals of files."""
-
-    def clear(self) -> None:
-        """Forget the table."""
-
-    def take(self, action: Action) -> None:
-        """Take one action of the next entry."""
-
-    def read_checkpoint(self, file: IO[bytes], name: str) -> None:
-        """Take a checkpoint, or a part of one, in a thread."""

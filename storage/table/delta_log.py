@@ -26,7 +26,6 @@ from weft.storage.table.actions import (
     ACTIONS_KEY,
     DataFile,
     DeltaState,
-    EntryFollower,
     Lines,
     StateBuilder,
     TableConflict,
@@ -36,7 +35,7 @@ from weft.storage.table.actions import (
     remove_action,
     txn_actions,
 )
-from weft.storage.table.files import take_facts
+from weft.storage.table.files import FileFollower, take_facts
 
 # Demands of a table on its writers, which of them appends and joins of files meet, and what others may change before
 # a commit.
@@ -244,14 +243,14 @@ class TableLog:
         """Return the log of a table that is made where another one was."""
         return TableLog(self._store, self._key, self._applications)
 
-    async def is_current(self, state: DeltaState | EntryFollower) -> bool:
+    async def is_current(self, state: DeltaState | FileFollower[Any]) -> bool:
         """Return whether the entry of a version is in the log: the table was not moved away, and no other is there."""
         try:
             return await self._hash(state.version) == state.entry_hash
         except NotFound:
             return False
 
-    async def follow(self, files: EntryFollower) -> None:
+    async def follow(self, files: FileFollower[Any]) -> None:
         """Bring a follower up to the newest version; it starts over if the table is another one by now. Of a table that
         is not there, its version is -1.
 
@@ -354,7 +353,7 @@ class TableLog:
             return builder.state()
         raise TableConflict(f"{self._key}: others made {LOST_MAX} versions meanwhile")
 
-    async def _read_on(self, builder: StateBuilder | EntryFollower) -> int:
+    async def _read_on(self, builder: StateBuilder | FileFollower[Any]) -> int:
         """Read the entries after a version. Return their number."""
         first, ahead = builder.version + 1, 1
         while True:
@@ -368,7 +367,7 @@ class TableLog:
             # time.
             ahead = min(READ_AHEAD, 2 * ahead)
 
-    async def _take_entry(self, builder: StateBuilder | EntryFollower, number: int, first: bytes) -> None:
+    async def _take_entry(self, builder: StateBuilder | FileFollower[Any], number: int, first: bytes) -> None:
         lines, digest = Lines(builder.reads_files), sha256()
         try:
             async for piece in self._pieces(number, first):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -136,8 +137,172 @@ def _action(kind: str, value: dict[str, Any]) -> Action:
     )
 
 
-# The small files of a table, and the size of all, followed from version to version. To join files, the large ones
-# need not be known.
+# Files as their statistics tell, and followers of a table's files from version to version.
+
+STATISTICS_STEP = timedelta(milliseconds=1)
+"""Delta truncates times in its statistics to milliseconds."""
+
+
+class _Bounds(msgspec.Struct):
+    shard: int | None = msgspec.field(name="_shard", default=None)
+    offset: int | None = msgspec.field(name="_offset", default=None)
+    time: datetime | None = msgspec.field(name="_time", default=None)
+    edge: str | None = msgspec.field(name="_edge", default=None)
+
+
+class _Statistics(msgspec.Struct):
+    numRecords: int | None = None  # noqa: N815  (Delta's names)
+    minValues: _Bounds = msgspec.field(default_factory=_Bounds)  # noqa: N815
+    maxValues: _Bounds = msgspec.field(default_factory=_Bounds)  # noqa: N815
+
+
+_DECODER = msgspec.json.Decoder(_Statistics)
+
+
+class TableFile(NamedTuple):
+    """A Parquet file of a table. The bounds are from the commit's statistics; None when a writer left them out."""
+
+    path: str
+    """Relative to the table's root."""
+    size: int
+    """In bytes."""
+    shard_min: int | None
+    shard_max: int | None
+    offset_min: int | None
+    offset_max: int | None
+    time_min: datetime | None
+    time_max: datetime | None
+    edge_min: str | None = None
+    edge_max: str | None = None
+    rows: int | None = None
+
+    @classmethod
+    def of(cls, added: AddedFile) -> TableFile:
+        """Return a file by what ``FileFollower.kept`` is given."""
+        try:
+            known = _DECODER.decode(added.stats or "{}")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            # Another engine's statistics: such a file may have any row.
+            known = _Statistics()
+        low, high = known.minValues, known.maxValues
+        return cls(
+            added.path,
+            added.size,
+            low.shard,
+            high.shard,
+            low.offset,
+            high.offset,
+            _in_utc(low.time),
+            _in_utc(high.time),
+            low.edge,
+            high.edge,
+            known.numRecords,
+        )
+
+    @property
+    def shard(self) -> int | None:
+        """Return the shard of all its rows; None if they may be of several, or have no bounds."""
+        is_bounded = self.offset_min is not None and self.offset_max is not None
+        return self.shard_min if is_bounded and self.shard_min == self.shard_max else None
+
+    @property
+    def first(self) -> int:
+        """Return its lowest offset; 0 if it is not known."""
+        return self.offset_min or 0
+
+    @property
+    def end(self) -> int:
+        """Return the offset after its last one; 0 if it is not known."""
+        return 0 if self.offset_max is None else self.offset_max + 1
+
+    def may_hold(self, shard: int, first: int, end: int) -> bool:
+        """Return whether this file may have rows of ``shard`` with offsets in ``[first, end)``."""
+        if self.shard_min is not None and self.shard_max is not None and not self.shard_min <= shard <= self.shard_max:
+            return False
+        if self.offset_min is None or self.offset_max is None:
+            return True
+        return self.offset_min < end and first <= self.offset_max
+
+    def may_hold_edge(self, edges: Collection[str]) -> bool:
+        """Return whether the file may have a row of one of these edge nodes."""
+        if self.edge_min is None or self.edge_max is None:
+            return True
+        return any(self.edge_min <= edge <= self.edge_max for edge in edges)
+
+    def may_start(self, moment: datetime) -> bool:
+        """Return whether the file can have a row with a ``_time`` before ``moment``."""
+        return self.time_min is None or self.time_min < moment
+
+    def may_reach(self, moment: datetime) -> bool:
+        """Return whether the file can have a row with a ``_time`` of ``moment`` or later."""
+        return self.time_max is None or self.time_max + STATISTICS_STEP >= moment
+
+
+def _in_utc(moment: datetime | None) -> datetime | None:
+    return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+T = TypeVar("T")
+
+
+class FileFollower(Generic[T]):
+    """The files of a table by their paths, which ``TableLog.follow`` brings up to the newest version.
+
+    Subclasses choose what is kept of a file, and of which files.
+    """
+
+    reads_files = True
+    """False for a follower that needs no additions and removals of files: decoding them takes long."""
+    bytes_max: int | None = None
+    """Size of the files that a checkpoint's reading leaves out; None means none."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the table."""
+        self.version = -1
+        """Version up to which it has read; -1 before the first."""
+        self.entry_hash = b""
+        """Hash of that version's entry."""
+        self.files: dict[str, T] = {}
+
+    def take(self, action: Action) -> None:
+        """Take one action of the next entry."""
+        if action.add is not None:
+            self.add(action.add)
+        elif action.remove is not None:
+            self.remove(plain_path(action.remove.path))
+
+    def read_checkpoint(self, file: IO[bytes], name: str) -> None:
+        """Take a checkpoint, or a part of one, in a thread. Raises as ``take_facts``."""
+        for added in checkpoint_files(file, name, self.bytes_max):
+            self.add(added)
+
+    def add(self, added: AddedFile) -> None:
+        """Add a file of the version, in the place of one with its path."""
+        if (path := plain_path(added.path)) != added.path:
+            added = msgspec.structs.replace(added, path=path)
+        self.remove(path)
+        if (kept := self.kept(added)) is not None:
+            self.files[path] = kept
+
+    def remove(self, path: str) -> None:
+        """Remove a file that the version does not have."""
+        self.files.pop(path, None)
+
+    def kept(self, added: AddedFile) -> T | None:
+        """Return what is kept of a file; None leaves it out. The path is that of the file, not encoded."""
+        raise NotImplementedError
+
+
+class TableFiles(FileFollower[AddedFile]):
+    """All files of a table: some hundred bytes of memory for each."""
+
+    def kept(self, added: AddedFile) -> AddedFile:
+        """Return the whole action."""
+        return added
+
 
 FILES_MAX = 100_000
 """Maximum number of files that are kept, some 50 MB; others wait until these are joined and the table is read again."""
@@ -146,59 +311,34 @@ VACUUM_END = "VACUUM END"
 MOMENT_MS_MAX = (1 << 63) // 1_000_000
 
 
-class _Bounds(msgspec.Struct):
-    shard: int = msgspec.field(name="_shard")
-    offset: int = msgspec.field(name="_offset")
-
-
-class _Statistics(msgspec.Struct):
-    numRecords: int  # noqa: N815  (Delta's names)
-    minValues: _Bounds  # noqa: N815
-    maxValues: _Bounds  # noqa: N815
-
-
-_DECODER = msgspec.json.Decoder(_Statistics)
-
-
-class SmallFiles:
-    """The files of a table below a size whose statistics have one shard and an offset range; others are left out.
+class SmallFiles(FileFollower[DataFile]):
+    """The files of a table below a size whose statistics have one shard and an offset range, and the size of all. To
+    join files, the large ones need not be known.
 
     Args:
         bytes_max: size of the files that are left out.
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.reads_files = True
-        self.clear()
+        self.bytes_max: int = bytes_max
+        super().__init__()
 
     def clear(self) -> None:
         """Forget the table."""
-        self.version = -1
-        self.entry_hash = b""
-        self._files: dict[str, DataFile] = {}
+        super().clear()
         self.size: TableSize | None = TableSize(0, 0)
         """Files of the version, the large ones too; None after a removal of one whose size it does not say."""
         self.vacuumed_ms: int | None = None
         """Moment at which a vacuum last ended that removed files, milliseconds since 1970; None if no entry that was
         read says it. A checkpoint does not."""
 
-    def files(self) -> list[DataFile]:
-        """Return the files of the version, in no order."""
-        return list(self._files.values())
-
-    def has_all(self, files: Iterable[DataFile]) -> bool:
-        """Return whether the version has all of these files."""
-        return all(file.path in self._files for file in files)
-
     def take(self, action: Action) -> None:
         """Take one action of the next entry."""
+        super().take(action)
         if action.add is not None:
             self._count(1, action.add.size)
-            self.add(action.add)
         elif action.remove is not None:
             self._count(-1, action.remove.size)
-            self._files.pop(plain_path(action.remove.path), None)
         elif action.commitInfo is not None and action.commitInfo.get("operation") == VACUUM_END:
             moment = action.commitInfo.get("timestamp")
             self.vacuumed_ms = moment if isinstance(moment, int) and 0 <= moment < MOMENT_MS_MAX else None
@@ -214,50 +354,14 @@ class SmallFiles:
         if self.size is not None:
             self.size = TableSize(self.size.files + part.files, self.size.bytes + part.bytes)
         file.seek(0)
-        for added in checkpoint_files(file, name, self.bytes_max):
-            self.add(added)
+        super().read_checkpoint(file, name)
 
-    def add(self, added: AddedFile) -> None:
-        """Add a file of the version, if it is a small one."""
-        path = plain_path(added.path)
-        self._files.pop(path, None)
+    def kept(self, added: AddedFile) -> DataFile | None:
+        """Return a small file with bounds."""
         # Rows that a deletion vector removes would come back in a joined file.
-        if added.size >= self.bytes_max or added.deletionVector is not None or len(self._files) >= FILES_MAX:
-            return
-        try:
-            known = _DECODER.decode(added.stats or "")
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return
-        low, high = known.minValues, known.maxValues
-        if low.shard == high.shard:
-            end = high.offset + 1
-            self._files[path] = DataFile(path, added.size, known.numRecords, low.shard, low.offset, end, 0, "")
-
-
-# All files of a table, followed from version to version: some hundred bytes of memory for each.
-
-
-class TableFiles:
-    """The files of a table by their paths."""
-
-    reads_files = True
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget the table."""
-        self.version, self.entry_hash = -1, b""
-        self.files: dict[str, AddedFile] = {}
-
-    def take(self, action: Action) -> None:
-        """Take one action of the next entry."""
-        if action.add is not None:
-            self.files[plain_path(action.add.path)] = action.add
-        elif action.remove is not None:
-            self.files.pop(plain_path(action.remove.path), None)
-
-    def read_checkpoint(self, file: IO[bytes], name: str) -> None:
-        """Take a checkpoint, or a part of one."""
-        for added in checkpoint_files(file, name):
-            self.files[plain_path(added.path)] = added
+        if added.size >= self.bytes_max or added.deletionVector is not None or len(self.files) >= FILES_MAX:
+            return None
+        file = TableFile.of(added)
+        if file.shard is None or file.rows is None:
+            return None
+        return DataFile(file.path, file.size, file.rows, file.shard, file.first, file.end, 0, "")

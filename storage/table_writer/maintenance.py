@@ -160,7 +160,7 @@ class Maintenance:
             # A table with columns of its owner is left to the owner for rewriting.
             return state
         await self._tierer.log.follow(self._small)
-        files = self._small.files()
+        files = [*self._small.files.values()]
         runs = await in_thread(lambda: small_runs(files, self._settings))
         if runs:
             # One commit for each joined file: a kill loses one join and not the round.
@@ -171,7 +171,7 @@ class Maintenance:
                     # The last join came after versions of others, which may have joined the files of this run.
                     await self._tierer.log.follow(self._small)
                     # A file that is joined twice would have its rows twice.
-                    if not self._small.has_all(run):
+                    if any(file.path not in self._small.files for file in run):
                         raise TableConflict(
                             f"{self._tierer.key}: another writer has joined files of shard {run[0].shard}"
                         )

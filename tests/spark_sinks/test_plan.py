@@ -14,10 +14,11 @@ from spark_sinks.source import readers as planning
 from spark_sinks.source.options import Offsets, parse_options
 from spark_sinks.source.partitions import TablePart, Task, read_partition
 from spark_sinks.source.stream_log import StreamLog
-from spark_sinks.source.tables import FileIndex, TableFile, TableSnapshot
+from spark_sinks.source.tables import FileIndex, TableSnapshot
 from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub
 from weft.config.load import parse_schema
 from weft.protocols.shard.placement import shard_of
+from weft.storage.table.files import TableFile
 from weft.storage.table.rows import row_schema
 from weft.storage.table.schemas import StreamSchema
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from spark_sinks.source import tables
-from spark_sinks.source.tables import FileIndex, FollowedTable, StreamTable, TableFile, TableSnapshot
+from spark_sinks.source.tables import FileIndex, FollowedTable, StreamTable, TableSnapshot
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.table.actions import app_id
+from weft.storage.table.files import TableFile
 from weft.storage.table_writer.maintenance import Maintenance
 from weft.storage.table_writer.settings import TableSettings
 

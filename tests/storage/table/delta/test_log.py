@@ -66,7 +66,7 @@ async def test_every_version_is_read_by_every_engine(store: ObjectStore, log: Ta
     small = SmallFiles(1 << 20)
     await log.follow(small)
     both = await new_file(store, 0, 6)
-    old = sorted(file for file in small.files() if file.end_offset <= 6)
+    old = sorted(file for file in small.files.values() if file.end_offset <= 6)
     assert len(old) == 2
     state = await log.replace(state, old, both, 2, listed=small.version)
     state = await log.alter(state, "ADD COLUMN", state.with_text_columns(["line"]), 3)
@@ -126,7 +126,7 @@ class TestBesideOthers:
         await append(store, log, 6, 9)
         table(store).delete("_offset = 0")
         with pytest.raises(TableConflict, match="removed"):
-            await log.replace(state, small.files(), both, 2, listed=small.version)
+            await log.replace(state, [*small.files.values()], both, 2, listed=small.version)
         read_by_all(store, range(1, 9))
 
     async def test_a_join_of_files_that_were_listed_before_the_version_is_refused(
@@ -136,9 +136,9 @@ class TestBesideOthers:
         await append(store, log, 3, 6)
         both, small = await new_file(store, 0, 6), SmallFiles(1 << 20)
         await log.follow(small)
-        await log.replace(await reading(log), small.files(), both, 2, listed=small.version)
+        await log.replace(await reading(log), [*small.files.values()], both, 2, listed=small.version)
         with pytest.raises(TableConflict, match="files of version 2"):
-            await log.replace(await reading(log), small.files(), both, 2, listed=small.version)
+            await log.replace(await reading(log), [*small.files.values()], both, 2, listed=small.version)
         read_by_all(store, range(6))
 
     async def test_a_join_goes_on_beside_appends(self, store: ObjectStore, log: TableLog) -> None:
@@ -147,7 +147,7 @@ class TestBesideOthers:
         state, both, small = await reading(log), await new_file(store, 0, 6), SmallFiles(1 << 20)
         await log.follow(small)
         await append(store, log, 6, 9)
-        await log.replace(state, small.files(), both, 2, listed=small.version)
+        await log.replace(state, [*small.files.values()], both, 2, listed=small.version)
         read_by_all(store, range(9))
         assert len(table(store).file_uris()) == 2
 

@@ -31,7 +31,7 @@ def made_file(name: str, first: int, end: int) -> DataFile:
 
 def in_order(small: SmallFiles) -> list[DataFile]:
     """The files of a version, checked: every record below its end is in one of them."""
-    files = sorted(small.files(), key=lambda file: file.first_offset)
+    files = sorted(small.files.values(), key=lambda file: file.first_offset)
     assert all(left.end_offset == right.first_offset for left, right in pairwise(files))
     return files
 
