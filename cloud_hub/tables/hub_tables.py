@@ -178,7 +178,7 @@ class MadeTables(HubTables):
         self._beside = DeclaredTableWork(
             store, cluster, tables, declared.tables, clock, quality=declared.quality, settings=settings.tables()
         )
-        self._quality = QualityWatch(tables, declared.quality, declared.schemas, clock, self._beside.quarantines.status)
+        self._quality = QualityWatch(tables, declared.quality, declared.schemas, clock, self._beside.quarantine_of)
         self._after: list[LaneKeeper | Collector] = []
         """Work that ends lanes and deletes chunks that all tables have, of a process that follows all tables."""
         if is_first:

@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from typing import Any
 
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.facts.streams import DeclaredTables, LatestDocument, TableDocument
 from weft.cloud_hub.tables.buckets import Key
 from weft.cloud_hub.tables.latest import SETTINGS, LatestTierer
-from weft.cloud_hub.tables.quarantine import QuarantineWork
+from weft.cloud_hub.tables.quarantine import Quarantine, quarantines
 from weft.cloud_hub.tables.retention import Retention
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.status import LatestOfNode
+from weft.hub_api.status import LatestOfNode, QuarantineOfNode
 from weft.protocols.chunk_index import StreamKey
 from weft.storage.cluster import Cluster
-from weft.storage.hub_keys import latest_key
+from weft.storage.hub_keys import latest_key, quarantine_key
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.schemas import DeclaredQuality
 from weft.storage.table_writer.maintenance import Maintenance
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 INTERVAL_S = 2.0
 """Interval of looks at what is due."""
 RETENTION_S = 3600.0
-"""Interval at which old rows are looked for."""
+"""Interval at which old rows are looked for, and quarantines that no rule asks for any more."""
 RETRY_S = 60.0
 VACUUM_S = 3600.0
 """Interval at which replaced files of latest tables are deleted."""
@@ -44,24 +44,71 @@ INDEX_BYTES = 1 << 20
 SHOWN_MAX = 1000
 
 
-@dataclass
-class _Latest:
+class SideWork:
+    """Work on one table of a stream beside its table of all rows: a turn when it is due, and again after an error.
+
+    Args:
+        what: words for the log while it fails.
+        due_at: monotonic seconds of its first turn.
+    """
+
+    def __init__(self, what: str, due_at: float) -> None:
+        self.what, self.due_at = what, due_at
+        self.error: str | None = None
+        """Error of the last turn; None when it succeeded."""
+
+    @property
+    def retry_s(self) -> float:
+        """Return the seconds until the turn after one that failed."""
+        return RETRY_S
+
+    async def turn(self, now: float) -> float:
+        """Take a bounded step, and do what else is due. Return the seconds until the next turn.
+
+        Args:
+            now: monotonic seconds.
+        """
+        raise NotImplementedError
+
+
+class _Latest(SideWork):
     """Work on one latest table."""
 
-    declared: LatestDocument
-    tierer: LatestTierer
-    maintenance: Maintenance
-    due_at: float
-    vacuum_at: float
-    error: str | None = None
+    def __init__(
+        self, key: StreamKey, wanted: LatestDocument, tierer: LatestTierer, maintenance: Maintenance, now: float
+    ) -> None:
+        super().__init__(f"the latest table of {key[0]}/{key[1]} is not being updated", now)
+        self.declared, self._key, self.tierer, self._maintenance = wanted, key, tierer, maintenance
+        self._vacuum_at = now + VACUUM_S
 
-    def status(self, key: StreamKey) -> LatestOfNode:
+    @property
+    def retry_s(self) -> float:
+        """Return the interval of its versions."""
+        return self.declared.every_s
+
+    async def turn(self, now: float) -> float:
+        """Take new records; see ``SideWork``."""
+        if self.tierer.is_behind:
+            await self.tierer.step()
+        if self.tierer.version >= 0:
+            state = await self.tierer.take()
+            if self._maintenance.is_sound():
+                await self._maintenance.checkpoint(state)
+                if now >= self._vacuum_at:
+                    self._vacuum_at = now + VACUUM_S
+                    await self._maintenance.vacuum()
+                    await self.tierer.forget_hidden(state)
+            self.tierer.keep(state)
+        # A step takes a bounded number of records: what is left has its turn after the other tables'.
+        return 0 if self.tierer.is_behind and self.tierer.is_full else self.declared.every_s
+
+    def status(self) -> LatestOfNode:
         """Return the status for operators."""
         ends, positions = self.tierer.ends(), self.tierer.positions
         lag = sum(max(0, end - positions.get(shard, 0)) for shard, end in ends.items())
         return LatestOfNode(
-            *key,
-            path=latest_key(*key),
+            *self._key,
+            path=latest_key(*self._key),
             key=list(self.declared.key),
             version=self.tierer.version,
             lag_records=lag,
@@ -70,6 +117,75 @@ class _Latest:
             instead=self.tierer.is_instead,
             gone=self.tierer.gone,
         )
+
+
+class _Retained(SideWork):
+    """Removal of old rows from the table of all rows."""
+
+    def __init__(self, key: StreamKey, retention: Retention, clock: HubClock, now: float) -> None:
+        super().__init__(f"old rows of {key[0]}/{key[1]} are not being removed", now)
+        self.retention, self._key, self._clock = retention, key, clock
+        self.wanted: TableDocument | None = None
+        """None where another node's process removes: this one reads up to when, and says so to its readers."""
+
+    async def turn(self, now: float) -> float:  # noqa: ARG002
+        """Remove files; see ``SideWork``."""
+        if self._clock.wrong() is not None:
+            return 0  # by a wrong clock, everything may seem old
+        if removed := await self.retention.look(self.wanted):
+            _logger.info("removed %d old files from the table of %s/%s", removed, *self._key)
+        return 0 if removed and self.retention.has_more else RETENTION_S
+
+
+class _Quarantined(SideWork):
+    """Work on one quarantine."""
+
+    def __init__(
+        self, key: StreamKey, quarantine: Quarantine, maintenance: Maintenance, retention: Retention, now: float
+    ) -> None:
+        super().__init__(f"the quarantine of {key[0]}/{key[1]} is not being updated", now)
+        self.quarantine, self._maintenance, self._retention = quarantine, maintenance, retention
+        self._retain_at = now
+        self._seen = -1
+        """Version of the table of all rows after which it has nothing to do."""
+        self.version: int | None = None
+        """Version of the table of all rows; None for a quarantine that gets no more rows."""
+        self.wanted: TableDocument | None = None
+        """Declaration of the table of all rows, whose retention holds here as well."""
+
+    async def turn(self, now: float) -> float:
+        """Copy new rows; see ``SideWork``."""
+        seen, self._seen = self._seen, -1  # also should its rules come back
+        if self.version is None:
+            if self.quarantine.version < 0:
+                self.quarantine.keep(await self.quarantine.take())
+        elif seen != self.version:
+            seen = -1 if await self.quarantine.step() else self.version
+        # Also while the stream is quiet: what was erased is still in files that no version names.
+        await self._maintenance.maintain()
+        if now >= self._retain_at and self._maintenance.is_sound():
+            if has_bounds := self.wanted is not None and bool(self.wanted.retain_s or self.wanted.retain_bytes):
+                await self._retention.look(self.wanted)
+            self._retain_at = now + (0 if has_bounds and self._retention.has_more else RETENTION_S)
+        self._seen = -1 if self.version is None else seen
+        return 0
+
+    def status(self) -> QuarantineOfNode:
+        """Return the status for operators."""
+        return QuarantineOfNode(self.quarantine.key, self.quarantine.version, self.quarantine.rows, self.error)
+
+
+class _Listing(SideWork):
+    """List of the quarantines in the store: those without rules get no more rows, but become old or were erased."""
+
+    def __init__(self, store: ObjectStore, now: float) -> None:
+        super().__init__("the quarantines cannot be listed", now)
+        self._store, self.there = store, set[StreamKey]()
+
+    async def turn(self, now: float) -> float:  # noqa: ARG002
+        """List them: a request, and one for each that there is."""
+        self.there = await quarantines(self._store)
+        return RETENTION_S
 
 
 class DeclaredTableWork:
@@ -100,20 +216,11 @@ class DeclaredTableWork:
         self._clock, self._monotonic = clock, monotonic
         self._views: list[ShardView] = []
         self._caches: dict[int, ChunkCache] = {}
+        self._quality, self._settings = quality or DeclaredQuality(), settings
         self._latest: dict[StreamKey, _Latest] = {}
-        self._retentions: dict[StreamKey, tuple[Retention, float]] = {}
-        """Retentions, each with the time of its next round."""
-        self.quarantines = QuarantineWork(
-            store,
-            cluster,
-            tables,
-            quality or DeclaredQuality(),
-            declared,
-            settings=settings,
-            clock=clock.now,
-            is_sound=self._is_sound,
-            monotonic=monotonic,
-        )
+        self._retentions: dict[StreamKey, _Retained] = {}
+        self._quarantines: dict[StreamKey, _Quarantined] = {}
+        self._listing = _Listing(store, monotonic())
         self._repeats = Repeats()
         self._task = BackgroundTask()
 
@@ -130,13 +237,18 @@ class DeclaredTableWork:
         keys = sorted(self._latest)
         if len(keys) > SHOWN_MAX:
             keys = sorted(sorted(keys, key=lambda key: self._latest[key].error is None)[:SHOWN_MAX])
-        return [self._latest[key].status(key) for key in keys]
+        return [self._latest[key].status() for key in keys]
+
+    def quarantine_of(self, key: StreamKey) -> QuarantineOfNode | None:
+        """Return the status of a stream's quarantine; None if this process makes none."""
+        found = self._quarantines.get(key)
+        return None if found is None else found.status()
 
     def removed_until(self, key: StreamKey) -> int | None:
         """Return when the hub received the newest row that retention removed from a stream's table, ns since 1970; None
         if it removed none as far as this process knows."""
         found = self._retentions.get(key)
-        return None if found is None else found[0].removed_until
+        return None if found is None else found.retention.removed_until
 
     def error_of(self, key: StreamKey) -> str | None:
         """Return the reason why a stream's only table is not being updated; None if it is, as far as this process
@@ -149,24 +261,33 @@ class DeclaredTableWork:
 
     async def look(self) -> None:
         """Do what is due: a bounded step for each table. Errors go to ``status``."""
-        await self.quarantines.look()
+        await self._take_turn(self._listing)
         declared = self._declared.documents
-        for gone in self._latest.keys() - {key for key, each in declared.items() if each.latest is not None}:
-            del self._latest[gone]
-        for gone in self._retentions.keys() - declared.keys():
-            del self._retentions[gone]
+        marked = {key for key, each in self._quality.streams.items() if each.rules.quarantine}
+        _forget(self._quarantines, marked | self._listing.there)
+        _forget(self._latest, {key for key, each in declared.items() if each.latest is not None})
+        _forget(self._retentions, declared.keys())
+        for key in marked | self._listing.there:
+            tierer = self._tables.tierer(key) if key in marked else None
+            if self._tables.keeps_beside(key) and (tierer is not None or key not in marked):
+                quarantined = self._quarantines.get(key) or self._quarantines.setdefault(key, self._quarantined(key))
+                quarantined.version = None if tierer is None else tierer.version
+                quarantined.wanted = declared.get(key)
+                await self._take_turn(quarantined)
         if not declared:
             return
         self._take_views()
         for key, document in declared.items():
+            is_kept = self._tables.keeps_beside(key)
             if document.latest is not None:
-                if self._tables.keeps_beside(key):
-                    await self._make_latest(key, document.latest)
+                if is_kept:
+                    await self._take_turn(self._latest_of(key, document.latest))
                 else:
                     self._latest.pop(key, None)  # another process makes it
             if document.retain_s or document.retain_bytes:
-                await self._retain(key, document)
-            await asyncio.sleep(0)
+                retained = self._retentions.get(key) or self._retentions.setdefault(key, self._retained(key))
+                retained.wanted = document if is_kept else None
+                await self._take_turn(retained)
 
     async def _run(self) -> None:
         while True:
@@ -183,79 +304,58 @@ class DeclaredTableWork:
             self._caches.setdefault(view.shard, ChunkCache(view.log, INDEX_BYTES, whole=False))
         self._views[:] = [view._replace(chunks=self._caches[view.shard]) for view in self._tables.views]
 
-    async def _make_latest(self, key: StreamKey, wanted: LatestDocument) -> None:
-        work = self._latest.get(key)
-        if work is None or work.declared.key != wanted.key:
-            work = self._latest[key] = self._begun(key, wanted)
-        work.declared, work.tierer.instead = wanted, wanted.instead
-        now, what = self._monotonic(), f"the latest table of {key[0]}/{key[1]} is not being updated"
+    async def _take_turn(self, work: SideWork) -> None:
+        now = self._monotonic()
         if now < work.due_at:
             return
         try:
-            if work.tierer.is_behind:
-                await work.tierer.step()
-            await self._maintain(work, now)
+            pause = await work.turn(now)
         except Exception as error:
-            self._failed(what, error, now)
-            work.error = str(error) or type(error).__name__
+            # A bug that shows with one stream must not stop the tables of those that follow it.
+            work.error, pause = str(error) or type(error).__name__, work.retry_s
+            if (count := self._repeats.due(work.what, now)) is not None:
+                say = _logger.warning if isinstance(error, EXPECTED) else _logger.exception
+                say("%s: %s%s", work.what, error, left_out(count))
         else:
             work.error = None
-            self._repeats.forget(what)
-        # A step takes a bounded number of records: what is left has its turn after the other tables'.
-        is_left = work.error is None and work.tierer.is_behind and work.tierer.is_full
-        work.due_at = now if is_left else now + wanted.every_s
+            self._repeats.forget(work.what)
+        work.due_at = now + pause
+        await asyncio.sleep(0)
 
-    async def _retain(self, key: StreamKey, wanted: TableDocument) -> None:
-        now = self._monotonic()
-        work, due_at = self._retentions.get(key, (None, now))
-        if now < due_at or not self._is_sound():
-            return  # by a wrong clock, everything may seem old
-        work = work or Retention(self._store, self._cluster, key, self._clock.now)
-        what, removed, pause = f"old rows of {key[0]}/{key[1]} are not being removed", 0, RETENTION_S
-        try:
-            # Another node's process removes, and this one says so to its readers.
-            removed = await work.look(wanted if self._tables.keeps_beside(key) else None)
-        except Exception as error:
-            pause = RETRY_S  # mostly another writer was first
-            self._failed(what, error, now)
-        else:
-            self._repeats.forget(what)
-        if removed:
-            _logger.info("removed %d old files from the table of %s/%s", removed, *key)
-        self._retentions[key] = work, now + (0 if removed and work.has_more else pause)
+    def _latest_of(self, key: StreamKey, wanted: LatestDocument) -> _Latest:
+        work = self._latest.get(key)
+        if work is None or work.declared.key != wanted.key:
+            clock = self._clock.now
+            tierer = LatestTierer(
+                self._store,
+                self._cluster,
+                *key,
+                self._views,
+                Key(wanted.key),
+                feed=wanted.feed,
+                instead=wanted.instead,
+                clock=clock,
+                monotonic=self._monotonic,
+            )
+            maintenance = Maintenance(self._store, tierer, settings=SETTINGS, clock=clock, is_sound=self._is_sound)
+            work = self._latest[key] = _Latest(key, wanted, tierer, maintenance, self._monotonic())
+        work.declared, work.tierer.instead = wanted, wanted.instead
+        return work
 
-    def _failed(self, what: str, error: Exception, now: float) -> None:
-        """Log an error of one stream. A bug that shows with it must not stop the tables of those that follow it."""
-        count = self._repeats.due(what, now)
-        if count is not None:
-            say = _logger.warning if isinstance(error, EXPECTED) else _logger.exception
-            say("%s: %s%s", what, error, left_out(count))
+    def _retained(self, key: StreamKey) -> _Retained:
+        retention = Retention(self._store, self._cluster, key, self._clock.now)
+        return _Retained(key, retention, self._clock, self._monotonic())
 
-    def _begun(self, key: StreamKey, wanted: LatestDocument) -> _Latest:
-        clock = self._clock.now
-        tierer = LatestTierer(
-            self._store,
-            self._cluster,
-            *key,
-            self._views,
-            Key(wanted.key),
-            feed=wanted.feed,
-            instead=wanted.instead,
-            clock=clock,
-            monotonic=self._monotonic,
+    def _quarantined(self, key: StreamKey) -> _Quarantined:
+        settings, clock, monotonic = self._settings, self._clock.now, self._monotonic
+        quarantine = Quarantine(self._store, self._cluster, key, settings=settings, clock=clock, monotonic=monotonic)
+        maintenance = Maintenance(
+            self._store, quarantine, settings=settings, clock=clock, is_sound=self._is_sound, monotonic=monotonic
         )
-        maintenance = Maintenance(self._store, tierer, settings=SETTINGS, clock=clock, is_sound=self._is_sound)
-        now = self._monotonic()
-        return _Latest(wanted, tierer, maintenance, now, now + VACUUM_S)
+        retention = Retention(self._store, self._cluster, key, clock, quarantine_key(*key))
+        return _Quarantined(key, quarantine, maintenance, retention, monotonic())
 
-    async def _maintain(self, work: _Latest, now: float) -> None:
-        if work.tierer.version < 0:
-            return
-        state = await work.tierer.take()
-        if self._is_sound():
-            await work.maintenance.checkpoint(state)
-            if now >= work.vacuum_at:
-                work.vacuum_at = now + VACUUM_S
-                await work.maintenance.vacuum()
-                await work.tierer.forget_hidden(state)
-        work.tierer.keep(state)
+
+def _forget(works: dict[StreamKey, Any], wanted: Collection[StreamKey]) -> None:
+    for gone in works.keys() - wanted:
+        del works[gone]

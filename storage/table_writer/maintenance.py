@@ -79,7 +79,7 @@ class Maintenance:
         self._settings = settings
         self._clock, self._monotonic = clock, monotonic
         self._writer = writer or OwnWriter(store, settings, clock=clock, monotonic=monotonic)
-        self._is_sound, self._sort = is_sound, sort
+        self.is_sound, self._sort = is_sound, sort
         # Nothing says when an earlier process last did it. From a random moment on, processes that are restarted once
         # an hour do it as often as one that runs for good, and the tables of a hub do not do it all at once.
         self._vacuumed = monotonic() - chance() * settings.vacuum_interval_s
@@ -101,7 +101,7 @@ class Maintenance:
 
     @property
     def _vacuum_due(self) -> bool:
-        return self._monotonic() - self._vacuumed >= self._settings.vacuum_interval_s and self._is_sound()
+        return self._monotonic() - self._vacuumed >= self._settings.vacuum_interval_s and self.is_sound()
 
     @property
     def is_due(self) -> bool:
@@ -117,7 +117,7 @@ class Maintenance:
             TableError: the table cannot be read or changed; earlier steps remain done.
             StoreError: the store did not answer.
         """
-        if not self.is_due or not self._is_sound():
+        if not self.is_due or not self.is_sound():
             return  # what a join replaces has a time, and so has what is old
         vacuum_due = self._vacuum_due
         self._looked = True
@@ -128,7 +128,7 @@ class Maintenance:
             state = await self.compact(state)
             conflict = False
         await self.checkpoint(state)
-        if vacuum_due and self._is_sound():
+        if vacuum_due and self.is_sound():
             self._vacuumed = self._monotonic()
             await self.vacuum()
         self._seen_version = state.version
@@ -165,7 +165,7 @@ class Maintenance:
         if runs:
             # One commit for each joined file: a kill loses one join and not the round.
             async for run, joined in self._writer.join(self._tierer.key, runs, schema, self._sort()):
-                if not self._is_sound():
+                if not self.is_sound():
                     break
                 if self._small.version < state.version:
                     # The last join came after versions of others, which may have joined the files of this run.
@@ -189,7 +189,7 @@ class Maintenance:
         await in_thread(handle.checkpoint)
         await self._tierer.log.sync_checkpoint()
         # Entries are cleaned up by age: with a clock in the future, those that readers still need would go.
-        if self._is_sound():
+        if self.is_sound():
             await in_thread(handle.clean_log)
         return True
 

@@ -17,13 +17,13 @@ from tests.cloud_hub.tables.test_quarantine import BAD, RULES, quarantined
 from tests.cloud_hub.tables.test_typed import readings
 from weft.cloud_hub.facts.streams import DeclaredTables, TableDocument
 from weft.cloud_hub.tables.erasure import Author, Choice, Eraser
-from weft.cloud_hub.tables.quarantine import Quarantine, QuarantineWork, quarantines
+from weft.cloud_hub.tables.quarantine import Quarantine, quarantines
+from weft.cloud_hub.tables.service import DeclaredTableWork
 from weft.protocols.chunk_index import StreamKey
 from weft.storage.hub_keys import quarantine_key
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.schemas import DeclaredQuality
 from weft.storage.table_writer.service import TableService
-from weft.storage.table_writer.settings import DEFAULTS
 
 KEY: StreamKey = ("default", "telemetry")
 DAY_S = 86_400.0
@@ -37,17 +37,16 @@ class Work:
         self.declared, self.retained = DeclaredQuality(), DeclaredTables()
         self.declared.streams = {key: quality(1, RULES) for key in keys}
         tables = SimpleNamespace(
-            tierer=lambda _key: SimpleNamespace(version=self.version), keeps_beside=lambda _key: True
+            tierer=lambda _key: SimpleNamespace(version=self.version), keeps_beside=lambda _key: True, views=()
         )
-        self.work = QuarantineWork(
+        clock: Any = SimpleNamespace(now=lambda: self.at, wrong=lambda: None)
+        self.work = DeclaredTableWork(
             store,
             log.cluster,
             cast(TableService, tables),
-            self.declared,
             self.retained,
-            settings=DEFAULTS,
-            clock=lambda: self.at,
-            is_sound=lambda: True,
+            clock,
+            quality=self.declared,
             monotonic=lambda: self.now,
         )
 
@@ -112,7 +111,7 @@ async def test_rows_become_old_though_the_rules_are_gone(directory: ObjectStore,
     work.now += 3601
     await work.look(1)
     assert quarantined(directory) == []
-    assert work.work.status(KEY) is not None
+    assert work.work.quarantine_of(KEY) is not None
 
 
 async def test_quarantines_are_found_by_their_logs(directory: ObjectStore) -> None:
@@ -139,5 +138,5 @@ async def test_an_error_that_nobody_expects_stops_one_quarantine(
     work = Work(directory, log, bad, good)
     await work.look(1)
     assert stepped == [quarantine_key(*good)]
-    reported: Any = work.work.status(bad)
+    reported: Any = work.work.quarantine_of(bad)
     assert reported.error == "a footer that makes no sense"
