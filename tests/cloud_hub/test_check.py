@@ -30,7 +30,7 @@ def hub(text: str) -> HubConfig:
             "store: s\ntls: {certificate: a, key: b}\nadvertise: http://a:1",
             "hub.yaml:3: advertise[0]: expected https: with `tls` the hub accepts nothing else. Write https://a:1",
         ),
-        ("store: s\nadvertise: [http://a:1, http://a:1]", "hub.yaml:2: advertise[1]: is given twice"),
+        ("store: s\nadvertise: [http://a:1, http://a:1]", "hub.yaml:2: advertise[1]: is listed twice"),
         ("store: s\nadvertise: https://$(POD).x", 'hub.yaml:2: advertise: expected the name of a host, got "$(POD).x"'),
         ("store: s\ntls:\n  certificate:", "hub.yaml:3: tls.certificate: expected a path, got nothing"),
         (

@@ -125,7 +125,7 @@ async def test_a_table_that_does_not_come_ends_the_wait_and_every_sender_is_coun
     with pytest.raises(CannotDelete, match=f"edges still send to default/telemetry: {named}"):
         await delete(store, log.cluster, now=now)
     bits = random.Random(1).getrandbits
-    with pytest.raises(CannotDelete, match=rf"yet, after 0 s\. Edges still send: {named}\. Take the stream out"):
+    with pytest.raises(CannotDelete, match=rf"yet, after 0 s\. Edges still send: {named}\. Remove the stream from"):
         await stream_deletion.delete(
             store,
             log.cluster,
@@ -152,7 +152,7 @@ async def test_a_stream_in_use_and_one_that_is_not_there_are_refused(store: Obje
     log = await LogWriter.open(store, 1)
     await log.append(0, Run(LANE, 0, 3), Run(OTHER, 0, 1))
     wanted = WANTED._replace(keeps_tables=False)
-    with pytest.raises(CannotDelete, match=r"press-1, press-2, the last 60 s ago. Take the stream out of"):
+    with pytest.raises(CannotDelete, match=r"press-1, press-2, the last 60 s ago. Remove the stream from"):
         await delete(store, log.cluster, wanted, START + 60 * 10**9)
     with pytest.raises(CannotDelete, match="no stream telemetri of tenant default: `weft streams` lists"):
         await delete(store, log.cluster, wanted._replace(stream=("default", "telemetri")))

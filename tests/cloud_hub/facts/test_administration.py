@@ -107,7 +107,7 @@ async def test_a_process_is_drained_and_takes_its_shards_again() -> None:
         await open_to_an_administrator(hub, store)
         (own,) = (await act(hub, "GET", "/v1/nodes"))["nodes"]
         status, reported = await call(hub, "POST", "/v1/drains", ADMIN, {"node": own["name"]})
-        assert (status, "no other process" in reported["detail"]) == (409, True)
+        assert (status, "no other running process" in reported["detail"]) == (409, True)
         assert (await call(hub, "POST", "/v1/drains", ADMIN, {"node": "nobody"}))[0] == 404
         async with running_hub(store, tokens_required=True, **SOON):
             drained = await act(hub, "POST", "/v1/drains", {"node": own["name"], "reason": "new disks"})

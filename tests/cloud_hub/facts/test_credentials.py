@@ -308,10 +308,10 @@ def test_what_is_not_there_cannot_be_changed(decision: Decision, message: str) -
 
 
 def test_names_are_checked_before_anything_is_written() -> None:
-    with pytest.raises(CannotDeclare, match="cannot be"):
+    with pytest.raises(CannotDeclare, match="is not a valid name"):
         tenant_changes.set_tenant("No Name", Quotas(), is_new=True)
     for stream, edge in (("t", "press *"), ("No", "press")):
-        with pytest.raises(CannotDeclare, match="cannot be"):
+        with pytest.raises(CannotDeclare, match="is not a valid name"):
             expect_edges(("default", stream), (edge,))
 
 

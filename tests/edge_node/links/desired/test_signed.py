@@ -216,7 +216,7 @@ async def test_a_key_is_not_withdrawn_from_under_settings_in_force(
     first = wanted(signed(streams("alarms"), 1))
     await confirmed(edge, first)
     trust(tmp_path, "next")
-    with pytest.raises(ConfigUnusable, match="do not count with this file: edge press-7 is signed by the key"):
+    with pytest.raises(ConfigUnusable, match="are not valid with this file: edge press-7 is signed by the key"):
         edge.overlay.read_again()
     assert list(edge.config.streams) == ["telemetry", "alarms"]
     with caplog.at_level(logging.ERROR):

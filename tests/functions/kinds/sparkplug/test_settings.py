@@ -47,7 +47,7 @@ def test_the_stream_that_it_asks_in_may_be_its_own_input() -> None:
     [
         (
             RAW + "  tags: {from_stream: raw, functions: [{where: x > 1}, {sparkplug: {}}]}\n",
-            "sparkplug takes messages as they came, so that it is the first function of its stream",
+            "sparkplug reads messages as they were received, so it must be the first function of its stream",
         ),
         (RAW + "  tags: {from_stream: raw, functions: [sparkplug: {rows: tag}]}\n", "rows"),
         (RAW + "  tags: {from_stream: raw, functions: [sparkplug: {rebirth_every: 0s}]}\n", "rebirth_every"),
