@@ -90,9 +90,9 @@ class Problem(msgspec.Struct, frozen=True):
     """The body of every answer whose status is 400 or above, as RFC 9457 has it."""
 
     type: str
-    """URI of the kind of problem, relative to the hub: what this document says of the status."""
+    """URI of the kind of problem, relative to the hub: the description of the status in this document."""
     title: str
-    """The kind in words, the same for each problem of the type."""
+    """The name of the kind, the same for each problem of the type."""
     status: Annotated[int, Meta(ge=400, le=599)]
     """Status of the answer."""
     detail: str
@@ -125,14 +125,14 @@ class SeqRange(msgspec.Struct, frozen=True):
 
 
 class GapView(SeqRange, frozen=True):
-    """Sequence numbers whose records never come."""
+    """Sequence numbers whose records can never arrive."""
 
     reason: str
     """`budget`, `corruption`, `expired`, `absent`, `operator` or `renamed`; a number for one of a later release."""
 
 
 class MarkView(msgspec.Struct, frozen=True):
-    """Everything that the edge took in up to `time` has a number below `seq`."""
+    """All records that the edge received up to `time` have numbers below `seq`."""
 
     time: Moment
     seq: Count
@@ -157,7 +157,7 @@ class OpenGapView(msgspec.Struct, frozen=True):
     records: Count | None
     """Number of lost records; null: unknown."""
     since: Moment | None
-    """The records were taken in after this moment; null when no mark ever came."""
+    """The records were received after this time; null if no mark ever arrived."""
     until: Moment
     other_lanes: Count
     """Number of further lanes that are joined to this gap."""
@@ -179,7 +179,7 @@ class ActLine(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
     """User and machine of the writer, as it claims, or the address of a client of the API; empty if unknown."""
     command: str
-    """The words of the command, or method and path of a request; empty if unknown."""
+    """The command line, or method and path of a request; empty if unknown."""
     act: str
     """`declared` or `withdrew` a fact; `began` or `ended` another act; `unusable` for a damaged line."""
     kind: str
@@ -189,7 +189,7 @@ class ActLine(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     """The part of the hub that an act that began changes, or the names of all facts where one line has several."""
     reason: str
-    """Reason that the person gave. For an act that ended: `done`, or `failed` with the reason."""
+    """Reason from the author. For an act that ended: `done`, or `failed` with the reason."""
 
 
 class ActsAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +202,7 @@ class ActsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangeEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Data of one event: what changed since the one before. The first one says that the stream is open."""
+    """Data of one event: what changed since the previous one. The first one confirms that the stream is open."""
 
     streams: list[str]
     """Streams of the tenant that have new records."""
@@ -233,10 +233,10 @@ class EdgeAlarm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskOfEdge(msgspec.Struct, frozen=True, kw_only=True):
-    """The disk of an edge, as it last said: its log and the budget, not the file system."""
+    """The disk of an edge, as it last reported: its log and the budget, not the file system."""
 
     reported: Moment
-    """Time at which it said so. Reports come with changes, at most each 30 s."""
+    """Time of that report. Edges report changes, at most every 30 s."""
     used_bytes: Count
     budget_bytes: Count
     free_bytes: Count
@@ -245,7 +245,7 @@ class DiskOfEdge(msgspec.Struct, frozen=True, kw_only=True):
     """Growth of the log in the hour before; null if that was not known yet."""
     outage_seconds_left: Count | None
     """Time for which the free bytes last at that rate, from `reported` on: 0 when the log is full or has stopped, null
-    when nothing came in or the rate was not known yet."""
+    when nothing was received or the rate was not known yet."""
 
 
 class FunctionOfEdge(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,7 +259,7 @@ class FunctionOfEdge(msgspec.Struct, frozen=True, kw_only=True):
     errors: Count
     """Rows that were rejected, and restarts of the functions after an error."""
     last_error: str | None
-    """Sentence about what is wrong with them; null if nothing is."""
+    """The error, as a sentence; null if there is none."""
 
 
 class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,7 +272,7 @@ class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
     """The one last heard of first, at most eight."""
     streams: Count
     last_seen: Moment | None
-    """Time at which the hub last stored anything that the edge said."""
+    """Time at which the hub last stored anything from the edge."""
     groups: list[str] | UnsetType = UNSET
     """Declared groups of the edge."""
     connected_since: Moment | None
@@ -288,7 +288,7 @@ class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
     complete_up_to: Moment | None
     retired: bool
     disk: DiskOfEdge | UnsetType | None = UNSET
-    """Null for an edge that says nothing of its disk: its release does not, or it has not been linked since the process
+    """Null for an edge that has not reported its disk: its release does not, or it has not linked since the process
     started."""
     alarms: list[EdgeAlarm]
 
@@ -297,7 +297,7 @@ class EdgeAnswer(EdgeOfHub, frozen=True, kw_only=True):
     """One edge, with its functions."""
 
     functions: list[FunctionOfEdge] | None
-    """At most 32; null where they are not known: the edge is not linked, or its release does not tell."""
+    """At most 32; null if unknown: the edge is not linked, or its release does not report them."""
     functions_more: Count
     """Number of derived streams that are left out."""
     links_unknown_at: list[str] | UnsetType = UNSET
@@ -328,8 +328,7 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
     until: Moment | UnsetType | None = UNSET
     """End of the token; null for none."""
     certificate: str | UnsetType | None = UNSET
-    """Common name of the client certificate that the request came with, where it gives the rights; null for a
-    token."""
+    """Common name of the request's client certificate, if it gives the rights; null for a token."""
     rights: list[str] | UnsetType = UNSET
     """Rights of the token, such as `read:press-*`; empty when the hub has no tokens."""
     software: str | UnsetType = UNSET
@@ -353,7 +352,7 @@ class PublishedTo(msgspec.Struct, frozen=True, kw_only=True):
     error: str | UnsetType = UNSET
     advice: str | UnsetType = UNSET
     url: str | UnsetType = UNSET
-    """Process that owns the edge's shard: nothing was stored here."""
+    """Process that owns the edge's shard; this process stored nothing."""
 
 
 class PublishedAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -413,7 +412,7 @@ class MessagesAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The last report of a query. Nothing of it was checked."""
+    """The last report of a query, unchecked."""
 
     pipeline: str
     stream: str
@@ -424,9 +423,9 @@ class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
     batch: Count | None
     """Number of the last micro-batch."""
     records: Count | None
-    """Records of it."""
+    """Records of the last micro-batch."""
     seconds: float | None
-    """Time that it took."""
+    """Duration of the last micro-batch."""
     rate: float | None
     """Records a second, between the last two reports."""
     lag: Count | None
@@ -448,7 +447,7 @@ class PipelinesAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A report that was taken, or forgotten."""
+    """A report that was accepted, or forgotten."""
 
     pipeline: str
 
@@ -470,7 +469,7 @@ class PullAnswer(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": "fr
     state: str
     """`asked` or `sending`, and then `done`, `refused`, `failed`, `cancelled` or `expired`."""
     reason: str | None
-    """Reason of the state, or why nothing comes at present."""
+    """Reason of the state, or why no records arrive at present."""
     linked_here: bool
     """True while the edge is linked to this process, and knows pulls."""
     records: Count
@@ -517,7 +516,7 @@ class QuotasAnswer(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_second: Count | None
     """Bytes of batches that links bring, as the edges stored them."""
     stored_bytes: Count | None
-    """Recorded: nothing is held to it."""
+    """Recorded, not enforced."""
     records_per_second: Count | None
     lanes: Count | None
     links: Count | None
@@ -565,7 +564,7 @@ class TokenOfStore(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     reason: str
     unusable: str | None
-    """Reason for which it opens nothing; null if it can be read."""
+    """Reason why it is refused; null if it can be read."""
 
 
 class TokensAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -624,10 +623,10 @@ class UsageAnswer(OfShards, frozen=True, kw_only=True):
     lanes: Count
     streams_count: Count
     table_bytes: Count | None
-    """Bytes of the tables of all rows, where there is a quota of them and this process makes tables."""
+    """Bytes of the tables of all rows, if they have a quota and this process writes tables."""
     received: ReceivedAnswer
     throttled_seconds: float
-    """Time for which links to this process were asked to wait."""
+    """Time for which links to this process were slowed."""
     refused: Count
     """Links and lanes that this process refused for a quota."""
     streams: list[StreamUseAnswer]
@@ -676,7 +675,7 @@ class TableOfStream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldBackReason(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason why the moment stands still."""
+    """A reason why completeness does not advance."""
 
     edge: str
     """Name, or the pattern of an expected edge; empty when the reason is no edge."""
@@ -684,7 +683,7 @@ class HeldBackReason(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """The reference page lists the reasons."""
     severity: Literal["info", "warning", "error"] | UnsetType = UNSET
-    """Nothing, a look or an act, as the reason asks of people."""
+    """Urgency for an operator: nothing, a look or an act."""
     since: Moment | None
     complete_up_to: Moment | None
     why: str
@@ -715,7 +714,7 @@ class StreamOf(msgspec.Struct, frozen=True, kw_only=True):
     held_back_by: list[HeldBackReason] | UnsetType = UNSET
     """Edges that the moment waits for, at most three; the completeness names all."""
     skipped: Count
-    """Offsets that an operator took out of the table."""
+    """Offsets that an operator removed from the table."""
     table: TableOfStream | None
     """Null when this node does not know it."""
 
@@ -748,7 +747,7 @@ class LaneOfStream(msgspec.Struct, frozen=True, kw_only=True):
     mark: MarkView | None
     """The newest mark that is proven."""
     newest_mark: MarkView | None
-    """The newest mark; records below it may be on their way."""
+    """The newest mark; records below it may still be in flight."""
     last_word: MarkView | None
     """Mark of an edge that stopped in order; null while it runs."""
     retired: RetiredView | None
@@ -782,7 +781,7 @@ class LaneCompleteness(msgspec.Struct, frozen=True, kw_only=True):
     last_word: MarkView | None
     retired: RetiredView | None
     holes: list[SeqRange]
-    """Sequence numbers that are still to come."""
+    """Sequence numbers that are not held yet."""
 
 
 class LaneName(msgspec.Struct, frozen=True):
@@ -800,7 +799,7 @@ class SkippedRun(LaneName, frozen=True):
 
 
 class SkippedOffsets(msgspec.Struct, frozen=True, kw_only=True):
-    """Offsets that an operator took out of the table."""
+    """Offsets that an operator removed from the table."""
 
     shard: Count
     first_offset: Count
@@ -811,14 +810,14 @@ class SkippedOffsets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletenessAnswer(OfShards, frozen=True, kw_only=True):
-    """Moment up to which a stream is complete, of which lanes that is said, and what prevents a later one."""
+    """Time up to which a stream is complete, the lanes that it covers, and what prevents a later one."""
 
     tenant: str
     stream: str
     complete_up_to: Moment | None
-    """Null while a lane that counts, or an expected edge, has said nothing, and while a shard is missing."""
+    """Null while a lane that counts, or an expected edge, has not reported, and while a shard is missing."""
     covers: list[LaneName]
-    """Lanes of this page of which the moment is said."""
+    """Lanes of this page that the time covers."""
     held_back_by: list[HeldBackReason]
     held_back_by_more: Count
     """Number of reasons that are left out."""
@@ -848,17 +847,17 @@ class RecordOfStream(msgspec.Struct, frozen=True, kw_only=True):
     """Settled time of the edge; column `_time` of tables."""
     clock: str
     received: Moment
-    """Time at which the hub took it in."""
+    """Time at which the hub received it."""
     key: str
     resent: bool
-    """True when the device said that it may have sent the message before."""
+    """True when the device marked the message as possibly sent before."""
     edge_time: Moment | UnsetType = UNSET
     """The edge's own stamp, when it differs from `time`."""
     origin: str | UnsetType = UNSET
     """The function that made the record."""
     payload: str | UnsetType = UNSET
-    """Payload that is text, or JSON in a stream of JSON; otherwise there is `payload_base64`, as for a text beyond
-    1 MiB that JSON would make more than twice as long."""
+    """Payload that is text, or JSON in a stream of JSON; otherwise `payload_base64` is set, also for a text above 1 MiB
+    whose JSON is more than twice as long."""
     payload_base64: str | UnsetType = UNSET
     headers: list[tuple[str, Any]] | UnsetType = UNSET
     """Pairs of name and value."""
@@ -906,7 +905,7 @@ class SeriesRow(msgspec.Struct, frozen=True):
     field: str
     """Path of the number in the payload; `value` for a payload that is a number."""
     value: float | None
-    """Null where records of the edge are missing: charts draw a gap there."""
+    """Null if records of the edge are missing: charts draw a gap there."""
     count: Count
     """Number of values that it was made of."""
 
@@ -919,7 +918,7 @@ class SeriesAnswer(OfShards, frozen=True, kw_only=True):
     rows: list[SeriesRow]
     """Rows in the order of time."""
     complete_up_to: Moment | None
-    """Time up to which the stream is complete: later rows may still come. Null while it is not known."""
+    """Time up to which the stream is complete: later rows may still arrive. Null while it is not known."""
     is_whole: bool
     """False when a bound was reached, or a shard cannot be read: ask for a shorter span, one edge or fewer keys."""
 
@@ -954,13 +953,13 @@ class RowOfRecord(msgspec.Struct, frozen=True):
 
 
 class TraceAnswer(OfShards, frozen=True, kw_only=True):
-    """The way of one record from a device to a row."""
+    """The path of one record from a device to a row."""
 
     tenant: str
     stream: str
     standing: Literal["here", "gone", "to_come", "never_comes", "unknown"]
-    """The hub's knowledge of the number. `never_comes` has `gap` beside it; `unknown` is said of a lane that the hub
-    does not know, and of an offset without a record."""
+    """The hub's knowledge of the number. With `never_comes`, `gap` is set; `unknown` is a lane that the hub does not
+    know, or an offset without a record."""
     record: RecordOfStream | None
     """Null if it is not here, or not found yet. `origin` names the function and version that made it, and the header
     `weft.source` of what."""

@@ -14,7 +14,7 @@ from weft.protocols.link import TOPIC_CHARACTERS_MAX
 from weft.protocols.shard.placement import SHARDS_MAX
 
 Reason = Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)]
-"""Words for the record of administrative acts."""
+"""Reason for the record of administrative acts."""
 OVERLAP = "7d"
 _END_CHARACTERS_MAX = 40
 _End = Annotated[str, Meta(max_length=_END_CHARACTERS_MAX)]
@@ -50,7 +50,7 @@ class Rotation(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Drain(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request: the process or the machine that is to give its shards and edges to others."""
+    """The body of a request: the process or the machine to drain."""
 
     node: Annotated[str, Meta(min_length=1, max_length=FACT_NAME_CHARACTERS_MAX)]
     """Name of a process, or of a machine for all of its processes, as `/v1/nodes` has it."""
@@ -59,7 +59,7 @@ class Drain(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Split(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request: the shard that is to become two. There is no way back."""
+    """The body of a request: the shard to split. It cannot be reverted."""
 
     shard: Annotated[int, Meta(ge=0, le=SHARDS_MAX - 1)]
     force: bool = False
@@ -90,7 +90,7 @@ class TenantQuotas(msgspec.Struct, forbid_unknown_fields=True):
 
 
 EDGES_MAX = 500
-"""Maximum number of edges that one request publishes to; a group may have more, which take several requests."""
+"""Maximum number of edges that one request publishes to; a larger group needs several requests."""
 KEY_CHARACTERS_MAX = 255
 EXPIRES_S = 3600.0
 
@@ -138,7 +138,7 @@ class PullWindow(msgspec.Struct, forbid_unknown_fields=True, rename={"first": "f
     bytes_max: Annotated[int, Meta(ge=1, le=1 << 40)] = PULL_BYTES_MAX
     """Bytes as stored at the edge beyond which it refuses."""
     expires_s: Annotated[float, Meta(gt=0, le=PULL_EXPIRES_S_MAX)] = PULL_EXPIRES_S
-    """Seconds after which the edge is no longer asked."""
+    """Seconds after which the request expires."""
 
 
 _Words = Annotated[str, Meta(max_length=500)]
@@ -147,7 +147,7 @@ _Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Report(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The state of a query, as it says itself."""
+    """The state of a query, as it reports it."""
 
     stream: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)]
     """The stream that it reads; `*` for several."""
@@ -157,13 +157,13 @@ class Report(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     batch: _Figure | None = None
     """Number of the last micro-batch."""
     records: _Figure | None = None
-    """Records of it."""
+    """Records of the last micro-batch."""
     seconds: _Seconds | None = None
-    """Time that it took."""
+    """Duration of the last micro-batch."""
     rate: _Seconds | None = None
     """Records a second, since the report before."""
     lag: _Figure | None = None
-    """Records of the log that are not read yet; null where the source does not say it."""
+    """Records of the log that are not read yet; null if the source does not report it."""
     complete_until: _Words | None = None
     """Moment up to which windows are complete, for a pipeline of windows."""
     idle_seconds: _Seconds | None = None

@@ -18,7 +18,7 @@ from weft.hub_api.operations import ERRORS, OPERATIONS, Operation, Parameter
 Schema = dict[str, Any]
 OPENAPI = "3.1.0"
 API_VERSION = "1"
-"""Version of the API, which is in its paths. Releases add to it, and take nothing away."""
+"""Version of the API, which is in its paths. Releases add to it, and remove nothing."""
 _REFERENCE = "#/components/schemas/{name}"
 _DESCRIPTION = """\
 Later releases may add fields, parameters and operations; they remove none, and none changes its meaning. A client

@@ -15,7 +15,7 @@ ANY = "*"
 
 
 class Right(StrEnum):
-    """One thing that a token may open. The words are persisted."""
+    """One thing that a token may open. The names are persisted."""
 
     WRITE = "write"
     """Replicate streams, as the edge that the token names."""
@@ -26,7 +26,7 @@ class Right(StrEnum):
     PUBLISH = "publish"
     """Publish messages to edges, and see what became of them."""
     PULL = "pull"
-    """Ask edges for records of streams; see and cancel such requests."""
+    """Request records of streams from edges; see and cancel such requests."""
     STATUS = "status"
     """Read the status of the hub's processes, which names streams and edges of all tenants."""
     METRICS = "metrics"
@@ -178,7 +178,7 @@ TOKEN_NAME_CHARACTERS_MAX = 128
 
 
 class Scope(StrEnum):
-    """The access that a token gives. The words are persisted."""
+    """The access that a token grants. The names are persisted."""
 
     EDGE = "edge"
     """Link as one edge of one tenant."""
@@ -187,7 +187,7 @@ class Scope(StrEnum):
     PUBLISH = "publish"
     """Publish messages to one tenant's edges, and read what became of them."""
     PULL = "pull"
-    """Ask one tenant's edges for records, and see what became of that."""
+    """Request records from one tenant's edges, and see the outcome."""
     REGION = "region"
     """Relay streams of one tenant, or of all, as another region. Releases before regions do not know it, and refuse
     it."""

@@ -24,11 +24,12 @@ class DiskOfStore(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: Count | None
     """Bytes that the hub's user may still write; null if they are not known."""
     bytes_per_day: float | None
-    """Bytes by which these fall in a day, whatever writes them; negative: they rise. Null until an hour was seen."""
+    """Bytes by which these fall in a day, by all programs that write; negative if they rise. Null during the first
+    hour."""
     seen_seconds: float
     """Time over which that was seen, at most a day."""
     seconds_left: float | None
-    """Time until nothing is free at this rate; null if the rate is unknown, or nothing falls."""
+    """Time until the disk is full at this rate; null if the rate is unknown, or not positive."""
 
 
 class StoreOfNode(msgspec.Struct, frozen=True):
@@ -172,7 +173,7 @@ class TableMaker(msgspec.Struct, frozen=True):
 
 
 class TableOfNode(msgspec.Struct, frozen=True):
-    """A table that the node keeps."""
+    """A table that the node writes."""
 
     tenant: str
     stream: str
@@ -214,7 +215,7 @@ class LatestOfNode(msgspec.Struct, frozen=True):
     instead: bool
     """True if it replaces the table of all rows."""
     gone: Count
-    """Records that it could not take: they left the log before, and no table of all rows has them."""
+    """Records that it lacks: the log deleted them before it read them, and no table of all rows has them."""
 
 
 class QualityRuleOfNode(msgspec.Struct, frozen=True):
@@ -258,7 +259,7 @@ class QuarantineOfNode(msgspec.Struct, frozen=True):
 
 
 class QualityOfNode(msgspec.Struct, frozen=True):
-    """The quality rules of a stream whose table the node keeps."""
+    """The quality rules of a stream whose table the node writes."""
 
     tenant: str
     stream: str
@@ -312,7 +313,7 @@ class LinkOfProcess(msgspec.Struct, frozen=True, kw_only=True):
     connected_since: Moment
     tenant: str | UnsetType = UNSET
     edge: str | None
-    """Null, and the rest absent, until the edge has said its name."""
+    """Null, and the rest absent, until the edge has identified itself."""
     log: LogId | UnsetType = UNSET
     epoch: Count | UnsetType | None = UNSET
     software: str | UnsetType = UNSET
@@ -339,7 +340,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     processes: Count
     cluster_log: ClusterLogPosition
     jwt: KeysOfIssuer | UnsetType | None = UNSET
-    """Null if no tokens of an issuer are taken."""
+    """Null if no tokens of an issuer are accepted."""
     backup: LastBackupOfStore | UnsetType | None = UNSET
     """Null if none is known."""
     peers: list[PeerProcess]
@@ -394,7 +395,7 @@ class NodeOfStore(msgspec.Struct, frozen=True, kw_only=True):
     """Number among the processes of its machine."""
     url: str
     advertise: str | None
-    """URL for edges; null if edges of other machines cannot be sent there."""
+    """URL for edges; null if edges of other machines cannot be redirected to it."""
     state: str
     """`joining`, `ready`, `leaving`, `gone`, or `of another cluster`."""
     owns: list[Count]
@@ -403,16 +404,17 @@ class NodeOfStore(msgspec.Struct, frozen=True, kw_only=True):
     """Shards that it has loaded."""
     links: Count
     tables: Count | UnsetType | None = UNSET
-    """Number of tables that it makes; null: none, or its release does not say."""
+    """Number of tables that it writes; null: none, or its release does not report it."""
     intake: IntakeOfNode | UnsetType | None = UNSET
-    """Null: it has just started, is gone, or its release does not say."""
+    """Null: it has just started, is gone, or its release does not report it."""
     cluster_log: Count
     """Last entry of the cluster log that it knows."""
     cores: float
     load: float | UnsetType | None = UNSET
-    """Cores that it used on average since the entry before; null: not known yet, or its release does not say."""
+    """Cores that it used on average since the entry before; null: not known yet, or its release does not report it."""
     clock_off_seconds: float | UnsetType | None = UNSET
-    """Least time by which its clock is ahead of the store's (negative: behind); null: its release does not say."""
+    """Least time by which its clock is ahead of the store's (negative: behind); null: its release does not report
+    it."""
     software: str
     level: int
     """Highest level that its release knows."""
@@ -440,8 +442,8 @@ class RegionLinkOfStore(msgspec.Struct, frozen=True, kw_only=True):
     lag_seconds: float | None
     """Age of the oldest chunk with such records."""
     left_seconds: float | None
-    """Time for which the log yet keeps the oldest chunk that the region lacks; 0 if it may be gone, null if the region
-    lacks nothing or the hub has no `retain_log`."""
+    """Remaining time for which the log keeps the oldest chunk that the region lacks; 0 if it may be gone, null if the
+    region lacks nothing or the hub has no `retain_log`."""
     streams: list[StreamOfRegionLink]
     """Streams that are behind, the longest first, 16 at most."""
     streams_behind: Count
@@ -504,7 +506,7 @@ class BudgetOfRegion(msgspec.Struct, frozen=True, kw_only=True):
 
     bytes: Count
     used_bytes: Count
-    """Those that processes have taken for their links: a thousandth of the budget each may not be used yet."""
+    """Bytes that processes have reserved for their links, of which each may still have a thousandth of the budget."""
     kept_bytes: Count
     """Part of the budget that keeps the links alive until the month's end."""
     used_up: bool
@@ -536,7 +538,7 @@ class DrainsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrainAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A drain that was declared or taken back."""
+    """A drain that was declared or ended."""
 
     node: str
     drained: bool

@@ -41,7 +41,7 @@ class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes_per_second: Quota | None = None
     """Bytes of stored batches that links bring."""
     stored_bytes: Quota | None = None
-    """Recorded: nothing is held to it."""
+    """Recorded, not enforced."""
     records_per_second: Quota | None = None
     """Records that links bring."""
     lanes: Quota | None = None

@@ -211,7 +211,7 @@ class Rows(NamedTuple):
     """Offset to continue with; None while the search for the first row continues."""
     next_chunk: int | None
     end: int
-    """End of the shard when the request came."""
+    """End of the shard when the request arrived."""
 
     def arrow(self) -> pyarrow.Table:
         """Return the rows as a table of Arrow, which uses the memory of ``data``."""
@@ -758,7 +758,7 @@ class Operations:
 
     @operation
     def undo_drain(self, node: str, *, reason: str | None = None) -> Request[DrainAnswer]:
-        """Have a drained process or machine take shards and edges again."""
+        """End the drain of a process or machine: it accepts shards and edges again."""
         path = with_query("/v1/drains", {"node": node, "reason": reason})
         return Request(DrainAnswer, path, method="DELETE")
 

@@ -146,7 +146,7 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
     functions.show(facts.functions || []);
     functions.element.hidden = facts.functions === null;
     aboutFunctions.textContent = facts.functions === null
-      ? "Not known: the edge is not linked, or its release does not tell."
+      ? "Not known: the edge is not linked, or its release does not report them."
       : facts.functions_more ? `${count(facts.functions_more)} more are on the edge's own page.` : "";
     alarms.replaceChildren(...facts.alarms.map((each) =>
       notice("warn", `${each.reason.replaceAll("_", " ")}: ${each.why}.`, `${each.what_to_do} (stream ${each.stream}, ${count(each.lanes)} lanes)`)));
