@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -374,6 +375,27 @@ class Access:
         """Return the moment at which a token or certificate ends, nanoseconds since 1970; None for no end, or if it is
         unknown."""
         return identity.until if isinstance(identity, ReaderCertificate) else self._tokens.until(identity)
+
+
+CHECKED_AT_ONCE = 200
+"""Maximum number of streams whose rights are checked in one step: each may be held against 64 patterns."""
+
+
+async def readable(names: Iterable[str], is_readable: Callable[[str], bool], limit: int | None = None) -> list[str]:
+    """Return the streams that a token may read, in their order. Others have a turn meanwhile.
+
+    Args:
+        limit: the number of them that is enough; None for all.
+    """
+    found: list[str] = []
+    for at, name in enumerate(names, 1):
+        if is_readable(name):
+            found.append(name)
+            if len(found) == limit:
+                break
+        if at % CHECKED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return found
 
 
 def _check(identity: TokenIdentity, right: Right) -> None:

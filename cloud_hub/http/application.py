@@ -16,7 +16,7 @@ from aiohttp.typedefs import Middleware
 from msgspec import UNSET
 
 from weft.bounds import Refusals
-from weft.cloud_hub.auth.access import Access, headers_of
+from weft.cloud_hub.auth.access import Access, headers_of, readable
 from weft.cloud_hub.http.validation import PageQuery, asked
 from weft.cloud_hub.reads import views
 from weft.cloud_hub.reads.answers import (
@@ -256,7 +256,8 @@ class Api:
         query = asked(request, PageQuery)
         shards = await self._summaries.every()
         every = await shards.streams(tenant)
-        names = [name for name in every if name > (query.after or "") and is_readable(name)]
+        listed = (name for name in every if name > (query.after or ""))
+        names = await readable(listed, is_readable, query.limit + 1)
 
         def view(name: str) -> StreamOf:
             made = self._view((tenant, name), every[name], None if shards.missing else shards.ages)

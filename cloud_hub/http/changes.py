@@ -15,10 +15,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
+from weft.cloud_hub.api.answers import ReaderPlaces, routes
+from weft.cloud_hub.api.metrics import ShardPositions
 
 from weft.bounds import Refusals
 from weft.cloud_hub import console
-from weft.cloud_hub.auth.access import Access
+from weft.cloud_hub.auth.access import Access, readable
 from weft.cloud_hub.part import Part
 from weft.cloud_hub.reads.answers import ReaderPlaces, routes
 from weft.cloud_hub.reads.metrics import ShardPositions
@@ -40,8 +42,6 @@ NAMED_MAX = 200
 """Maximum number of streams, and of edges, that an event names."""
 REMEMBERED_MAX = 20_000
 """Maximum number of changed streams, and of edges, that a process remembers. Only a listener that lags needs them."""
-CHECKED_AT_ONCE = 200
-"""Maximum number of streams whose rights are checked in one step: each may be held against 64 patterns."""
 
 
 class ChangesSeen:
@@ -83,11 +83,7 @@ class ChangesSeen:
         """Return the changes of a tenant after a look, up to the one that was the last when it was called."""
         changed = [key[1] for key in _after(self.streams, number) if key[0] == tenant]
         edges = [edge.edge for edge in _after(self.edges, number) if edge.tenant == tenant]
-        streams = list[str]()
-        for at in range(0, len(changed), CHECKED_AT_ONCE):
-            if at:
-                await asyncio.sleep(0)
-            streams += filter(is_readable, changed[at : at + CHECKED_AT_ONCE])
+        streams = await readable(changed, is_readable)
         return ChangeEvent(
             streams=sorted(streams)[:NAMED_MAX],
             streams_more=max(0, len(streams) - NAMED_MAX),

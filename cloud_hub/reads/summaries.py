@@ -47,7 +47,7 @@ from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM, Lane, NodeName, format_log_id
 from weft.protocols.shard.completeness import Completeness, HeldBack, LostRecords, Reason, Tally
 from weft.protocols.shard.completeness import moment_of as moment_of_lane
-from weft.protocols.shard.lane_state import LaneState, begins_at, follows
+from weft.protocols.shard.lane_state import LaneState, begins_at, follows, new_name
 from weft.protocols.shard.placement import Split
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage import hub_keys
@@ -543,6 +543,8 @@ class _Ended:
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
         self._here: dict[StreamKey, set[Lane]] = {}
+        # One look for each lane: a tenant may have very many of both.
+        self._begun = {Lane(each.tenant, each.edge, each.log_id, each.stream): each for each in walk.begun}
 
     def by_rename(self, lane: Lane, held: LaneState) -> bool:
         peers = self._walk.facts.peers
@@ -551,11 +553,10 @@ class _Ended:
         key = lane.tenant, lane.stream
         if key not in self._here:
             self._here[key] = renamed_lanes(self._walk.states, *key, peers=peers)
-        return lane in self._here[key] or any(
-            (each.tenant, each.stream, each.log_id) == (*key, lane.log_id)
-            and follows(each.edge, each.epoch, each.seq, held)
-            for each in self._walk.begun
-        )
+        if lane in self._here[key]:
+            return True
+        begun = None if (named := new_name(lane, held)) is None else self._begun.get(named)
+        return begun is not None and follows(begun.edge, begun.epoch, begun.seq, held)
 
 
 def encode(summary: ShardSummary) -> bytes:

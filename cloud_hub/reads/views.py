@@ -49,7 +49,7 @@ from weft.protocols.shard.completeness import (
     severity,
 )
 from weft.protocols.shard.completeness import moment_of as moment_of_lane
-from weft.protocols.shard.lane_state import LaneState, OpenGap, RetiredBy, open_gap, renamed
+from weft.protocols.shard.lane_state import LaneState, OpenGap, RetiredBy, new_name, open_gap, renamed
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.snapshot import Forgotten
 from weft.storage.hub_keys import latest_key, table_key
@@ -191,18 +191,13 @@ class StreamSummary(NamedTuple):
 
 def renamed_lanes(states: Sequence[ShardState], tenant: str, stream: str, *, peers: bool) -> set[Lane]:
     """Return the lanes of a stream that ended by a rename. The two names of a log may be in different shards."""
-    logs = {lane.log_id for state in states for lane in state.stopped_lanes(tenant, stream)}
-    if not logs:  # nearly always
-        return set()
-    return renamed(
-        {
-            lane: state.lanes[lane]
-            for state in states
-            for lane in state.stream_lane_names(tenant, stream)
-            if lane.log_id in logs
-        },
-        peers=peers,
-    )
+    found: dict[Lane, LaneState] = {}
+    for state in states:
+        for lane in state.stopped_lanes(tenant, stream):
+            found[lane] = held = state.lanes[lane]
+            if (named := new_name(lane, held)) is not None:
+                found.update((named, each.lanes[named]) for each in states if named in each.lanes)
+    return renamed(found, peers=peers)
 
 
 async def stream_parts(

@@ -676,21 +676,25 @@ def renamed(lanes: Mapping[Lane, LaneState], *, peers: bool = False) -> set[Lane
     completeness.
 
     Args:
-        lanes: at least the lanes of a stream with a last word, and all others of their logs.
+        lanes: at least the lanes of a stream with a last word, and those that the words name.
         peers: whether another cluster may have records that this one lacks.
     """
-    logs: dict[int, list[Lane]] = {}
-    for lane in lanes:
-        logs.setdefault(lane.log_id, []).append(lane)
     return {
         lane
-        for names in logs.values()
-        if len(names) > 1
-        for lane in names
-        if lanes[lane].ended_in_order(peers=peers)
-        # The gap alone could be stated by any edge of the tenant: each reader of its lanes sees the log's id.
-        and any(follows(other.edge, lanes[other].epoch, begins_at(lanes[other].gaps), lanes[lane]) for other in names)
+        for lane, held in lanes.items()
+        # The gap alone could be stated by any edge of the tenant: each reader of its lanes sees the log's id. The lane
+        # is looked up by the name in the word: a tenant may have very many lanes of one log.
+        if (named := new_name(lane, held)) is not None
+        and (other := lanes.get(named)) is not None
+        and held.ended_in_order(peers=peers)
+        and follows(named.edge, other.epoch, begins_at(other.gaps), held)
     }
+
+
+def new_name(lane: Lane, held: LaneState) -> Lane | None:
+    """Return the lane under the name that a lane's last word gives to the log; None without one."""
+    word = held.last_word
+    return None if word is None or not word.renamed_to else lane._replace(edge=word.renamed_to)
 
 
 def follows(edge: str, epoch: int, begin: int, former: LaneState) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from tests.protocols.test_shard_state import LANE, update
 from weft.protocols.chunk_index import Control, ControlKind, GapRange, LaneFlag, LaneUpdate, LastWord, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.segment import GapReason
+from weft.protocols.shard import lane_state
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.completeness import OPEN_GAPS_MAX, completeness
 from weft.protocols.shard.lane_state import (
@@ -254,6 +256,17 @@ def test_a_rename_ends_the_former_name_by_both_words(seq: int) -> None:
     assert (answer.covers, answer.complete_up_to) == ([NEW], 0), "an edge that is expected under its former name spoke"
     at(held, 320, begins(seq + 5, epoch=3, lane=NEW._replace(edge="edge-3")))
     assert renamed(held.lanes) == {LANE}, "the second one has said no last word"
+
+
+def test_each_lane_of_a_log_with_many_names_is_compared_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edges choose the ids of their logs: a tenant may have very many lanes of one, and this is a step of a hub."""
+    held, compared = state(), Mock(wraps=lane_state.follows)
+    lanes = [LANE._replace(edge=f"edge-{n}") for n in range(50)]
+    for lane, to in zip(lanes, [*lanes[1:], LANE], strict=True):
+        at(held, 150, update(lane, ranges=[(0, 9)]), last_word(9, 190, lane=lane, renamed_to=to.edge))
+    monkeypatch.setattr(lane_state, "follows", compared)
+    assert renamed(held.lanes) == set()
+    assert compared.call_count <= len(lanes)
 
 
 @pytest.mark.parametrize(

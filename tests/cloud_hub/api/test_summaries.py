@@ -8,12 +8,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from weft.cloud_hub.api import answers, summaries
+from weft.cloud_hub.api.summaries import EdgeRow, Listed, ShardSummaries, ShardSummary, edges_after
+from weft.cloud_hub.api.views import StreamPart
 
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.test_split_hub import LANES, Edge, split
 from tests.support.silence import silent_logs
 from tests.support.waiting import until
 from weft.cloud_hub import cluster
+from weft.cloud_hub.auth.access import CHECKED_AT_ONCE, Access
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.reads import answers, summaries
 from weft.cloud_hub.reads.summaries import EdgeRow, Listed, ShardSummaries, ShardSummary, edges_after
@@ -141,6 +145,37 @@ async def test_what_a_tenant_uses_is_told_in_pages_and_within_its_share(monkeypa
             assert 0 < len(page["streams"]) < 30, "as many as the longest answer has room for"
             after = page["next_after"]
         assert found == names
+
+
+@pytest.mark.parametrize("path", ["/v1/streams", "/v1/usage"])
+async def test_one_step_of_a_list_checks_few_streams_of_a_token_with_many_rights(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stream may be held against 64 patterns, and a tenant has thousands in each shard."""
+    names = [f"s{at:04}" for at in range(3000)]
+    parts = [StreamPart("default", name, 0, True, 1, [], 0, 1, 1, [], True, True, None, None, []) for name in names]
+    listed, steps, asked = Listed([ShardSummary(0, 1, 1, [], parts, [], [], [], 0, [], 0)], {}, 1), [0], 0
+
+    async def every() -> Listed:
+        return listed
+
+    def is_readable(name: str) -> bool:
+        nonlocal asked
+        asked += 1
+        steps[-1] += 1
+        return name == names[-1]
+
+    async def count() -> None:
+        while asked < len(names):
+            steps.append(0)
+            await asyncio.sleep(0)
+
+    async with running_hub(MemoryStore()) as hub:
+        monkeypatch.setattr(hub._summaries, "every", every)
+        monkeypatch.setattr(Access, "streams", lambda *_: ("default", is_readable))
+        (status, page), _ = await asyncio.gather(get(hub, path), count())
+        assert (status, len(page["streams"])) == (200, 1)
+    assert max(steps) <= CHECKED_AT_ONCE
 
 
 class Counted(list[EdgeRow]):

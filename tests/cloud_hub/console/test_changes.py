@@ -13,14 +13,16 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
+from weft.cloud_hub.api.metrics import ShardPositions
 
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.issuer import KeySetServer, claims, key_of, key_set, settings, signed
 from tests.support.tokens import create_token, withdraw_token
 from tests.support.waiting import PATIENCE_S
+from weft.cloud_hub.auth.access import CHECKED_AT_ONCE
 from weft.cloud_hub.http import changes
-from weft.cloud_hub.http.changes import CHECKED_AT_ONCE, LISTENERS_MAX, NAMED_MAX, REMEMBERED_MAX, ChangesSeen
+from weft.cloud_hub.http.changes import LISTENERS_MAX, NAMED_MAX, REMEMBERED_MAX, ChangesSeen
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.reads.metrics import ShardPositions
 from weft.hub_api.answers import ChangeEvent

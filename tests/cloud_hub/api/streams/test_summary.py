@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import Mock
 
 import msgspec
 import pytest
+from weft.cloud_hub.api import summaries
+from weft.cloud_hub.api.answers import encoded, lanes_after, position
+from weft.cloud_hub.api.summaries import Begun, Listed, StreamCompleteness, Walk
+from weft.cloud_hub.api.views import SLICE_LANES, LaneFacts, StreamSummary, lane_view, merged, stream_parts
 
 from tests.support.speed import slowness
 from tests.support.steps import TRIES, stepped
@@ -87,6 +92,20 @@ async def test_a_renamed_lane_counts_no_more_though_its_names_are_in_different_s
         answer = await StreamCompleteness([], {}, HubClock(lambda: 0, lambda: 0)).of(held, "default", "t")
         assert answer.complete_up_to == moment * SECOND
         assert [each.edge for each in answer.covers] == (["new"] if moment == 90 else ["old", "new"])
+
+
+async def test_each_lane_is_compared_with_one_that_began_by_a_rename(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edges choose the ids of their logs and say what they like of a rename, in every shard."""
+    stopped = at(70)
+    stopped.ranges, stopped.last_word = RangeSet([(0, 9)]), LastWord(70 * SECOND, 9, "new")
+    lanes, compared = {lane(f"old-{n}"): stopped for n in range(50)}, Mock(return_value=False)
+    monkeypatch.setattr(summaries, "follows", compared)
+    begun = [Begun("default", "t", 1, 9, 9, f"new-{n}") for n in range(50)]
+    walk = Walk(
+        LaneFacts(0, peers=False), lambda _: (), states(lanes, 1), [*begun, Begun("default", "t", 1, 9, 9, "new")]
+    )
+    assert (await walk.summary(walk.states[0])).lanes == len(lanes)
+    assert compared.call_count == len(lanes)
 
 
 async def test_open_gaps_of_all_shards_are_told_with_those_of_lanes_that_left() -> None:
