@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.cloud_hub.senders import Forger
 from tests.cloud_hub.simulation import simulate, simulate_upgrade
 from tests.support.later_fold import LATER
 from tests.support.silence import silent_logs
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.shard.lane_session import LaneSession
+from weft.protocols.lane import Lane
 from weft.protocols.link import Hello
 from weft.protocols.shard import lane_state
 from weft.protocols.shard.lane_state import LaneState
@@ -100,10 +102,14 @@ def make_snapshots_with_an_earlier_fold(patch: pytest.MonkeyPatch) -> None:
 def believe_who_claims_to_be_the_new_name(patch: pytest.MonkeyPatch) -> None:
     """Proof s5_rename: another edge takes one that only stopped out of completeness."""
 
+    def new_name(lane: Lane, _: LaneState) -> Lane:
+        return lane._replace(edge=Forger.NAME)
+
     def follows(_: str, epoch: int, begin: int, former: LaneState) -> bool:
         word = former.last_word
         return word is not None and epoch > former.epoch and begin == word.seq
 
+    patch.setattr(lane_state, "new_name", new_name)
     patch.setattr(lane_state, "follows", follows)
 
 
