@@ -590,6 +590,7 @@ class Intake(SourceConnection):
 
 LATE = "the line, or the node, was too slow for the interval"
 BEHIND = "the node's disk was behind"
+FIRST_SAVE_S = 1.0
 SAVE_S = 10.0
 """Interval at which the file of gaps is written: after a crash the gap is named so much longer than it was."""
 SILENT_MAX = 3
@@ -815,9 +816,12 @@ class ModbusRunner(Runner):
             self.node.ingest.batch.gathered()
 
     async def _save_often(self) -> None:
+        # Soon after the start, so that the gap before it does not appear again after a crash.
+        wait_s = FIRST_SAVE_S
         while True:
-            await asyncio.sleep(SAVE_S)
+            await asyncio.sleep(wait_s)
             await self._save()
+            wait_s = SAVE_S
 
     async def _save(self) -> None:
         with contextlib.suppress(OSError):  # the log itself says when the disk fails

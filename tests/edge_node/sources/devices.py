@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import tty
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -97,6 +99,24 @@ async def plant(port: int, units: list[int] | None = None) -> AsyncIterator[Plan
         await found.stop()
 
 
+@asynccontextmanager
+async def serial_pair() -> AsyncIterator[tuple[str, str]]:
+    """Two serial ports that are connected with each other: pseudo-terminals, and what copies between them."""
+    loop, (left, left_port), (right, right_port) = asyncio.get_running_loop(), os.openpty(), os.openpty()
+    for port in (left_port, right_port):
+        tty.setraw(port)
+    for here, there in ((left, right), (right, left)):
+        os.set_blocking(here, False)
+        loop.add_reader(here, lambda here=here, there=there: os.write(there, os.read(here, 4096)))
+    try:
+        yield os.ttyname(left_port), os.ttyname(right_port)
+    finally:
+        for each in (left, right):
+            loop.remove_reader(each)
+        for each in (left, right, left_port, right_port):
+            os.close(each)
+
+
 Answer = Callable[[bytes], bytes | None]
 """Request with its header -> answer with its header; None for silence."""
 
@@ -185,16 +205,31 @@ def _ns(text: str) -> int:
 
 
 @outcome()
-def assert_no_silent_gap(records: list[Record], name: str = "meter", every_s: float = 0.05) -> None:
-    """Between two rows of a device lies no interval without a poll, or a gap has its name; no row is there twice."""
-    rows = values(records, f"line/{name}")
-    counts = [row["n"] for _, row in rows]
-    assert len(counts) == len(set(counts)), "a poll is there twice"
+def assert_no_silent_gap(
+    records: list[Record], name: str = "meter", every_s: float = 0.05, timeout_s: float = 0.2
+) -> None:
+    """Every poll that the device answered is a row once or lies in a gap, and so does all time without a row.
+
+    The device counts its answers, and a row has that number.
+    """
+    rows = [(at, row["n"]) for at, row in values(records, f"line/{name}")]
+    counts = [count for _, count in rows]
+    assert counts == sorted(set(counts)), "a poll is there twice"
     covered = [(gap.since, gap.to) for gap in gaps(records) if f"{name}/n" in gap.items]
-    for (before, _), (after, _) in pairwise(rows):
-        # A poll is late by less than an interval, or the next one is missed.
-        if after - before > 2.1 * every_s * 1e9:
+    silence_ns = (2 * every_s + timeout_s) * 1e9
+    for (before, count), (after, next_count) in pairwise(rows):
+        if next_count != count + 1 or after - before > silence_ns:
             assert any(since < after and to > before for since, to in covered), (before, after, covered)
+
+
+@outcome()
+def assert_all_polls_counted(records: list[Record], name: str = "meter", every_s: float = 0.05) -> None:
+    """There are as many rows and missed polls as the schedule had polls from the first row to the last."""
+    rows = values(records, f"line/{name}")
+    due = (rows[-1][0] - rows[0][0]) / 1e9 / every_s
+    missed = sum(gap.missed for gap in gaps(records) if f"{name}/n" in gap.items and gap.to <= rows[-1][0] + 1)
+    # A row's time is that of its answer, which may be late by an interval and a timeout.
+    assert abs(len(rows) - 1 + missed - due) <= 6, (len(rows), missed, due)
 
 
 async def settled(node: SourceNode, name: str = "meter") -> None:
@@ -203,3 +238,6 @@ async def settled(node: SourceNode, name: str = "meter") -> None:
     assert reading is not None
     before = reading.values
     await until(lambda: reading.values > before and name not in reading.gaps.open)
+    # Notices are written before the next poll.
+    before = reading.values
+    await until(lambda: reading.values > before)

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+
+import pytest
+from pymodbus.framer import FramerType
+from pymodbus.server import ModbusSerialServer
 
 from examples.demo.fabric import free_port
 from tests.edge_node.sources.devices import (
     HOLES,
+    Plant,
+    assert_all_polls_counted,
     assert_no_silent_gap,
     device,
+    framed,
     gaps,
+    honest,
     modbus_source,
     notices,
     plant,
+    scripted,
+    serial_pair,
     settled,
     values,
 )
-from tests.edge_node.sources.nodes import NODE, SourceNode, running
-from tests.support.waiting import until
+from tests.edge_node.sources.nodes import FULL, NODE, SourceNode, publish, running
+from tests.support.processes import Node
+from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.sources.status import Reading, SourceState
 
 LINE = NODE.replace("plant/#", "line/#")
@@ -65,8 +79,9 @@ async def test_a_record_for_each_value_where_that_is_asked_for(tmp_path: Path) -
         async with running(tmp_path, source, NODE.replace("plant/#", "hall/#")) as node:
             await until(lambda: reading(node).values >= 6)
             found = await node.stored()
-    assert {each.key for each in found} == {b"hall/line/meter/n", b"hall/line/meter/x"}
-    assert found[1].payload == b"5"
+    read = [each for each in found if not each.key.endswith(b"$gap")]
+    assert {each.key for each in read} == {b"hall/line/meter/n", b"hall/line/meter/x"}
+    assert read[1].payload == b"5"
 
 
 async def test_a_register_that_the_device_lacks_is_named_and_the_others_are_read(tmp_path: Path) -> None:
@@ -83,7 +98,7 @@ async def test_a_register_that_the_device_lacks_is_named_and_the_others_are_read
             assert len(line.asked) - asked <= 3 * (polls + 1), "what was refused is not asked for in each poll"
             facts = node.source("line").facts()
     assert [set(row) for _, row in values(found)[:2]] == [{"n", "a", "b"}] * 2
-    (notice,) = notices(found)
+    (notice,) = [each for each in notices(found) if each["items"] == ["meter/lost"]]
     assert (notice["items"], notice["to"]) == (["meter/lost"], None)
     assert notice["reason"] == "exception 2: illegal data address"
     assert facts["reading"]["gaps"]["meter/lost"]["missed"] >= 2
@@ -108,8 +123,9 @@ async def test_a_device_that_is_away_has_a_gap_and_does_not_stop_the_others(tmp_
             found = await node.stored()
     assert_no_silent_gap(found, "pump")
     assert_no_silent_gap(found, "meter")
-    first = next(each for each in notices(found) if each["items"] == ["pump/n"])
-    assert (first["to"], first["reason"]) == (None, "no answer within 0.2 s")
+    told = [each for each in notices(found) if each["items"] == ["pump/n"]]
+    assert any(each["to"] is None for each in told), "it is said before the device is back"
+    assert any("no answer within 0.2 s" in each["reason"] for each in told)
     assert reading(node).timeouts
 
 
@@ -128,6 +144,159 @@ async def test_a_restart_of_the_devices_is_a_gap_from_the_first_missed_poll(tmp_
             found = await node.stored()
             missed = reading(node).gaps.missed
     assert_no_silent_gap(found)
+    assert_all_polls_counted(found)
     ended = gaps(found)
     assert len(ended) >= 3
     assert sum(gap.missed for gap in ended) == missed
+
+
+LIES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "another unit": (lambda request: honest(request)[:6] + b"\x07" + honest(request)[7:], "an answer of unit 7"),
+    "another transaction": (lambda request: b"\xff\xff" + honest(request)[2:], "an answer to another request"),
+    "another function": (lambda request: framed(request, b"\x04\x02\x00\x07"), "answered with function 4, asked for 3"),
+    "too few registers": (lambda request: framed(request, b"\x03\x02\x00\x07"), "answered with 1 of 2 registers"),
+    "too many registers": (lambda request: framed(request, b"\x03\x06" + b"\0" * 6), "answered with 3 of 2 registers"),
+    "a count beyond the answer": (lambda request: framed(request, b"\x03\xfa\x00\x07"), "something else than Modbus"),
+    "a giant length": (lambda request: request[:4] + b"\xff\xff" + request[6:7], "its header announces 65535 bytes"),
+    "another protocol": (lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n", "the protocol in its header is 21584"),
+    "half of an answer": (lambda request: honest(request)[:-1], "no answer within 0.2 s"),
+    "busy": (lambda request: framed(request, b"\x83\x06"), "exception 6: server device busy"),
+    "an unknown exception": (lambda request: framed(request, b"\x83\x63"), "exception 99: not in the specification"),
+    "a gateway without its device": (lambda request: framed(request, b"\x83\x0b"), "exception 11: gateway target"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_an_answer_that_does_not_fit_is_no_value_but_a_gap_with_its_reason(tmp_path: Path, lie: str) -> None:
+    false, words = LIES[lie]
+    lies = False
+
+    def answer(request: bytes) -> bytes | None:
+        return false(request) if lies else honest(request)
+
+    port, registers = free_port(), "{n: {address: 7}, x: {address: 8}}"
+    async with scripted(port, answer):
+        async with running(tmp_path, modbus_source(port, device("meter", registers)), LINE) as node:
+            await settled(node)
+            lies = True
+            await until(lambda: any(words in each for gap in reading(node).gaps.open.values() for each in gap.reasons))
+            lies = False
+            await until(lambda: not reading(node).gaps.open)
+            await settled(node)
+            found = await node.stored()
+    assert {(row["n"], row["x"]) for _, row in values(found)} == {(7, 8)}, "nothing of a lie is a value"
+    (gap,) = [each for each in gaps(found) if words in each.reason]
+    assert gap.missed >= 1
+    rows = [at for at, _ in values(found)]
+    assert any(before < gap.since < after for before, after in pairwise(rows)), "the gap begins after the last value"
+
+
+async def test_an_answer_that_comes_late_is_not_taken_for_the_next_one(tmp_path: Path) -> None:
+    late: list[bytes] = []
+
+    def answer(request: bytes) -> bytes | None:
+        """Keep the first answer about register 9, and send it before the next one."""
+        if request[9] == 9 and not late:
+            late.append(honest(request))
+            return None
+        before = late.pop() if late and late[0] else b""
+        late[:] = [b""] if before or late else []
+        return before + honest(request)
+
+    port, registers = free_port(), "{n: {address: 7}, x: {address: 9}}"
+    async with scripted(port, answer):
+        source = modbus_source(port, device("meter", registers, "fill: 0, "))
+        async with running(tmp_path, source, LINE) as node:
+            await until(lambda: reading(node).values >= 6)
+            await settled(node)
+            found = await node.stored()
+    assert {(row["n"], row["x"]) for _, row in values(found)} == {(7, 9)}
+    assert reading(node).bad_answers
+
+
+async def test_a_line_that_is_too_slow_names_the_polls_that_it_left_out(tmp_path: Path) -> None:
+    async with plant(free_port()) as line:
+        async with running(tmp_path, modbus_source(line.port, device("meter", every="20ms")), LINE) as node:
+            await settled(node)
+            line.delay_s[1] = 0.07
+            missed = reading(node).gaps.missed
+            await until(lambda: reading(node).gaps.missed >= missed + 9)
+            line.delay_s.clear()
+            await settled(node)
+            found = await node.stored()
+    slow = [gap for gap in gaps(found) if gap.reason.startswith("the line, or the node, was too slow")]
+    assert len(slow) >= 3
+    assert all(gap.missed >= 1 for gap in slow)
+    assert_no_silent_gap(found, every_s=0.02)
+    assert_all_polls_counted(found, every_s=0.02)
+
+
+async def test_polls_that_the_log_has_no_room_for_are_a_gap(tmp_path: Path) -> None:
+    full = FULL.replace("plant/#", "line/#")
+    async with plant(free_port()) as line:
+        source = modbus_source(line.port, device("meter"))
+        async with running(tmp_path, source, full) as node:
+            await settled(node)
+            much = [os.urandom(10_000) for _ in range(200)]
+            sending = asyncio.create_task(publish(node.port, much, "line/other"))
+            await until(lambda: "could not be stored" in str(reading(node).gaps.open.get("meter")))
+            missed = reading(node).gaps.missed
+            await until(lambda: reading(node).gaps.missed > missed + 3)
+            assert len(reading(node).gaps.open) == 1
+            node.apply((full.format(name="data") + source).replace("1MiB", "32MiB"))
+            await until(lambda: not reading(node).gaps.open)
+            sending.cancel()  # its client sends nothing again that was not acknowledged
+            await asyncio.gather(sending, return_exceptions=True)
+            await settled(node)
+            found = await node.stored()
+    assert_no_silent_gap(found)
+    assert any("could not be stored" in gap.reason and gap.missed > 3 for gap in gaps(found))
+
+
+async def test_rtu_on_a_serial_line_reads_the_same(tmp_path: Path) -> None:
+    async with serial_pair() as (ours, theirs):
+        line = Plant(0, [1, 2])
+        server = ModbusSerialServer(line.devices(), framer=FramerType.RTU, port=theirs, baudrate=115_200)
+        await server.serve_forever(background=True)
+        devices = device("meter", "{n: {address: 0}, x: {address: 5, type: u32}}") + device("pump", more="unit_id: 2, ")
+        source = modbus_source(0, devices)
+        source = source.replace("tcp://127.0.0.1:0", f"serial://{ours}").replace(
+            "      devices:", "      serial: {baud_rate: 115200, parity: none}\n      devices:"
+        )
+        try:
+            async with running(tmp_path, source, LINE) as node:
+                await settled(node)
+                line.silence(2)
+                await until(lambda: "pump" in reading(node).gaps.open)
+                line.speak(2)
+                await until(lambda: "pump" not in reading(node).gaps.open)
+                await settled(node)
+                found = await node.stored()
+        finally:
+            await server.shutdown()  # type: ignore[no-untyped-call]
+    assert values(found)[0][1] == {"n": 1, "x": 5 * 65_536 + 6}
+    assert_no_silent_gap(found)
+    assert_no_silent_gap(found, "pump")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+async def test_a_node_that_is_killed_names_the_time_without_it(tmp_path: Path) -> None:
+    async with plant(free_port()) as line:
+        source = modbus_source(line.port, device("meter"))
+        config = tmp_path / "edge.yaml"
+        http = f'http: {{bind: "127.0.0.1:{free_port()}"}}'
+        config.write_text(LINE.format(name="data").replace("http: null", http) + source)
+        for _ in range(3):
+            answered = line.answered[1]
+            node = await asyncio.to_thread(Node, "edge", config)
+            await until(lambda: line.answered[1] >= answered + 20)
+            # Its file of gaps is written for the first time.
+            await until((tmp_path / "data/sources/line.gaps.json").exists, PATIENCE_S)
+            node.kill()
+        async with running(tmp_path, source, LINE) as last:
+            await settled(last)
+            found = await last.stored()
+    assert_no_silent_gap(found)
+    ended = [gap for gap in gaps(found) if "the node was not running" in gap.reason]
+    assert len(ended) == 3
