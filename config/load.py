@@ -284,11 +284,14 @@ def addresses_with_credentials(local: EdgeConfig, wanted: EdgeConfig, trusted: s
     for name, source in local.sources.items():
         if name not in wanted.sources:
             continue
-        has, gets = source.broker, wanted.sources[name].broker
+        has, gets = source.server, wanted.sources[name].server
         if has is None:
             continue  # it shows no credential
-        secret = has.password_file or has.password_env or (has.tls and has.tls.certificate)
-        if secret and (type(has) is not type(gets) or has.url != gets.url or _server(has) != _server(gets)):
+        tls, security = getattr(has, "tls", None), getattr(has, "security", None)
+        secret = has.password_file or has.password_env or (tls and tls.certificate) or security
+        if secret and (
+            gets is None or has.url != gets.url or type(has) is not type(gets) or _server(has) != _server(gets)
+        ):
             path = ("sources", name)
             found.append(Finding(path, "its address cannot be set by a hub: the source shows a credential there"))
     return found
@@ -296,7 +299,7 @@ def addresses_with_credentials(local: EdgeConfig, wanted: EdgeConfig, trusted: s
 
 def _server(settings: msgspec.Struct) -> object:
     tls = getattr(settings, "tls", None)
-    return None if tls is None else (tls.server_name, tls.ca_file)
+    return getattr(settings, "security", None) if tls is None else (tls.server_name, tls.ca_file)
 
 
 FILE_BYTES_MAX = 1 << 20

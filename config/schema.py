@@ -166,7 +166,7 @@ def _advertised_url(text: str, folder: str) -> str:
     return url
 
 
-_BROKER_SCHEMES = ("mqtt", "mqtts", "amqp", "amqps")
+_BROKER_SCHEMES = ("mqtt", "mqtts", "amqp", "amqps", "opc.tcp")
 
 
 def _broker_url(text: str, _folder: str) -> str:

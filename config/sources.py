@@ -80,7 +80,8 @@ class SourceSettings(TopicSettings, frozen=True, kw_only=True):
         BrokerUrls,
         Meta(
             description="URL, or list of URLs, of the broker's nodes, tried in turn: `mqtts://broker.example.com`, "
-            "`amqps://rabbit.example.com/vhost`. Without a port, the protocol's own."
+            "`amqps://rabbit.example.com/vhost`, `opc.tcp://press.example.com:4840`. Without a port, the protocol's "
+            "own."
         ),
     ]
     username: Annotated[str | None, Meta(description="User name at the broker.")] = None
@@ -91,9 +92,6 @@ class SourceSettings(TopicSettings, frozen=True, kw_only=True):
     password_env: Annotated[
         Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", examples=["PLANT_PASSWORD"])] | None,
         Meta(description="Name of an environment variable of the node with the password, in place of a file."),
-    ] = None
-    tls: Annotated[
-        SourceTls | None, Meta(description="TLS with `mqtts` and `amqps`; unset: the system's authorities.")
     ] = None
     keep_alive_s: Annotated[
         Duration,
@@ -106,7 +104,15 @@ class SourceSettings(TopicSettings, frozen=True, kw_only=True):
     ] = field(default=30.0, name="keep_alive")
 
 
-class MqttSource(SourceSettings, frozen=True, kw_only=True):
+class BrokerSettings(SourceSettings, frozen=True, kw_only=True):
+    """Settings that sources of brokers have in common."""
+
+    tls: Annotated[
+        SourceTls | None, Meta(description="TLS with `mqtts` and `amqps`; unset: the system's authorities.")
+    ] = None
+
+
+class MqttSource(BrokerSettings, frozen=True, kw_only=True):
     """An external MQTT broker that the node subscribes to. The node acknowledges a message once it is on disk."""
 
     topics: Annotated[
@@ -161,7 +167,7 @@ class MqttSource(SourceSettings, frozen=True, kw_only=True):
     ] = field(default=4 * MiB, name="packet")
 
 
-class AmqpSource(SourceSettings, frozen=True, kw_only=True):
+class AmqpSource(BrokerSettings, frozen=True, kw_only=True):
     """A queue of an external AMQP 0-9-1 broker, such as RabbitMQ. Messages are acknowledged once they are on disk."""
 
     queue: Annotated[str, Meta(max_length=255, description="Name of the queue that the node consumes from.")]
@@ -335,19 +341,177 @@ class ModbusSource(TopicSettings, frozen=True, kw_only=True):
     devices: Annotated[dict[str, ModbusDevice], Meta(min_length=1, max_length=1000, description="Devices, by name.")]
 
 
+class OpcuaSecurity(Section, frozen=True, kw_only=True):
+    """Security of the channel to an OPC UA server. The files are read again at each new session."""
+
+    policy: Annotated[
+        Literal["Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss"],
+        Meta(description="Security policy. The server must offer it."),
+    ] = "Basic256Sha256"
+    mode: Annotated[
+        Literal["sign", "sign_and_encrypt"], Meta(description="Whether messages are signed only, or encrypted, too.")
+    ] = "sign_and_encrypt"
+    certificate: Annotated[
+        Path,
+        Meta(
+            description="PEM file with the node's own certificate. `weft edge trust` makes it, with its key, where "
+            "neither exists."
+        ),
+    ]
+    key: Annotated[
+        Path,
+        Meta(
+            description="PEM file with the key of `certificate`, not encrypted. Only the node's user may be able to "
+            "read it."
+        ),
+    ]
+    trusted: Annotated[
+        Path,
+        Meta(
+            description="PEM file with the certificates of trusted servers, or of their authorities. `weft edge trust` "
+            "writes it."
+        ),
+    ]
+
+
+_Names = Annotated[tuple[str, ...], Meta(max_length=256)]
+
+
+class OpcuaBrowse(Section, frozen=True, kw_only=True):
+    """Variables below a node of an OPC UA server."""
+
+    below: Annotated[
+        str, Meta(examples=["Objects/2:Press"], description="Node to begin at: a browse path, or a node id.")
+    ]
+    depth: Annotated[Count, Meta(le=64, description="Levels below it that are looked at.")] = 8
+    types: Annotated[
+        _Names,
+        Meta(
+            examples=[["Double", "Boolean"]], description="Data types of the variables, such as `Double`. Unset: all."
+        ),
+    ] = ()
+    names: Annotated[
+        _Names,
+        Meta(
+            examples=[["Temp*"]],
+            description="Patterns of browse names, in which `*` stands for any characters. Unset: all.",
+        ),
+    ] = ()
+
+
+class OpcuaNode(OneOf, frozen=True, kw_only=True):
+    """Variables of an OPC UA server: one by `id` or `path`, or those that `browse` finds."""
+
+    noun: ClassVar[str] = "way to name nodes"
+    beside: ClassVar[tuple[str, ...]] = ("topic", "sampling", "queue", "deadband", "deadband_percent")
+
+    id: Annotated[
+        str | None,
+        Meta(
+            examples=["nsu=urn:example:press;s=Temperature"],
+            description="Node id: `ns=2;s=Temperature`, or with the URI of its namespace, "
+            "`nsu=urn:example:press;s=Temperature`, which stays right when the server changes their numbers.",
+        ),
+    ] = None
+    path: Annotated[
+        str | None,
+        Meta(
+            examples=["Objects/2:Press/2:Temperature"],
+            description="Browse path from the root. The number before a name is the index of its namespace; without "
+            "it, a name of any namespace is found.",
+        ),
+    ] = None
+    browse: Annotated[OpcuaBrowse | None, Meta(description="Variables below a node.")] = None
+    topic: Annotated[
+        str | None,
+        Meta(
+            description="Topic of the values, before `rewrite` and `prefix`. Unset: `SOURCE/BROWSE/PATH`. With "
+            "`browse`, the path below the node comes behind it."
+        ),
+    ] = None
+    sampling_s: Annotated[
+        Annotated[Duration, Meta(ge=0)] | None,
+        Meta(
+            description="Interval at which the server looks at the value. `0` asks for each change. Unset: that of "
+            "the source."
+        ),
+    ] = field(default=None, name="sampling")
+    queue: Annotated[
+        Annotated[Count, Meta(le=100_000)] | None,
+        Meta(description="Values that the server keeps until it publishes them. Unset: that of the source."),
+    ] = None
+    deadband: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Least change of a number that counts. Unset: every change counts."),
+    ] = None
+    deadband_percent: Annotated[
+        Annotated[float, Meta(gt=0, le=100)] | None,
+        Meta(description="The same in percent of the variable's range (`EURange`). Unset: every change counts."),
+    ] = None
+
+
+class OpcuaSource(SourceSettings, frozen=True, kw_only=True):
+    """An OPC UA server, whose variables the node subscribes to. A change is acknowledged once it is on disk."""
+
+    nodes: Annotated[
+        tuple[OpcuaNode, ...], Meta(min_length=1, max_length=10_000, description="Variables that the node reads.")
+    ]
+    publishing_s: Annotated[
+        Duration, Meta(ge=0.01, le=3600, description="Interval at which the server sends what has changed.")
+    ] = field(default=1.0, name="publishing")
+    sampling_s: Annotated[
+        Duration, Meta(ge=0, description="Interval at which the server looks at values. `0` asks for each change.")
+    ] = field(default=0.25, name="sampling")
+    queue: Annotated[
+        Count,
+        Meta(
+            le=100_000,
+            description="Values of a variable that the server keeps until it publishes them, also while the node is "
+            "away.",
+        ),
+    ] = 1000
+    lifetime_s: Annotated[
+        Duration,
+        Meta(
+            ge=1,
+            description="Time that the server keeps the subscription, and values for it, while the node is away. "
+            "Servers may shorten it.",
+        ),
+    ] = field(default=3600.0, name="lifetime")
+    history: Annotated[
+        bool, Meta(description="Fill gaps from the server's history, where it keeps one, with flagged values.")
+    ] = True
+    nodes_max: Annotated[
+        Count, Meta(le=1_000_000, description="Maximum number of variables. `browse` stops there, and says so.")
+    ] = 10_000
+    message_bytes_max: Annotated[
+        Size,
+        Meta(
+            ge=65_536,
+            le=_RECORD_BYTES_MAX,
+            description="Longest message that the node accepts. A longer one ends the connection; the values in it "
+            "are named as a gap.",
+        ),
+    ] = field(default=4 * MiB, name="message")
+    security: Annotated[
+        OpcuaSecurity | None, Meta(description="Security of the channel. Unset: none, for servers on a network apart.")
+    ] = None
+
+
 class Source(OneOf, frozen=True, kw_only=True):
-    """A broker or devices that people already run, from which the node takes messages or values."""
+    """A broker, server or devices that people already run, from which the node takes messages or values."""
 
     noun: ClassVar[str] = "kind of source"
 
     mqtt: Annotated[MqttSource | None, Meta(description="A subscription to an MQTT broker.")] = None
     amqp: Annotated[AmqpSource | None, Meta(description="A queue of an AMQP 0-9-1 broker, such as RabbitMQ.")] = None
     modbus: Annotated[ModbusSource | None, Meta(description="Modbus devices, whose registers are polled.")] = None
+    opcua: Annotated[OpcuaSource | None, Meta(description="Variables of an OPC UA server.")] = None
 
     @property
-    def broker(self) -> MqttSource | AmqpSource | None:
-        """Return the settings of a broker; None for a source of another kind."""
-        return self.mqtt or self.amqp
+    def server(self) -> MqttSource | AmqpSource | OpcuaSource | None:
+        """Return the settings of a source with a login; None for one of devices."""
+        return self.mqtt or self.amqp or self.opcua
 
     @property
     def urls(self) -> list[str]:

@@ -393,6 +393,6 @@ class OneOf(Section, frozen=True, kw_only=True):
         """Return the setting that is given: its name as in YAML, and its value."""
         for name, encoded in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
             value = getattr(self, name)
-            if value is not None and name not in self.beside:
+            if value is not None and encoded not in self.beside:
                 return encoded, value
         raise LookupError(f"this {type(self).__name__} has no {self.noun}")

@@ -138,13 +138,17 @@ def _look_at_signing_keys(config: EdgeConfig, found: EdgeFindings) -> None:
 def _look_at_sources(config: EdgeConfig, found: EdgeFindings) -> None:
     if config.sources:
         # Imported here: a check of other nodes needs none of these modules.
-        from weft.edge_node.sources.credentials import look_at
+        from weft.edge_node.sources.credentials import library_missing, look_at
 
         for name, source in config.sources.items():
-            needed, unfit, doubtful = look_at(config, name, source)
-            found.needed += needed
-            found.unfit += unfit
-            found.doubtful += doubtful
+            looked = look_at(config, name, source)
+            if source.opcua is not None and not library_missing(source):
+                from weft.edge_node.sources.opcua_client import look_at_security
+
+                look_at_security(("sources", name, "opcua"), source.opcua, looked)
+            found.needed += looked.needed
+            found.unfit += looked.unfit
+            found.doubtful += looked.doubtful
 
 
 def _look_at_disk(config: EdgeConfig, written: Container[KeyPath], found: EdgeFindings) -> None:

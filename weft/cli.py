@@ -17,6 +17,7 @@ from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE, Refused, print_err
 from weft.service.signals import hold_sighup
 
 _EXTRAS = {
+    "asyncua": "plant",
     "deltalake": "hub",
     "obstore": "hub",
     "pyarrow": "hub",

@@ -15,8 +15,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
-from weft.cloud_hub.api.answers import ReaderPlaces, routes
-from weft.cloud_hub.api.metrics import ShardPositions
 
 from weft.bounds import Refusals
 from weft.cloud_hub import console

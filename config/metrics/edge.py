@@ -100,6 +100,16 @@ SOURCE_METRICS = (
     ),
     Metric("weft_edge_source_missed_polls_total", "counter", "Polls that were missed; gaps name each.", _LABELS),
     Metric("weft_edge_source_open_gaps", "gauge", "Devices and registers whose values are missing now.", _LABELS),
+    Metric("weft_edge_source_gaps_total", "counter", "Gap notices of a server whose values may be lost.", _LABELS),
+    Metric(
+        "weft_edge_source_overflows_total",
+        "counter",
+        "Values before which the server dropped others, its queue being full.",
+        _LABELS,
+    ),
+    Metric("weft_edge_source_bad_values_total", "counter", "Values with a status that is not good.", _LABELS),
+    Metric("weft_edge_source_nodes", "gauge", "Variables of a server that are monitored.", _LABELS),
+    Metric("weft_edge_source_nodes_missing", "gauge", "Nodes of the settings that the server does not have.", _LABELS),
 )
 
 

@@ -16,9 +16,11 @@ from weft.config.models import EdgeConfig
 from weft.config.sources import (
     ADDRESS_MAX,
     AmqpSource,
+    BrokerSettings,
     ModbusDevice,
     ModbusSource,
     MqttSource,
+    OpcuaSource,
     Register,
     SerialLine,
     Source,
@@ -120,7 +122,7 @@ def open_beyond_loopback(section: KeyPath, key: str, bind: str, anonymous: Anony
 
 # Rules for sources: their brokers, credentials and topics, and loops of a node with itself.
 
-PORTS = {"mqtt": 1883, "mqtts": 8883, "amqp": 5672, "amqps": 5671}
+PORTS = {"mqtt": 1883, "mqtts": 8883, "amqp": 5672, "amqps": 5671, "opc.tcp": 4840}
 """Scheme -> port of a URL without one."""
 
 
@@ -130,14 +132,16 @@ def sources(config: EdgeConfig) -> Iterator[Finding]:
         kind, settings = source.chosen
         path: KeyPath = ("sources", name, kind)
         yield from _topics(path, settings)
-        if source.broker is not None:
-            yield from _broker(path, kind, source.broker)
+        if source.server is not None:
+            yield from _server(path, kind, source.server)
         if source.mqtt is not None:
             yield from _mqtt(path, source.mqtt)
         if source.amqp is not None:
             yield from _amqp(path, source.amqp)
         if source.modbus is not None:
             yield from _modbus(path, source.modbus)
+        if source.opcua is not None:
+            yield from _opcua(path, source.opcua)
         for at, address in own_listeners(config, source):
             yield Finding((*path, "url"), loop_message(at, address))
     yield from _same_session(config)
@@ -153,7 +157,7 @@ def brokers(settings: SourceSettings) -> Iterator[tuple[str, Address]]:
 def own_listeners(config: EdgeConfig, source: Source) -> Iterator[tuple[str, Address]]:
     """Yield (listener, address) for each URL of a source that leads to a listener of the node, as far as the addresses
     show it: ``preflight`` resolves names."""
-    for _, broker in brokers(source.broker) if source.broker is not None else ():
+    for _, broker in brokers(source.server) if source.server is not None else ():
         for name, bind in listeners_on(config, broker.port):
             if bind.host == broker.host or (broker.is_loopback and (bind.is_loopback or bind.from_here.is_loopback)):
                 yield name, broker
@@ -177,12 +181,13 @@ def loop_message(listener: str, address: Address) -> str:
     )
 
 
-def _broker(path: KeyPath, kind: str, settings: SourceSettings) -> Iterator[Finding]:
-    schemes = (kind, f"{kind}s")
+def _server(path: KeyPath, kind: str, settings: SourceSettings) -> Iterator[Finding]:
+    schemes = ("opc.tcp",) if kind == "opcua" else (kind, f"{kind}s")
     for url in settings.url:
         parts = urlsplit(url)
         if parts.scheme not in schemes:
-            yield Finding((*path, "url"), f"expected {kind}://HOST or {kind}s://HOST, got {quoted(url)}")
+            expected = " or ".join(f"{scheme}://HOST" for scheme in schemes)
+            yield Finding((*path, "url"), f"expected {expected}, got {quoted(url)}")
         elif kind == "mqtt" and parts.path.strip("/"):
             yield Finding((*path, "url"), f"MQTT has no paths in URLs: {quoted(url)}. Delete {parts.path}")
     if settings.password_file is not None and settings.password_env is not None:
@@ -190,7 +195,7 @@ def _broker(path: KeyPath, kind: str, settings: SourceSettings) -> Iterator[Find
     has_password = settings.password_file is not None or settings.password_env is not None
     if has_password and settings.username is None:
         yield Finding((*path, "username"), "is missing: the password needs a user name")
-    tls = settings.tls
+    tls = settings.tls if isinstance(settings, BrokerSettings) else None
     if tls is not None and not any(urlsplit(url).scheme.endswith("s") for url in settings.url):
         yield Finding((*path, "tls"), f"needs a URL with TLS: {kind}s://HOST")
     if tls is not None and tls.key is not None and tls.certificate is None:
@@ -288,6 +293,21 @@ def _overlaps(path: KeyPath, device: ModbusDevice) -> Iterator[Finding]:
                 "type of both"
             )
             yield Finding((*path, "registers", next_name, "address"), message)
+
+
+def _opcua(path: KeyPath, settings: OpcuaSource) -> Iterator[Finding]:
+    for position, node in enumerate(settings.nodes):
+        at: KeyPath = (*path, "nodes", position)
+        if node.deadband is not None and node.deadband_percent is not None:
+            yield Finding((*at, "deadband_percent"), "deadband is set, too. Delete one of them")
+        if node.id is not None and not _NODE_ID.fullmatch(node.id):
+            expected = "a node id such as ns=2;s=Temperature or nsu=urn:example:press;i=7"
+            yield Finding((*at, "id"), f"expected {expected}, got {quoted(node.id)}")
+        if node.topic is not None and not valid_topic(node.topic):
+            yield Finding((*at, "topic"), f"expected a topic such as press/temperature, got {quoted(node.topic)}")
+
+
+_NODE_ID = re.compile(r"(ns=\d{1,5};|nsu=[^;]+;)?([isgb])=.+")
 
 
 def _same_session(config: EdgeConfig) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from weft.config.errors import Finding, KeyPath
 from weft.config.machine import CREDENTIALS, too_readable, why_unreadable
 from weft.config.models import EdgeConfig
-from weft.config.sources import ModbusSource, Source, SourceSettings
+from weft.config.sources import BrokerSettings, ModbusSource, Source, SourceSettings
 from weft.config.units import Address
 from weft.edge_node.check.rules import PORTS, brokers, listeners_on, loop_message, own_listeners
 
@@ -87,7 +87,7 @@ class _NamedContext(ssl.SSLContext):
         return super().wrap_bio(*args, **{**more, "server_hostname": self.name})
 
 
-def client_context(settings: SourceSettings) -> ssl.SSLContext:
+def client_context(settings: BrokerSettings) -> ssl.SSLContext:
     """Return the TLS context of a source. Blocks.
 
     Raises:
@@ -126,8 +126,6 @@ def _tls_reason(files: str, error: OSError, wanted: str) -> str:
 
 # Checks of a source against this machine: files, libraries, and whether its broker is the node itself.
 
-NOT_INSTALLED = "needs the library {}, which is not installed. Run `pip install 'weft-fabric[{}]'`"
-
 
 class SourceFindings(NamedTuple):
     """Findings about one source, by their effect on the node."""
@@ -139,18 +137,20 @@ class SourceFindings(NamedTuple):
     doubtful: list[Finding]
 
 
-def library_missing(source: Source) -> str | None:
-    """Return what a source lacks on this machine; None if the library of its protocol is installed."""
+def library_missing(source: Source) -> str:
+    """Return what to do about a library that a source needs and is not installed; empty if none is missing."""
     needed: tuple[tuple[str, str, str], ...] = ()
     if source.amqp is not None:
         needed = (("aio_pika", "aio-pika", "sources"),)
+    elif source.opcua is not None:
+        needed = (("asyncua", "asyncua", "plant"),)
     elif source.modbus is not None:
         is_serial = source.modbus.url.startswith("serial:")
         needed = (("pymodbus", "pymodbus", "plant"), *((("serial", "pyserial", "plant"),) if is_serial else ()))
     for module, library, extra in needed:
         if importlib.util.find_spec(module) is None:
-            return NOT_INSTALLED.format(library, extra)
-    return None
+            return f"needs the library {library}, which is not installed. Run `pip install 'weft-fabric[{extra}]'`"
+    return ""
 
 
 def look_at(config: EdgeConfig, name: str, source: Source) -> SourceFindings:
@@ -162,14 +162,14 @@ def look_at(config: EdgeConfig, name: str, source: Source) -> SourceFindings:
         found.needed.append(Finding(path, missing))
     if source.modbus is not None:
         _look_at_port(path, source.modbus, found)
-    settings = source.broker
+    settings = source.server
     if settings is None:
         return found
     _look_at_credentials(path, settings, found)
     if not any(own_listeners(config, source)):
         found.needed.extend(_own_by_name(config, path, settings))
     for scheme, broker in brokers(settings):
-        if not scheme.endswith("s") and not broker.is_loopback and settings.username is not None:
+        if scheme in ("mqtt", "amqp") and not broker.is_loopback and settings.username is not None:
             message = f"the password crosses the network in clear text to {broker}. Use {scheme}s"
             found.doubtful.append(Finding((*path, "url"), message))
     return found
@@ -200,7 +200,7 @@ def _look_at_credentials(path: KeyPath, settings: SourceSettings, found: SourceF
     else:
         if file is not None and (problem := too_readable(file)):
             found.doubtful.append(Finding((*path, "password_file"), problem))
-    if settings.tls is None:
+    if not isinstance(settings, BrokerSettings) or settings.tls is None:
         return
     try:
         client_context(settings)

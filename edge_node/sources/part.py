@@ -90,8 +90,6 @@ def source_samples(source: SourceStatus) -> Iterator[Sample]:
     yield Sample(f"{prefix}duplicates_total", source.duplicates, labels)
     yield Sample(f"{prefix}refused_total", source.refused, labels)
     yield Sample(f"{prefix}attempts_failed", source.attempts_failed, labels)
-    if source.waiting is not None:
-        yield Sample(f"{prefix}waiting_messages", source.waiting, labels)
     if (reading := source.reading) is not None:
         yield Sample(f"{prefix}values_total", reading.values, labels)
         yield Sample(f"{prefix}requests_total", reading.requests, labels)
@@ -100,3 +98,14 @@ def source_samples(source: SourceStatus) -> Iterator[Sample]:
         yield Sample(f"{prefix}bad_answers_total", reading.bad_answers, labels)
         yield Sample(f"{prefix}missed_polls_total", reading.gaps.missed, labels)
         yield Sample(f"{prefix}open_gaps", len(reading.gaps.open), labels)
+    counts = {
+        "waiting_messages": source.waiting,
+        "gaps_total": source.gaps,
+        "overflows_total": source.overflows,
+        "bad_values_total": source.bad_values,
+        "nodes": source.nodes,
+        "nodes_missing": source.nodes_missing,
+    }
+    for name, count in counts.items():
+        if count is not None:
+            yield Sample(f"{prefix}{name}", count, labels)

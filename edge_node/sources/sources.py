@@ -104,13 +104,21 @@ class Sources:
             return MqttRunner(source.mqtt, status, self._node, self._rng, client_id, file)
         if missing := library_missing(source):
             raise ValueError(f"sources.{name} {missing}")
+        # Imported here: they take megabytes, which nodes without such a source save.
         if source.modbus is not None:
             from weft.edge_node.sources.modbus import ModbusRunner
 
             gaps = GapFile(self._filesystem, config.data_dir, name)
             return ModbusRunner(source.modbus, SourceStatus(name, "modbus"), self._node, self._rng, gaps)
+        if source.opcua is not None:
+            from weft.edge_node.sources.opcua import OpcuaRunner
+            from weft.edge_node.sources.opcua_subscription import StateFiles
+
+            files = StateFiles(self._filesystem, config.data_dir, name)
+            session = f"weft-{config.tenant}-{config.node}-{name}"
+            status = SourceStatus(name, "opcua")
+            return OpcuaRunner(source.opcua, status, self._node, self._rng, session, files)
         assert source.amqp is not None
-        # Imported here: it takes megabytes, which nodes without such a source save.
         from weft.edge_node.sources.amqp import AmqpRunner
 
         return AmqpRunner(source.amqp, SourceStatus(name, "amqp"), self._node, self._rng, name)

@@ -60,9 +60,9 @@ class SourceStatus:
 
     name: str
     protocol: str
-    """``mqtt``, ``amqp`` or ``modbus``."""
+    """``mqtt``, ``amqp``, ``modbus`` or ``opcua``."""
     reading: Reading | None = None
-    """Figures of a source that reads values; None for a broker."""
+    """Figures of a source that polls devices; None for another."""
     state: SourceState = SourceState.STOPPED
     url: str = ""
     """URL of the broker's node, or line of devices, that is connected or was tried last."""
@@ -89,6 +89,16 @@ class SourceStatus:
     waiting: int | None = None
     """Messages that wait at the broker, now; None where that is unknown."""
     last_message: int | None = None
+    gaps: int | None = None
+    """Gap notices that say of values that they may be lost; None for a broker, which has its own word for that."""
+    overflows: int | None = None
+    """Values before which the server dropped others; likewise."""
+    bad_values: int | None = None
+    """Values with a status that is not good; likewise."""
+    nodes: int | None = None
+    """Variables that are monitored, now; likewise."""
+    nodes_missing: int | None = None
+    """Nodes of the settings that the server does not have, or refuses, now; likewise."""
 
     def facts(self) -> dict[str, Any]:
         """Return the section of the status: times in seconds since 1970."""
@@ -111,4 +121,9 @@ class SourceStatus:
             "waiting": self.waiting,
             "last_message": seconds(self.last_message),
             "reading": self.reading.facts() if self.reading is not None else None,
+            "gaps": self.gaps,
+            "overflows": self.overflows,
+            "bad_values": self.bad_values,
+            "nodes": self.nodes,
+            "nodes_missing": self.nodes_missing,
         }

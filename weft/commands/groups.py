@@ -162,6 +162,7 @@ configuration, 130 Ctrl-C. With --json an error is one line of JSON on standard 
             "Run and inspect an edge node, which receives messages from devices, stores them on disk and sends them "
             "to hubs.",
             {
+                "browse": Command("edge_source:edge_browse"),
                 "check": Command("edge_status:check"),
                 "config": Command("edge_overlay:edge_config"),
                 "doctor": Command("edge_status:edge_doctor"),
@@ -177,6 +178,8 @@ configuration, 130 Ctrl-C. With --json an error is one line of JSON on standard 
                 "support-bundle": Command("support_bundle:edge_support_bundle"),
                 "tail": Command("edge_log:edge_tail"),
                 "test-function": Command("edge_functions:edge_test_function"),
+                "test-source": Command("edge_source:edge_test_source"),
+                "trust": Command("edge_source:edge_trust"),
             },
             {"start": "run", "up": "run"},
         ),

@@ -8,9 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from weft.cloud_hub.api import answers, summaries
-from weft.cloud_hub.api.summaries import EdgeRow, Listed, ShardSummaries, ShardSummary, edges_after
-from weft.cloud_hub.api.views import StreamPart
 
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.test_split_hub import LANES, Edge, split

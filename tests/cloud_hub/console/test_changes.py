@@ -13,7 +13,6 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
-from weft.cloud_hub.api.metrics import ShardPositions
 
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link

@@ -107,7 +107,7 @@ async def serial_pair() -> AsyncIterator[tuple[str, str]]:
         tty.setraw(port)
     for here, there in ((left, right), (right, left)):
         os.set_blocking(here, False)
-        loop.add_reader(here, lambda here=here, there=there: os.write(there, os.read(here, 4096)))
+        loop.add_reader(here, lambda here=here, there=there: os.write(there, os.read(here, 4096)))  # type: ignore[misc]
     try:
         yield os.ttyname(left_port), os.ttyname(right_port)
     finally:

@@ -26,6 +26,11 @@ def amqp(settings: str) -> str:
     return BASE + f"sources: {{s: {{amqp: {{{settings}}}}}}}\n"
 
 
+def opcua(settings: str) -> str:
+    return BASE + f"sources: {{s: {{opcua: {{{settings}}}}}}}\n"
+
+
+PRESS = "url: 'opc.tcp://press.example.com'"
 URL = "url: 'mqtt://broker.example.com'"
 
 
@@ -62,6 +67,11 @@ def modbus(registers: str, device: str = "", settings: str = "") -> str:
         (mqtt(f"{URL}, topics: a, retry_min: 1m"), "expected at most retry_max"),
         (amqp("url: 'mqtt://broker', queue: q"), "expected amqp://HOST or amqps://HOST"),
         (amqp("url: 'amqp://broker', queue: amq.x, declare: quorum"), "names that begin with amq."),
+        (opcua("url: 'mqtt://press', nodes: [{id: 'i=7'}]"), "expected opc.tcp://HOST"),
+        (opcua(f"{PRESS}, nodes: [{{id: Temperature}}]"), "nodes[0].id: expected a node id"),
+        (opcua(f"{PRESS}, nodes: [{{id: 'i=7', path: Objects}}]"), "expected one way to name nodes"),
+        (opcua(f"{PRESS}, nodes: [{{id: 'i=7', topic: 'a/#'}}]"), "expected a topic"),
+        (opcua(f"{PRESS}, nodes: [{{id: 'i=7', deadband: 1.0, deadband_percent: 1.0}}]"), "Delete one of them"),
         (BASE + "sources: {'a b': {mqtt: {url: 'mqtt://b', topics: a}}}\n", "expected a name"),
         (BASE + "sources: {s: {}}\n", "expected one kind of source"),
         (modbus("a: {address: 65536}"), "expected at most 65535"),

@@ -7,16 +7,13 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
-from weft.cloud_hub.api import summaries
-from weft.cloud_hub.api.answers import encoded, lanes_after, position
-from weft.cloud_hub.api.summaries import Begun, Listed, StreamCompleteness, Walk
-from weft.cloud_hub.api.views import SLICE_LANES, LaneFacts, StreamSummary, lane_view, merged, stream_parts
 
 from tests.support.speed import slowness
 from tests.support.steps import TRIES, stepped
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.reads import summaries
 from weft.cloud_hub.reads.answers import encoded, lanes_after, position
-from weft.cloud_hub.reads.summaries import Listed, StreamCompleteness, Walk
+from weft.cloud_hub.reads.summaries import Begun, Listed, StreamCompleteness, Walk
 from weft.cloud_hub.reads.views import SLICE_LANES, LaneFacts, StreamSummary, lane_view, merged, stream_parts
 from weft.cloud_hub.shard.shards import open_gap_views
 from weft.protocols.chunk_index import GapRange, LastWord, Mark

@@ -1,0 +1,770 @@
+"""An OPC UA server as a source: a subscription whose every change is a record, or lies in a gap that has a name.
+
+A notification is acknowledged, with which the server forgets it, once its values are on disk and the position file
+says so. The subscription outlives connections, and runs of the node: the next one asks for what the server still has
+(Republish), and names what it has not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import struct
+from collections import deque
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from asyncua import ua
+
+from weft.config.sources import OpcuaNode, OpcuaSource
+from weft.edge_node.ingest.ingest import Pause
+from weft.edge_node.sources.connection import AnyConnection, Runner, SourceConnection, SourceContext, SourceDown, Topics
+from weft.edge_node.sources.credentials import read_password
+from weft.edge_node.sources.opcua_client import Session, failure_text
+from weft.edge_node.sources.opcua_space import (
+    AT_A_TIME,
+    Found,
+    Item,
+    Missing,
+    Space,
+    facts,
+    is_overflow,
+    is_plausible,
+    iso_of,
+    nanoseconds,
+)
+from weft.edge_node.sources.opcua_subscription import (
+    Away,
+    Fill,
+    OpcuaMemory,
+    Position,
+    StateFiles,
+    Subscription,
+    ahead,
+    following,
+    items_of,
+    kept_of,
+    notice,
+    of_earlier_run,
+    preceding,
+    request_for,
+    status_change,
+)
+from weft.edge_node.sources.status import SourceStatus
+from weft.protocols.batch import Flag, HeaderPairs
+from weft.protocols.message_headers import CONTENT_TYPE, SENT
+
+log = logging.getLogger(__name__)
+
+PUBLISHES = 3
+"""Publish requests that wait at the server: it answers each with one notification, and needs one for each."""
+SAVE_INTERVAL_S = 0.5
+"""Shortest time between two writes of the position, each of which lets the server forget what was stored."""
+THROUGH_INTERVAL_NS = 60 * 10**9
+"""Time after which a position is written though nothing has changed, so that a gap after a crash is not longer."""
+MISSED_MAX = 1000
+"""Notifications that are asked for again one by one. More are a gap."""
+RESUMES_MAX = 2
+"""Connections in a row on which a resumed subscription may say nothing, before another one takes its place."""
+MISSING_INTERVAL_S = 60.0
+"""Interval at which nodes that the server does not have are looked for again."""
+HISTORY_VALUES = 1000
+"""Values in one answer of the history."""
+HISTORY_ANSWERS_MAX = 1000
+"""Answers of the history for one variable and gap."""
+GAP_TOPIC = "$gap"
+_ANSWER = struct.Struct(">IB")
+"""Sequence number of a notification, and 1 for the last value in it."""
+
+
+class OpcuaConnection(SourceConnection):
+    """A connection of one session. After ``open``, values come until ``ended``."""
+
+    memory: OpcuaMemory
+
+    def __init__(  # noqa: PLR0917
+        self,
+        node: SourceContext,
+        status: SourceStatus,
+        topics: Topics,
+        memory: OpcuaMemory,
+        settings: OpcuaSource,
+        session: Session,
+        files: StateFiles,
+    ) -> None:
+        super().__init__(node, status, topics, memory)
+        self._settings = settings
+        self._session = session
+        self._files = files
+        self._space = Space(session.services, status.name, settings)
+        self._going = asyncio.Event()
+        """Set while nothing pauses the source."""
+        self._going.set()
+        self._wake = asyncio.Event()
+        self._to_fill = asyncio.Event()
+        self._heard = self._loop.time()
+        self._has_heard = False
+        self._publishes = PUBLISHES
+        self._ahead: deque[ua.PublishResult] = deque()
+        """Answers that came during a pause: as many as there are Publish requests."""
+        self._turn = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # --- the subscription
+
+    async def open(self, *, is_same_session: bool) -> None:
+        """Resume the subscription, or create another one, and begin to publish.
+
+        Raises:
+            SourceDown, OSError, TimeoutError: there is none.
+        """
+        self.join()
+        try:
+            await self._open(is_same_session)
+        except ua.UaError as error:
+            raise SourceDown(failure_text(error)) from None
+        self._begin()
+
+    async def _open(self, is_same_session: bool) -> None:
+        memory = self.memory
+        await self._settled()
+        kept, position = await asyncio.to_thread(self._files.read)
+        subscription, why = memory.subscription, "the subscription was lost"
+        if subscription is None and kept is not None and position is not None:
+            memory.away = memory.away or Away(position.through, "the node was not running")
+            subscription, why = of_earlier_run(kept, position, self._settings, self._session.url)
+        self._space.expected = kept.namespaces if kept is not None else ()
+        if subscription is not None:
+            # What the log refused comes again.
+            subscription.taken = subscription.durable
+            try:
+                found = await self._resumed(subscription, is_same_session)
+            except ua.UaStatusCodeError as error:
+                found = failure_text(error)
+            if not found:
+                memory.subscription = subscription
+                self._back()
+                return
+            why = found
+        before, memory.subscription = memory.subscription or subscription, None
+        await self._subscribe(before, why if kept is not None else "")
+
+    async def _resumed(self, subscription: Subscription, is_same_session: bool) -> str:
+        """Take what the server kept of a subscription. Return why that is not possible; empty if it is."""
+        services = self._session.services
+        if subscription.silent >= RESUMES_MAX:
+            return f"the subscription said nothing on {RESUMES_MAX} connections"
+        subscription.silent += 1
+        available: list[int] | None = None
+        if not is_same_session:
+            parameters = ua.TransferSubscriptionsParameters([ua.UInt32(subscription.id)], False)
+            (result,) = await services.transfer_subscriptions(parameters)
+            if not result.StatusCode.is_good():
+                return f"the server does not hand over the subscription: {result.StatusCode.name}"
+            available = list(result.AvailableSequenceNumbers or [])[:MISSED_MAX]
+        await self._look_at_namespaces(subscription)
+        if self.memory.unreadable:
+            self._skip(subscription)
+        expected = following(subscription.taken)
+        missed = [each for each in available or () if ahead(each, expected) > 0]
+        if available and expected not in available and missed:
+            # What is between was acknowledged by no one: the server has thrown it away.
+            subscription.taken = preceding(min(missed, key=lambda each: ahead(each, expected)))
+            self._lost("sequence", "the server no longer has notifications", subscription.through, None)
+        for _ in range(MISSED_MAX):
+            message = await self._republished(subscription, following(subscription.taken))
+            if message is None:
+                break
+            await self._take(subscription, message)
+        return ""
+
+    async def _look_at_namespaces(self, subscription: Subscription) -> None:
+        await self._space.look()
+        if subscription.namespaces and self._space.namespaces != subscription.namespaces:
+            raise SourceDown("the server has changed its table of namespaces under a subscription")
+
+    def _skip(self, subscription: Subscription) -> None:
+        """Pass over a notification that cannot be read: it would come again on each connection."""
+        why, self.memory.unreadable = self.memory.unreadable, ""
+        subscription.taken = following(subscription.taken)
+        self._lost("unreadable", why, subscription.through, None, sequence=subscription.taken)
+
+    async def _republished(self, subscription: Subscription, sequence: int) -> ua.NotificationMessage | None:
+        """Return a notification that the server kept; None if it did not."""
+        session = self._session.transport.session
+        try:
+            message = await session.republish(subscription.id, sequence)
+        except ua.UaStatusCodeError as error:
+            if ua.StatusCode(error.code).name in ("BadMessageNotAvailable", "BadNotFound"):
+                return None
+            raise
+        return message if message.SequenceNumber == sequence and message.NotificationData else None
+
+    def _back(self) -> None:
+        """Note the time in which the server was away, and that the subscription lasted."""
+        away, self.memory.away = self.memory.away, None
+        if away is not None:
+            self._notice("away", away.why, away.since, self.node.wall_clock(), lost="none")
+
+    async def _subscribe(self, before: Subscription | None, why: str) -> None:
+        """Make a subscription.
+
+        Args:
+            why: reason of the gap before it; empty at the first start of a source.
+        """
+        await self._space.look()
+        found, missing = await self._space.resolve(self._settings.nodes)
+        subscription = await self._created()
+        self.memory.subscription = subscription
+        subscription.namespaces = self._space.namespaces
+        since = before.through - before.margin if before is not None and before.through else 0
+        missing += await self._monitor(subscription, found)
+        until = subscription.through = subscription.through or self.node.wall_clock()
+        self._name_missing(missing)
+        away, self.memory.away = self.memory.away, None
+        if why:
+            reason = f"{why}; {away.why}" if away is not None else why
+            since = min(filter(None, (since, away.since if away is not None else 0)), default=0)
+            self._lost("subscription", reason, since, until, sequence=0)
+        elif away is not None:
+            self._notice("away", away.why, away.since, until, lost="none")
+        if not subscription.items:
+            raise SourceDown(f"the server has none of the nodes: {self._missing_text()}")
+        subscription.stored.append(0)
+        self._wake.set()
+
+    async def _created(self) -> Subscription:
+        settings = self._settings
+        keep_alive = max(1, round(settings.keep_alive_s / settings.publishing_s))
+        parameters = ua.CreateSubscriptionParameters(
+            RequestedPublishingInterval=settings.publishing_s * 1000,
+            RequestedLifetimeCount=ua.UInt32(max(3 * keep_alive, round(settings.lifetime_s / settings.publishing_s))),
+            RequestedMaxKeepAliveCount=ua.UInt32(keep_alive),
+            MaxNotificationsPerPublish=ua.UInt32(1000),
+            PublishingEnabled=True,
+        )
+        request = ua.CreateSubscriptionRequest()
+        request.Parameters = parameters
+        # Not by the library's own call, which would begin a loop that acknowledges what is in memory.
+        made = await self._asked(request, ua.CreateSubscriptionResponse)
+        interval = max(0.001, made.Parameters.RevisedPublishingInterval / 1000)
+        silence = interval * max(1, made.Parameters.RevisedMaxKeepAliveCount) * 2
+        margin = int(max(interval, settings.sampling_s) * 1e9)
+        return Subscription(made.Parameters.SubscriptionId, [], interval, max(silence, 1.0), margin, [])
+
+    async def _monitor(self, subscription: Subscription, found: Sequence[Found]) -> list[Missing]:
+        """Monitor variables; return those that the server refuses."""
+        items, refused = await self._space.items(found), list[Missing]()
+        for first in range(0, len(found), AT_A_TIME):
+            part = found[first : first + AT_A_TIME]
+            base = len(subscription.items)
+            subscription.items += items[first : first + AT_A_TIME]
+            requests = [request_for(each, base + at, self._settings) for at, each in enumerate(part)]
+            request = ua.CreateMonitoredItemsRequest()
+            request.Parameters = ua.CreateMonitoredItemsParameters(
+                ua.UInt32(subscription.id), ua.TimestampsToReturn.Both, requests
+            )
+            answer = await self._asked(request, ua.CreateMonitoredItemsResponse)
+            results, sent = answer.Results, answer.ResponseHeader.Timestamp
+            # Not the server's `CurrentTime`, which some renew once a second only.
+            if is_plausible(sent, self.node.wall_clock()):
+                subscription.through = max(subscription.through, nanoseconds(sent))
+            if len(results) != len(part):
+                raise SourceDown(f"the server answered {len(results)} of {len(part)} monitored items")
+            for at, (each, result) in enumerate(zip(part, results, strict=True)):
+                if not result.StatusCode.is_good():
+                    subscription.items[base + at].monitored = False
+                    one = OpcuaNode(id=self._space.text(each.id), topic=each.topic, **_overrides(each.settings))
+                    refused.append(Missing(each.topic, f"{result.StatusCode.name}: {result.StatusCode.doc}", one))
+        self.status.nodes = sum(item.monitored for item in subscription.items)
+        return refused
+
+    async def _asked(self, request: Any, answer: Any) -> Any:
+        """Return the answer to a request with its header, which the library keeps to itself."""
+        data = await self._session.transport._send_request(request)
+        response = ua.ua_binary.struct_from_binary(answer, data)
+        response.ResponseHeader.ServiceResult.check()
+        return response
+
+    # --- nodes that are not there
+
+    def _name_missing(self, missing: list[Missing]) -> None:
+        memory = self.memory
+        known = {each.topic for each in memory.missing}
+        now, gone = self.node.wall_clock(), {each.topic for each in missing}
+        for each in missing:
+            if each.topic not in known:
+                self._notice("node", each.why, now, None, [each.topic])
+        for each in memory.missing:
+            if each.topic not in gone:
+                self._notice("node", "the server has it again", None, now, [each.topic])
+        memory.missing = missing
+        self.status.nodes_missing = len(missing)
+        if missing or self._space.problems:
+            self._say(self._missing_text())
+
+    def _missing_text(self) -> str:
+        missing = self.memory.missing
+        texts = [f"{each.topic}: {each.why}" for each in missing[:3]]
+        more = [f"{len(missing) - 3} nodes more"] if len(missing) > 3 else []
+        return "; ".join([*texts, *more, *self._space.problems])
+
+    def _say(self, text: str) -> None:
+        """Note what an operator should see, though the source is connected."""
+        self.status.last_error, self.status.last_error_time = text[:1000], self.node.wall_clock()
+        log.warning("source %s: %s", self.status.name, text[:1000])
+
+    async def _look_for_missing(self) -> None:
+        while True:
+            await asyncio.sleep(MISSING_INTERVAL_S)
+            subscription, memory = self.memory.subscription, self.memory
+            if not memory.missing or subscription is None:
+                continue
+            found, missing = await self._space.resolve([each.settings for each in memory.missing])
+            known = {item.node for item in subscription.items if item.monitored}
+            new = [each for each in found if self._space.text(each.id) not in known]
+            missing += await self._monitor(subscription, new)
+            subscription.saved = None
+            self._name_missing(missing)
+            self._wake.set()
+
+    # --- publishing
+
+    def _begin(self) -> None:
+        subscription = self.memory.subscription
+        assert subscription is not None
+        self._heard = self._loop.time()
+        jobs = {
+            "positions": self._save(),
+            "silence": self._watch(subscription),
+            "missing nodes": self._look_for_missing(),
+            "history": self._fill(),
+            **{f"publish {number}": self._publish(subscription) for number in range(PUBLISHES)},
+        }
+        for name, job in jobs.items():
+            task = asyncio.create_task(self._guarded(job), name=f"{self.publisher} {name}")
+            self._tasks.append(task)
+        self._session.lost.add_done_callback(lambda lost: self.end(lost.result()))
+        self._wake.set()
+        self._to_fill.set()
+
+    async def _guarded(self, job: Any) -> None:
+        try:
+            await job
+        except SourceDown as error:
+            self.end(str(error))
+        except (ua.UaError, OSError, TimeoutError) as error:
+            self.end(self._session.transport.problem or failure_text(error))
+        except Exception as error:
+            log.exception("source %s failed", self.status.name)
+            self.end(f"internal fault: {error!r}")
+
+    async def _publish(self, subscription: Subscription) -> None:
+        """Keep one Publish request at the server."""
+        session = self._session.transport.session
+        while not self.ended.done():
+            await self._going.wait()
+            acks, subscription.acks = subscription.acks, []
+            try:
+                response = await session.publish(
+                    [ua.SubscriptionAcknowledgement(ua.UInt32(subscription.id), ua.UInt32(each)) for each in acks]
+                )
+                response.ResponseHeader.ServiceResult.check()
+            except ua.UaStatusCodeError as error:
+                subscription.acks = acks + subscription.acks
+                name = ua.StatusCode(error.code).name
+                if name == "BadTooManyPublishRequests" and self._publishes > 1:
+                    self._publishes -= 1
+                    return
+                if name == "BadTimeout":
+                    continue
+                raise
+            except ua.UaError as error:
+                subscription.acks = acks + subscription.acks
+                self.memory.unreadable = f"a notification could not be read: {error.__cause__ or error}"
+                raise SourceDown(self.memory.unreadable) from None
+            except BaseException:
+                subscription.acks = acks + subscription.acks
+                raise
+            result = response.Parameters
+            if result.SubscriptionId != subscription.id:
+                continue
+            self._heard, self._has_heard, subscription.silent = self._loop.time(), True, 0
+            self._ahead.append(result)
+            async with self._turn:
+                await self._take_all(subscription)
+
+    async def _take_all(self, subscription: Subscription) -> None:
+        """Handle answers in their order."""
+        while self._ahead and not self.is_held and not self.ended.done():
+            message = self._ahead[0].NotificationMessage
+            await self._recover(subscription, message)
+            if self.is_held or self.ended.done():
+                return  # the log has refused some, and this one comes again
+            self._ahead.popleft()
+            if message.NotificationData:
+                await self._take(subscription, message)
+            else:
+                self._kept_alive(subscription, message)
+
+    def _kept_alive(self, subscription: Subscription, message: ua.NotificationMessage) -> None:
+        subscription.resent = False
+        if subscription.taken == subscription.durable:
+            subscription.through = max(subscription.through, nanoseconds(message.PublishTime))
+            saved = subscription.saved
+            if saved is not None and subscription.through - saved.through > THROUGH_INTERVAL_NS:
+                self._wake.set()
+
+    async def _recover(self, subscription: Subscription, message: ua.NotificationMessage) -> None:
+        """Ask for the notifications that are missing before one; name those that the server does not have."""
+        missed = ahead(message.SequenceNumber, following(subscription.taken))
+        lost, since = 0, subscription.through
+        while missed > 0 and not self.ended.done():
+            if missed > MISSED_MAX:
+                lost += missed
+                subscription.taken = preceding(message.SequenceNumber)
+                break
+            again = await self._republished(subscription, following(subscription.taken))
+            if again is None:
+                lost += 1
+                subscription.taken = following(subscription.taken)
+            else:
+                await self._take(subscription, again)
+                if self.is_held:
+                    break
+            missed = ahead(message.SequenceNumber, following(subscription.taken))
+        if lost:
+            until = nanoseconds(message.PublishTime) or self.node.wall_clock()
+            self._lost("sequence", f"the server does not have {lost} notifications any more", since, until)
+
+    async def _take(self, subscription: Subscription, message: ua.NotificationMessage) -> None:
+        """Store the values of a notification."""
+        sequence = message.SequenceNumber
+        if ahead(sequence, subscription.taken) <= 0:
+            return  # it was taken before
+        ended = status_change(message)
+        values = [(handle, value) for handle, value in items_of(message) if handle < len(subscription.items)]
+        flags = Flag.DUPLICATE_SUSPECTED if subscription.resent else 0
+        for at, (handle, value) in enumerate(values):
+            answer = _ANSWER.pack(sequence, at == len(values) - 1)
+            self._take_value(subscription, handle, value, answer, int(flags))
+            if self._is_refused or self.ended.done():
+                return
+        if not values:
+            self._answered(_ANSWER.pack(sequence, 1))
+        subscription.taken = sequence
+        subscription.through = max(subscription.through, nanoseconds(message.PublishTime))
+        self.node.ingest.batch.gathered()
+        if ended is not None:
+            self.memory.subscription = None if ended.is_bad() else self.memory.subscription
+            self.end(f"the server ended the subscription: {ended.name}")
+
+    def _take_value(
+        self, subscription: Subscription, handle: int, value: ua.DataValue, answer: bytes, flags: int
+    ) -> None:
+        item, now, status = subscription.items[handle], self.node.wall_clock(), value.StatusCode or ua.StatusCode()
+        at = nanoseconds(value.SourceTimestamp or value.ServerTimestamp)
+        if is_overflow(status):
+            self.status.overflows = (self.status.overflows or 0) + 1
+            since = item.last or subscription.through - subscription.margin
+            why = "the server's queue of the variable was full. Raise `queue`, or publish more often"
+            self._lost("overflow", why, since, at, handles=(handle,))
+        if not status.is_good():
+            self.status.bad_values = (self.status.bad_values or 0) + 1
+        payload = facts(item, value, now)
+        if item.is_first:
+            payload["initial"] = True
+        item.is_first, item.last = False, max(at, item.last)
+        headers: HeaderPairs = ((CONTENT_TYPE, "application/json"),)
+        if value.SourceTimestamp is not None and is_plausible(value.SourceTimestamp, now):
+            headers = (*headers, (SENT, nanoseconds(value.SourceTimestamp)))
+        why_not = self.take(item.topic.encode(), msgspec.json.encode(payload), answer, flags, headers)
+        if why_not is not None:
+            self._answered(answer)
+            if "bytes" in why_not:
+                self._lost("size", why_not, at, at, handles=(handle,))
+
+    def _answered(self, answer: bytes) -> None:
+        """Answer for what is not stored, behind what was."""
+        self.node.ingest.batch.answer(self, answer)
+        self.status.unacknowledged += 1
+
+    # --- gaps
+
+    def _lost(  # noqa: PLR0917
+        self,
+        kind: str,
+        why: str,
+        since: int,
+        until: int | None,
+        handles: tuple[int, ...] | None = None,
+        sequence: int | None = None,
+    ) -> None:
+        """Name a gap, and have it filled from history.
+
+        Args:
+            handles: variables; None for all.
+            sequence: number that is done with once the notice is on disk.
+        """
+        subscription = self.memory.subscription
+        items = subscription.items if subscription is not None else []
+        topics = None if handles is None else [items[handle].topic for handle in handles]
+        self._notice(kind, why, since or None, until, topics, sequence=sequence)
+        if since and self._settings.history:
+            chosen = range(len(items)) if handles is None else handles
+            kept = tuple(handle for handle in chosen if items[handle].has_history and items[handle].monitored)
+            if kept:
+                self.memory.fills.append(Fill(kept, since, until or self.node.wall_clock()))
+                self._to_fill.set()
+
+    def _notice(  # noqa: PLR0917
+        self,
+        kind: str,
+        why: str,
+        since: int | None,
+        until: int | None,
+        topics: Sequence[str] | None = None,
+        lost: str = "possible",
+        sequence: int | None = None,
+        values: int | None = None,
+    ) -> None:
+        """Store a gap notice."""
+        payload = notice(self.status.name, kind, why, since, until, topics, lost, values)
+        if lost == "possible":
+            self.status.gaps = (self.status.gaps or 0) + 1
+            self._say(f"values may be lost ({kind}): {why}")
+        answer = b"" if sequence is None else _ANSWER.pack(sequence, 1)
+        key = f"{self.status.name}/{GAP_TOPIC}".encode()
+        headers: HeaderPairs = ((CONTENT_TYPE, "application/json"),)
+        if self.take(key, payload, answer, 0, headers) is not None and answer:
+            self._answered(answer)
+        self.node.ingest.batch.gathered()
+
+    async def _fill(self) -> None:
+        """Read from the server's history what gaps lack."""
+        while True:
+            await self._to_fill.wait()
+            subscription = self.memory.subscription
+            if not self.memory.fills or subscription is None:
+                self._to_fill.clear()
+                continue
+            fill = self.memory.fills[0]
+            count, problem = 0, ""
+            for handle in fill.handles:
+                item = subscription.items[handle]
+                try:
+                    count += await self._filled(item, fill)
+                except (LookupError, ua.UaStatusCodeError) as error:
+                    problem = failure_text(error)
+            self.memory.fills.popleft()
+            topics = [subscription.items[handle].topic for handle in fill.handles]
+            why = problem or "values of the server's history"
+            self._notice("filled", why, fill.since, fill.until, topics, lost="none", values=count)
+
+    async def _filled(self, item: Item, fill: Fill) -> int:
+        """Store the values of one variable; return their number."""
+        node, count, point = self._space.node_id(item.node), 0, b""
+        details = ua.ReadRawModifiedDetails(
+            IsReadModified=False,
+            StartTime=_moment(fill.since),
+            EndTime=_moment(fill.until),
+            NumValuesPerNode=ua.UInt32(HISTORY_VALUES),
+            ReturnBounds=False,
+        )
+        for _ in range(HISTORY_ANSWERS_MAX):
+            one = ua.HistoryReadValueId(NodeId=node, ContinuationPoint=point)
+            parameters = ua.HistoryReadParameters(details, ua.TimestampsToReturn.Both, False, [one])
+            (result,) = await self._session.services.history_read(parameters)
+            result.StatusCode.check()
+            data = result.HistoryData
+            values = data.DataValues if isinstance(data, ua.HistoryData) else []
+            for value in values or []:
+                if not fill.since < nanoseconds(value.SourceTimestamp) < fill.until:
+                    continue
+                await self._going.wait()
+                payload = facts(item, value, self.node.wall_clock()) | {"filled": True}
+                headers: HeaderPairs = ((CONTENT_TYPE, "application/json"), (SENT, nanoseconds(value.SourceTimestamp)))
+                self.take(item.topic.encode(), msgspec.json.encode(payload), b"", 0, headers)
+                self.node.ingest.batch.gathered()
+                count += 1
+            point = result.ContinuationPoint or b""
+            if not point:
+                break
+        return count
+
+    # --- acknowledgements
+
+    def acknowledge(self, answers: bytes) -> None:
+        """Note which notifications are on disk: everything before the answers is."""
+        subscription = self.memory.subscription
+        count = len(answers) // _ANSWER.size
+        self.status.acknowledged += count
+        self.status.unacknowledged = max(0, self.status.unacknowledged - count)
+        if subscription is None:
+            return
+        for sequence, is_last in _ANSWER.iter_unpack(answers):
+            if is_last and sequence:
+                subscription.durable = sequence
+                subscription.stored.append(sequence)
+        self._wake.set()
+
+    async def _save(self) -> None:
+        """Write the position, and let the server forget what it covers."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            subscription = self.memory.subscription
+            if subscription is None:
+                return
+            # What is on disk by now: the gap notice before a new subscription among it.
+            await self._settled()
+            stored = list(subscription.stored)
+            position = Position(subscription.id, subscription.durable, subscription.through)
+            if subscription.taken != subscription.durable and subscription.saved is not None:
+                position = Position(subscription.id, subscription.durable, subscription.saved.through)
+            if stored or subscription.saved is None:
+                try:
+                    if subscription.saved is None:
+                        await asyncio.to_thread(
+                            self._files.write, "subscription", kept_of(subscription, self._settings, self._session.url)
+                        )
+                    await asyncio.to_thread(self._files.write, "position", position)
+                except OSError as error:
+                    raise SourceDown(f"the position of the source cannot be written: {error}") from None
+                subscription.saved = position
+                for sequence in stored:
+                    subscription.stored.popleft()
+                    if sequence:
+                        subscription.acks.append(sequence)
+            await asyncio.sleep(SAVE_INTERVAL_S)
+
+    async def _settled(self) -> None:
+        """Wait until everything that was stored is on disk, or refused."""
+        self.node.ingest.batch.store()
+        done: asyncio.Future[None] = self._loop.create_future()
+        self.node.ingest.on_durable(lambda _: None if done.done() else done.set_result(None))
+        await done
+        # The callbacks of a commit come before its answers: one more turn.
+        await asyncio.sleep(0)
+        self.node.ingest.batch.answer_all()
+
+    # --- pauses, silence and the end
+
+    def pause(self) -> None:
+        """Ask for no more: the server keeps what changes."""
+        self._going.clear()
+
+    def resume(self) -> None:
+        """Handle what came meanwhile, and ask for more."""
+        self._heard = self._loop.time()
+        self._going.set()
+        subscription = self.memory.subscription
+        if self._ahead and subscription is not None:
+            self._tasks.append(asyncio.create_task(self._guarded(self._resume_taking(subscription))))
+
+    async def _resume_taking(self, subscription: Subscription) -> None:
+        async with self._turn:
+            await self._take_all(subscription)
+
+    async def _watch(self, subscription: Subscription) -> None:
+        """End a connection on which the server says nothing, not even a keep-alive."""
+        while True:
+            await asyncio.sleep(subscription.silence_s / 4)
+            silence = self._loop.time() - self._heard
+            if silence > subscription.silence_s and not self.is_held:
+                self.end(f"the server was silent for {silence:.0f} s; keep-alives were due twice")
+
+    async def close(self) -> None:
+        """Acknowledge what is on disk, and leave the subscription at the server for the next run."""
+        self.hold(Pause.FAIRNESS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await self._settled()
+        self.end("the source stops")
+        subscription = self.memory.subscription
+        if subscription is not None and subscription.saved is not None:
+            through = subscription.through if subscription.taken == subscription.durable else subscription.saved.through
+            position = Position(subscription.id, subscription.durable, through)
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(self._files.write, "position", position)
+
+    def end(self, reason: str) -> None:
+        """End the connection, once. The session and the subscription stay at the server."""
+        if self.ended.done():
+            return
+        super().end(reason)
+        if self.memory.away is None and self._tasks:
+            self.memory.away = Away(self.node.wall_clock(), reason)
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._session.disconnect()
+
+
+def _overrides(settings: OpcuaNode) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in ("sampling_s", "queue", "deadband", "deadband_percent")}
+
+
+def _moment(ns: int) -> datetime:
+    return datetime.fromisoformat(iso_of(ns)).replace(tzinfo=None)
+
+
+class OpcuaRunner(Runner):
+    """The connections of one OPC UA source, one after the other, and the session that outlives them."""
+
+    memory: OpcuaMemory
+
+    def __init__(  # noqa: PLR0917
+        self,
+        settings: OpcuaSource,
+        status: SourceStatus,
+        node: SourceContext,
+        rng: random.Random,
+        session_name: str,
+        files: StateFiles,
+    ) -> None:
+        """Use checked settings.
+
+        Args:
+            session_name: name of the session at the server.
+        """
+        super().__init__(settings, settings.url, status, node, rng)
+        self.memory = OpcuaMemory()
+        self._opcua = settings
+        self._session_name = session_name
+        self._files = files
+        self._session: Session | None = None
+        status.gaps = status.overflows = status.bad_values = status.nodes = status.nodes_missing = 0
+
+    async def connect(self, url: str) -> SourceConnection:
+        """Connect, and resume the subscription.
+
+        Raises:
+            SourceDown, OSError, TimeoutError, CredentialsUnusable: there is no connection.
+        """
+        session = self._session
+        if session is None or session.url != url:
+            password = await asyncio.to_thread(read_password, self._opcua)
+            session = self._session = Session(url, self._opcua, self._session_name, password)
+        is_same = await session.open(self.node.wall_clock())
+        connection = OpcuaConnection(
+            self.node, self.status, self.topics, self.memory, self._opcua, session, self._files
+        )
+        try:
+            await connection.open(is_same_session=is_same)
+        except BaseException as error:
+            connection.end(str(error))
+            self._session = None
+            raise
+        return connection
+
+    async def close(self, connection: AnyConnection) -> None:
+        """Stop, acknowledge the values on disk, and disconnect."""
+        assert isinstance(connection, OpcuaConnection)
+        await connection.close()
+        if self._session is not None:
+            await self._session.close()

@@ -1,0 +1,193 @@
+"""An OPC UA server in a process of its own, whose variables change, and which writes down each value that it had.
+
+``python -m tests.support.opcua_server PORT LOG [OPTIONS]``: OPTIONS is a JSON object of ``Options``. The library's
+server is mended where it departs from the specification: it sets no overflow bit, answers Republish for what it does
+not have, and does not take Publish requests of a session to which a subscription was handed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any, Self
+
+from asyncua import Server, ua
+from asyncua.common.utils import ServiceError
+from asyncua.server.internal_subscription import InternalSubscription
+from asyncua.server.subscription_service import SubscriptionService
+from asyncua.server.uaprocessor import UaProcessor
+
+URI = "urn:example:press"
+_OVERFLOW = 0x480
+
+
+@dataclass
+class Options:
+    variables: int = 3
+    every_s: float = 0.02
+    """Time between two changes of a variable."""
+    history: bool = False
+    first: int = 0
+    """Number of the first value."""
+    spaces: tuple[str, ...] = ()
+    """Namespaces that come before the press's own."""
+    left_out: tuple[str, ...] = ()
+    security: tuple[str, ...] = ()
+    """Certificate and key."""
+    user: str = ""
+
+
+class Log:
+    """The values of each variable, as the server had them, one on each line: variable, number, source time."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1)
+
+    def add(self, name: str, number: int, time: datetime) -> None:
+        self._file.write(f"{name} {number} {time.isoformat(timespec='microseconds')}\n")
+
+
+def mend() -> None:
+    enqueue = InternalSubscription._enqueue_event
+
+    async def with_overflow(self: Any, mid: int, event: Any, size: int, queue: Any) -> None:
+        drops = size != 0 and len(queue.get(mid, ())) >= size
+        await enqueue(self, mid, event, size, queue)
+        if drops:
+            first = queue[mid][0]
+            value = first.Value
+            status = ua.StatusCode((value.StatusCode or ua.StatusCode()).value | _OVERFLOW)
+            queue[mid][0] = ua.MonitoredItemNotification(
+                first.ClientHandle, ua.DataValue(value.Value, status, value.SourceTimestamp, value.ServerTimestamp)
+            )
+
+    def republish(self: Any, number: int) -> Any:
+        found = self._not_acknowledged_results.get(number)
+        if found is None:
+            raise ServiceError(ua.StatusCodes.BadMessageNotAvailable)
+        return found.NotificationMessage
+
+    def republished(self: Any, parameters: Any) -> Any:
+        if parameters.SubscriptionId not in self.subscriptions:
+            raise ServiceError(ua.StatusCodes.BadSubscriptionIdInvalid)
+        return self.subscriptions[parameters.SubscriptionId].republish(parameters.RetransmitSequenceNumber)
+
+    transfer = SubscriptionService.transfer_subscriptions
+
+    async def transferred(self: Any, parameters: Any, session_id: Any, callback: Any) -> Any:
+        results = await transfer(self, parameters, session_id, callback)
+        for number in parameters.SubscriptionIds:
+            if (found := self.subscriptions.get(number)) is not None:
+                found.pub_request_callback = callback.__self__.get_publish_request
+        return results
+
+    InternalSubscription._enqueue_event = with_overflow
+    InternalSubscription.republish = republish
+    SubscriptionService.republish = republished
+    SubscriptionService.transfer_subscriptions = transferred
+    UaProcessor.publish_request_limit = lambda _, count: count + 10
+
+
+async def serve(port: int, log: Log, options: Options) -> None:
+    from asyncua.crypto.permission_rules import User, UserRole
+    from asyncua.server.user_managers import UserManager
+
+    class Users(UserManager):  # type: ignore[misc]
+        def get_user(self, _server: Any, username: Any = None, password: Any = None, certificate: Any = None) -> Any:
+            wanted = options.user.split(":") if options.user else [None, None]
+            return User(role=UserRole.Admin) if [username, password] == wanted or not options.user else None
+
+    server = Server(user_manager=Users())
+    await server.init()
+    server.set_endpoint(f"opc.tcp://127.0.0.1:{port}/")
+    if options.security:
+        await server.load_certificate(options.security[0])
+        await server.load_private_key(options.security[1])
+        server.set_security_policy(
+            [
+                ua.SecurityPolicyType.Basic256Sha256_SignAndEncrypt,
+                ua.SecurityPolicyType.Aes128Sha256RsaOaep_SignAndEncrypt,
+                ua.SecurityPolicyType.Aes256Sha256RsaPss_Sign,
+            ]
+        )
+    for uri in options.spaces:
+        await server.register_namespace(uri)
+    space = await server.register_namespace(URI)
+    press = await server.nodes.objects.add_object(ua.NodeId("Press", space), f"{space}:Press")
+    variables = []
+    for number in range(options.variables):
+        name = f"v{number}"
+        if name in options.left_out:
+            continue
+        variable = await press.add_variable(ua.NodeId(name, space), f"{space}:{name}", -1, ua.VariantType.Int64)
+        unit = ua.EUInformation(DisplayName=ua.LocalizedText("bar"))
+        await variable.add_property(0, "EngineeringUnits", unit)
+        variables.append((name, variable))
+    async with server:
+        if options.history:
+            for _, variable in variables:
+                await server.historize_node_data_change(variable, count=1_000_000)
+        print("ready", flush=True)
+        number = options.first
+        while True:
+            for name, variable in variables:
+                time = datetime.now(UTC)
+                log.add(name, number, time)
+                value = ua.DataValue(ua.Variant(number, ua.VariantType.Int64), ua.StatusCode(), time, time)
+                await variable.write_value(value)
+            number += 1
+            await asyncio.sleep(options.every_s)
+
+
+class OpcuaServer:
+    """The server's process."""
+
+    def __init__(self, port: int, log: Path, options: Options | None = None) -> None:
+        self.port, self.log, self.options = port, log, options or Options()
+        self._process: Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        """Start it with numbers above all that it has used."""
+        self.options.first = max((number for _, number, _ in self.values()), default=-1) + 1
+        command = [sys.executable, "-m", "tests.support.opcua_server", str(self.port), str(self.log)]
+        self._process = Popen([*command, json.dumps(asdict(self.options))], stdout=PIPE)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+        return self
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._process = None
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def values(self) -> list[tuple[str, int, datetime]]:
+        """What each variable was."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        parts = [line.split(" ") for line in lines if line.count(" ") == 2]
+        return [(name, int(number), datetime.fromisoformat(time)) for name, number, time in parts]
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+if __name__ == "__main__":
+    logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
+    mend()
+    given = Options(**json.loads(sys.argv[3])) if len(sys.argv) > 3 else Options()
+    asyncio.run(serve(int(sys.argv[1]), Log(Path(sys.argv[2])), given))
