@@ -459,6 +459,8 @@ def test_an_upgrade_gives_each_node_what_was_of_one_user_and_a_purge_leaves_no_t
         bare.did("dpkg", "--install", "--force-confold", f"/{package.name}")
     assert reads("weft-edge") == edge_s | {"ca.pem"}
     assert reads("weft-hub") == hub_s | {"ca.pem"}
+    examples = [f"/etc/weft/{kind}.yaml.dpkg-dist" for kind in ("edge", "hub")]
+    assert bare.did("stat", "--format=%U", *examples).split() == ["weft-edge", "weft-hub"]
     assert reads("anna") == {"edge.yaml", "hub.yaml", "1.seg", "cluster.json"}, "what a reader of data could read"
     # Neither takes away or replaces what is the other's, and each adds files.
     assert bare.run("mv", "/etc/weft/users", "/etc/weft/own", user="weft-hub").returncode != 0
