@@ -26,20 +26,27 @@ from weft.cloud_hub.down.lane_writer import ActsStream
 from weft.cloud_hub.facts.acts import OwnActs
 from weft.cloud_hub.facts.declarations import Declarations, Watched
 from weft.cloud_hub.facts.tokens import TokenUse
+from weft.cloud_hub.http.answers import Asked, read_body
 from weft.cloud_hub.http.application import Api
 from weft.cloud_hub.http.changes import ChangeStreams, ConsolePages
 from weft.cloud_hub.http.listener import SHUTDOWN_S, HubListener
 from weft.cloud_hub.http.messages import Messages, message_rates
 from weft.cloud_hub.http.pairing import PairRequests
-from weft.cloud_hub.http.process import Health, ProcessRequests, TroubleRequests
+from weft.cloud_hub.http.pipelines import FIGURES_READ_S, PipelineRequests
+from weft.cloud_hub.http.process import (
+    AdministrationRequests,
+    Health,
+    ProcessRequests,
+    SelfDescription,
+    TroubleRequests,
+    UsageRequests,
+)
 from weft.cloud_hub.http.pulls import PullRequests
 from weft.cloud_hub.http.tail import StreamTails
-from weft.cloud_hub.http.validation import AdministrationRequests, Asked, SelfDescription, UsageRequests, read_body
 from weft.cloud_hub.links import edge_link
 from weft.cloud_hub.links.edge_link import EdgeLink, FrameBudget, HubLinkLog
 from weft.cloud_hub.links.open_links import LinkedEdges, OpenLinks, note_refused
 from weft.cloud_hub.part import Part, Step
-from weft.cloud_hub.pipelines import FIGURES_READ_S, PipelineRequests
 from weft.cloud_hub.pulls import HubPulls
 from weft.cloud_hub.quotas import LinkQuota, TenantCounts, Tenants
 from weft.cloud_hub.reads.edge_reports import newest

@@ -17,19 +17,9 @@ from msgspec import UNSET
 
 from weft.bounds import Refusals
 from weft.cloud_hub.auth.access import Access, headers_of, readable
+from weft.cloud_hub.http.answers import JSON, Answers, LongAnswer, PageQuery, answered, asked, routes
 from weft.cloud_hub.http.validation import PageQuery, asked
 from weft.cloud_hub.reads import views
-from weft.cloud_hub.reads.answers import (
-    JSON,
-    Answers,
-    LongAnswer,
-    ViewT,
-    answered,
-    encoded,
-    lanes_after,
-    position,
-    routes,
-)
 from weft.cloud_hub.reads.metrics import StreamRates
 from weft.cloud_hub.reads.records import (
     SOON,
@@ -50,7 +40,7 @@ from weft.cloud_hub.reads.summaries import (
     edge_of,
     edges_after,
 )
-from weft.cloud_hub.reads.views import LaneOf, StreamPart, renamed_lanes
+from weft.cloud_hub.reads.views import LaneOf, StreamPart, ViewT, encoded, lanes_after, position, renamed_lanes
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.tables.hub_tables import HubTables
 from weft.config.log_lines import Repeats, left_out

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
+from weft.cloud_hub.reads.answers import LongAnswer, answered, encoded, routes
 
 from weft.cloud_hub.administration import Administration, quotas_answer
 from weft.cloud_hub.auth.access import Access, Orders, readable
@@ -19,7 +20,6 @@ from weft.cloud_hub.auth.certificates import ReaderCertificate
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.facts.tenants import DeclaredQuotas
 from weft.cloud_hub.quotas import StreamUse, Tenants
-from weft.cloud_hub.reads.answers import LongAnswer, answered, encoded, routes
 from weft.cloud_hub.reads.summaries import ShardSummaries
 from weft.cloud_hub.tables.hub_tables import HubTables
 from weft.config.release import SOFTWARE

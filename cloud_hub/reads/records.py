@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.cloud_hub.reads.answers import SLICE_S, Part, with_members
-from weft.cloud_hub.reads.views import FoundRecord, Search, Taken, gap_views, only_latest, record_view, removed_until
+from weft.cloud_hub.reads.views import (
+    SLICE_S,
+    FoundRecord,
+    Part,
+    Search,
+    Taken,
+    gap_views,
+    only_latest,
+    record_view,
+    removed_until,
+    with_members,
+)
 from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
 from weft.cloud_hub.shard.shards import LOAD_S_MAX, READ_AGE_S_MAX, Shards
 from weft.config.log_lines import Repeats, left_out

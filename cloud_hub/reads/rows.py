@@ -16,10 +16,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.cloud_hub.reads.answers import Part, with_members
 from weft.cloud_hub.reads.history import PastPlace, RowsAsked, rows_within
 from weft.cloud_hub.reads.records import RecordReader
-from weft.cloud_hub.reads.views import Search, finished
+from weft.cloud_hub.reads.views import Part, Search, finished, with_members
 from weft.hub_api.answers import RowsAnswer, moment
 from weft.hub_api.operations import JSON_ROWS_MAX
 from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection

@@ -26,10 +26,10 @@ from msgspec import UNSET, UnsetType
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.part import Part
-from weft.cloud_hub.reads.answers import SLICE_S
 from weft.cloud_hub.reads.edge_reports import EdgeReport, disk_view, functions_view
 from weft.cloud_hub.reads.records import LOADING, named_shards
 from weft.cloud_hub.reads.views import (
+    SLICE_S,
     LaneFacts,
     StreamPart,
     StreamSummary,

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -713,3 +713,95 @@ class Search:
     def gave(self, records: list[FoundRecord]) -> None:
         """Count the bytes of records of the answer."""
         self.records_bytes -= sum(each.size for each in records)
+
+
+# Answers in parts, and pages of long lists, made in slices, so that any number of lanes or streams never blocks the
+# event loop.
+
+T = TypeVar("T")
+ViewT = TypeVar("ViewT")
+Part = bytes | memoryview | msgspec.Raw
+LOG_DIGITS = 16
+SLICE_S = 0.002
+"""Time after which a walk yields to others."""
+
+
+def with_members(answer: msgspec.Struct, name: str, members: list[Part]) -> list[Part]:
+    """Return an answer in parts.
+
+    Args:
+        name: name of a list, which is empty in the answer.
+        members: its members as JSON, with commas between.
+    """
+    # The bytes are nowhere else: in a text, a quotation mark is escaped.
+    head, begin, rest = msgspec.json.encode(answer).partition(f'"{name}":['.encode())
+    return [head + begin, *members, rest + b"\n"]
+
+
+class Page(NamedTuple, Generic[ViewT]):
+    """A run of views."""
+
+    views: list[ViewT]
+    """Encoded: each is a ``msgspec.Raw``, which an answer with it takes over as it is."""
+    is_whole: bool
+    """True when all views fitted."""
+
+
+async def lanes_after(
+    states: Sequence[ShardState], tenant: str, stream: str, after: str | None, limit: int
+) -> tuple[list[LaneOf], bool]:
+    """Return lanes of a stream in the order of edge and log, and whether there are more.
+
+    Args:
+        after: end of the previous page (``position``).
+
+    Raises:
+        ValueError: ``after`` is not such a place.
+    """
+    floor = None if after is None else _parsed(after)
+    found: list[tuple[str, int, int]] = []
+    by_shard = {state.shard: state for state in states}
+    for state in states:
+        names = state.stream_lane_names(tenant, stream)
+        for start in range(0, len(names), SLICE_LANES):
+            some = [(lane.edge, lane.log_id, state.shard) for lane in names[start : start + SLICE_LANES]]
+            more = [each for each in some if each[:2] > floor] if floor is not None else some
+            found = sorted([*found, *more])[: limit + 1]
+            await asyncio.sleep(0)
+    lanes = []
+    for edge, log_id, shard in found[:limit]:
+        lane = Lane(tenant, edge, log_id, stream)
+        held = by_shard[shard].lanes.get(lane)
+        if held is not None:  # it has not left the state meanwhile
+            lanes.append((shard, lane, held))
+    return lanes, len(found) > limit
+
+
+def position(lane: LaneOf) -> str:
+    """Return the place of a lane in the list, for ``after``."""
+    return f"{lane[1].edge}/{format_log_id(lane[1].log_id)}"
+
+
+def _parsed(after: str) -> tuple[str, int]:
+    edge, slash, log = after.rpartition("/")
+    if not slash or len(log) != LOG_DIGITS:
+        raise ValueError("expected EDGE/LOG")
+    return edge, int(log, 16)
+
+
+async def encoded(
+    items: Sequence[T], view: Callable[[T], ViewT], bytes_max: int, clock: Callable[[], float] = time.perf_counter
+) -> Page[ViewT]:
+    """Return views of items, as many as fit, but at least one."""
+    views: list[ViewT] = []
+    size, began = 0, clock()
+    for item in items:
+        data = msgspec.json.encode(view(item))
+        size += len(data)
+        if views and size > bytes_max:
+            return Page(views, False)
+        views.append(cast(ViewT, msgspec.Raw(data)))
+        if clock() - began >= SLICE_S:
+            await asyncio.sleep(0)
+            began = clock()
+    return Page(views, True)

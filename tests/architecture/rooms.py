@@ -101,7 +101,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("facts",),
         ("quotas", "reads"),
         ("check", "console"),
-        ("down", "pipelines", "preflight", "regions", "rollouts", "tables"),
+        ("down", "preflight", "regions", "rollouts", "tables"),
         ("links",),
         ("pulls",),
         ("administration",),

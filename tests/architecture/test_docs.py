@@ -15,8 +15,8 @@ from docs.tools.picture import missing, picture
 from docs.tools.prose import broken_code, handwritten_pages, long_lines
 from weft.bounds import Refusals
 from weft.cloud_hub.auth import jwt
-from weft.cloud_hub.http import changes, pairing, tail
-from weft.cloud_hub.reads import answers, series
+from weft.cloud_hub.http import answers, changes, pairing, tail
+from weft.cloud_hub.reads import series
 from weft.config.metrics.edge import EDGE_METRICS
 from weft.config.metrics.hub import HUB_METRICS
 from weft.config.models import EdgeConfig, HubConfig

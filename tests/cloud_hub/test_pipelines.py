@@ -12,7 +12,7 @@ import pytest
 from tests.cloud_hub.auth.test_rights import call
 from tests.cloud_hub.live import get, running_hub
 from tests.support.tokens import create_token
-from weft.cloud_hub import pipelines
+from weft.cloud_hub.http import pipelines
 from weft.cloud_hub.hub import Hub
 from weft.hub_api.rights import Scope
 from weft.storage.hub_keys import PIPELINES

@@ -11,8 +11,8 @@ from tests.cloud_hub.live import running_hub
 from weft.bounds import NestedShares, Owner, OwnerKind, Shares
 from weft.cloud_hub.auth.tokens import TokenIdentity
 from weft.cloud_hub.down.edge_queue import DownContext
+from weft.cloud_hub.http.answers import ReaderPlaces
 from weft.cloud_hub.links.open_links import OpenLinks
-from weft.cloud_hub.reads.answers import ReaderPlaces
 from weft.hub_api.answers import ApiError
 from weft.hub_api.rights import Scope
 from weft.storage.object_store.directory import MemoryStore

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.cloud_hub.auth.access import Charged
-from weft.cloud_hub.reads import answers as bounds
-from weft.cloud_hub.reads.answers import Answers, LongAnswer
+from weft.cloud_hub.http import answers as bounds
+from weft.cloud_hub.http.answers import Answers, LongAnswer
 from weft.hub_api.answers import ApiError
 
 MiB = 1 << 20

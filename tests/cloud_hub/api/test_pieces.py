@@ -6,7 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.cloud_hub.reads.answers import PIECE_BYTES, Part, pieces
+from weft.cloud_hub.http.answers import PIECE_BYTES, pieces
+from weft.cloud_hub.reads.views import Part
 
 SIZES = st.lists(
     st.sampled_from([0, 1, 2, 100_000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 600_000]), max_size=8

@@ -15,8 +15,9 @@ from tests.support.silence import silent_logs
 from tests.support.waiting import until
 from weft.cloud_hub import cluster
 from weft.cloud_hub.auth.access import CHECKED_AT_ONCE, Access
+from weft.cloud_hub.http import answers
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.reads import answers, summaries
+from weft.cloud_hub.reads import summaries
 from weft.cloud_hub.reads.summaries import EdgeRow, Listed, ShardSummaries, ShardSummary, edges_after
 from weft.cloud_hub.reads.views import StreamPart
 from weft.protocols.lane import NodeName

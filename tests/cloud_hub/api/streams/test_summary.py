@@ -12,9 +12,18 @@ from tests.support.speed import slowness
 from tests.support.steps import TRIES, stepped
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.reads import summaries
-from weft.cloud_hub.reads.answers import encoded, lanes_after, position
 from weft.cloud_hub.reads.summaries import Begun, Listed, StreamCompleteness, Walk
-from weft.cloud_hub.reads.views import SLICE_LANES, LaneFacts, StreamSummary, lane_view, merged, stream_parts
+from weft.cloud_hub.reads.views import (
+    SLICE_LANES,
+    LaneFacts,
+    StreamSummary,
+    encoded,
+    lane_view,
+    lanes_after,
+    merged,
+    position,
+    stream_parts,
+)
 from weft.cloud_hub.shard.shards import open_gap_views
 from weft.protocols.chunk_index import GapRange, LastWord, Mark
 from weft.protocols.lane import Lane
@@ -150,7 +159,7 @@ async def test_streams_that_are_there_are_listed() -> None:
 
 
 async def test_pages_of_lanes_are_all_lanes_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.cloud_hub.reads.answers.SLICE_LANES", 3)
+    monkeypatch.setattr("weft.cloud_hub.reads.views.SLICE_LANES", 3)
     lanes = [lane(f"e{n % 7}", log=n) for n in range(25)]
     held = states({each: at(1) for each in lanes} | {lane("other", "s"): at(1)}, 3)
     found, after = [], None

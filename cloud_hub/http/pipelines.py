@@ -15,8 +15,8 @@ import msgspec
 from aiohttp import web
 
 from weft.cloud_hub.auth.access import Orders, decoded
+from weft.cloud_hub.http.answers import answered, routes
 from weft.cloud_hub.part import Part
-from weft.cloud_hub.reads.answers import answered, routes
 from weft.config.metrics.exposition import Sample
 from weft.hub_api.answers import ApiError, PipelineReport, PipelinesAnswer, ReportedAnswer, moment_of
 from weft.hub_api.bodies import Report

@@ -1,25 +1,26 @@
-"""Long answers: bounds on the bytes in progress for one owner, and on a reader's time."""
+"""Parameters and bodies of requests, and long answers: bounds on the bytes in progress for one owner, and on a reader's
+time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Middleware
 
 from weft.bounds import NestedShares, Owner, Refusals
-from weft.cloud_hub.auth.access import Charged
-from weft.cloud_hub.reads.views import LaneOf
+from weft.cloud_hub.auth.access import Access, Charged
+from weft.cloud_hub.reads.views import Part
 from weft.hub_api.answers import ApiError
-from weft.hub_api.operations import OF_NAME
+from weft.hub_api.operations import OF_NAME, OPERATIONS, SHOWN_CHARACTERS, TENANT, Operation, Reader, reader_of
 from weft.network.http_server import Handler
-from weft.protocols.lane import Lane, format_log_id
-from weft.protocols.shard.shard_state import ShardState
 
 AT_ONCE = 16
 """Number of answers of maximum size that may be in progress for all readers together."""
@@ -42,9 +43,6 @@ MORE_S = 60.0
 """Longest time for what makes an answer longer than ``limits.response``: names and escapes, and one more record."""
 PART_BYTES = 128
 """Memory of a part of an answer beside its bytes."""
-
-
-Part = bytes | memoryview | msgspec.Raw
 
 
 class LongAnswer(NamedTuple):
@@ -263,100 +261,9 @@ def answered(answer: msgspec.Struct, status: int = 200, headers: Mapping[str, st
     return web.Response(body=msgspec.json.encode(answer) + b"\n", status=status, content_type=JSON, headers=headers)
 
 
-def with_members(answer: msgspec.Struct, name: str, members: list[Part]) -> list[Part]:
-    """Return an answer in parts.
-
-    Args:
-        name: name of a list, which is empty in the answer.
-        members: its members as JSON, with commas between.
-    """
-    # The bytes are nowhere else: in a text, a quotation mark is escaped.
-    head, begin, rest = msgspec.json.encode(answer).partition(f'"{name}":['.encode())
-    return [head + begin, *members, rest + b"\n"]
-
-
 def routes(**handlers: Handler) -> list[web.RouteDef]:
     """Return the routes of operations, with the handler of each below its name."""
     return [web.route(OF_NAME[name].key[0], OF_NAME[name].path, handler) for name, handler in handlers.items()]
-
-
-# Pages of long lists, made in slices, so that any number of lanes or streams never blocks the event loop.
-
-T = TypeVar("T")
-ViewT = TypeVar("ViewT")
-LOG_DIGITS = 16
-SLICE_LANES = 2_000
-SLICE_S = 0.002
-"""Time after which a walk yields to others."""
-
-
-class Page(NamedTuple, Generic[ViewT]):
-    """A run of views."""
-
-    views: list[ViewT]
-    """Encoded: each is a ``msgspec.Raw``, which an answer with it takes over as it is."""
-    is_whole: bool
-    """True when all views fitted."""
-
-
-async def lanes_after(
-    states: Sequence[ShardState], tenant: str, stream: str, after: str | None, limit: int
-) -> tuple[list[LaneOf], bool]:
-    """Return lanes of a stream in the order of edge and log, and whether there are more.
-
-    Args:
-        after: end of the previous page (``position``).
-
-    Raises:
-        ValueError: ``after`` is not such a place.
-    """
-    floor = None if after is None else _parsed(after)
-    found: list[tuple[str, int, int]] = []
-    by_shard = {state.shard: state for state in states}
-    for state in states:
-        names = state.stream_lane_names(tenant, stream)
-        for start in range(0, len(names), SLICE_LANES):
-            some = [(lane.edge, lane.log_id, state.shard) for lane in names[start : start + SLICE_LANES]]
-            more = [each for each in some if each[:2] > floor] if floor is not None else some
-            found = sorted([*found, *more])[: limit + 1]
-            await asyncio.sleep(0)
-    lanes = []
-    for edge, log_id, shard in found[:limit]:
-        lane = Lane(tenant, edge, log_id, stream)
-        held = by_shard[shard].lanes.get(lane)
-        if held is not None:  # it has not left the state meanwhile
-            lanes.append((shard, lane, held))
-    return lanes, len(found) > limit
-
-
-def position(lane: LaneOf) -> str:
-    """Return the place of a lane in the list, for ``after``."""
-    return f"{lane[1].edge}/{format_log_id(lane[1].log_id)}"
-
-
-def _parsed(after: str) -> tuple[str, int]:
-    edge, slash, log = after.rpartition("/")
-    if not slash or len(log) != LOG_DIGITS:
-        raise ValueError("expected EDGE/LOG")
-    return edge, int(log, 16)
-
-
-async def encoded(
-    items: Sequence[T], view: Callable[[T], ViewT], bytes_max: int, clock: Callable[[], float] = time.perf_counter
-) -> Page[ViewT]:
-    """Return views of items, as many as fit, but at least one."""
-    views: list[ViewT] = []
-    size, began = 0, clock()
-    for item in items:
-        data = msgspec.json.encode(view(item))
-        size += len(data)
-        if views and size > bytes_max:
-            return Page(views, False)
-        views.append(cast(ViewT, msgspec.Raw(data)))
-        if clock() - began >= SLICE_S:
-            await asyncio.sleep(0)
-            began = clock()
-    return Page(views, True)
 
 
 # Places of readers whose answers continue: shares of them for each reader and each tenant.
@@ -399,3 +306,146 @@ class ReaderPlaces:
             # Without zeros, so that names that left are forgotten.
             self.owners = +(self.owners - Counter([owner]))
             self._tenants = +(self._tenants - Counter([tenant]))
+
+
+# Parameters of requests are what the document says of them, also those that the handler of a request never reads.
+
+LOOKED_AT_MAX = 16
+"""Maximum number of unknown parameters of a request that are compared with the known ones."""
+
+
+NEAR = 0.75
+"""Likeness of two names from which one is taken for a mistyped other."""
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _Asked(NamedTuple):
+    operation: Operation
+    values: dict[str, Any]
+    """Values of the parameters of the query, without the tenant, which is the business of ``Access``."""
+
+
+_ASKED = web.RequestKey("asked", _Asked)
+
+
+def asked(request: web.Request, of: type[T]) -> T:
+    """Return the parameters in the query of a request.
+
+    Args:
+        of: their struct, which has a field for each that the operation declares, but the tenant.
+
+    Raises:
+        ApiError: 400: a required one is missing.
+    """
+    operation, values = request[_ASKED]
+    for each in operation.parameters:
+        if each.required and each.place == "query" and values[each.name] is None:
+            raise ApiError(400, f"{each.name}= is missing", each.advice)
+    return msgspec.convert(values, of)
+
+
+class Asked:
+    """Reads the parameters of requests before their handlers run. A parameter that the operation does not have is left
+    alone, since a client of a later release may send it, unless its name is nearly that of one that it has: a
+    mistyped filter must not give an answer without it."""
+
+    def __init__(self, access: Access, operations: Iterable[Operation] = OPERATIONS) -> None:
+        self._access = access
+        self._operations = {
+            each.key: (each, {named.name: reader_of(named) for named in each.parameters}) for each in operations
+        }
+
+    @property
+    def middleware(self) -> Middleware:
+        """Return the middleware, for which ``ApiError`` must be caught outside."""
+
+        @web.middleware
+        async def asked(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            resource = request.match_info.route.resource
+            method = "GET" if request.method == "HEAD" else request.method
+            if resource is not None and (found := self._operations.get((method, resource.canonical))) is not None:
+                try:
+                    request[_ASKED] = _Asked(found[0], _values(request, *found))
+                except ApiError:
+                    self._access.reader(request)  # a stranger gets 401, and learns nothing else
+                    raise
+            return await handler(request)
+
+        return asked
+
+
+def _values(request: web.Request, operation: Operation, readers: Mapping[str, Reader]) -> dict[str, Any]:
+    values = dict[str, Any]()
+    for each in operation.parameters:
+        if each.place == "path":
+            continue
+        texts = (request.query if each.place == "query" else request.headers).getall(each.name, ())
+        if len(texts) > 1:
+            raise ApiError(400, f"{each.written.strip()} is given {len(texts)} times", "give it once")
+        for other in each.beside if texts else ():
+            if other in request.query:
+                error, advice = f"{each.name}= has no meaning beside {other}=", f"leave out {each.name}= or {other}="
+                raise ApiError(400, error, advice)
+        if each.place == "query":
+            values[each.name] = readers[each.name](texts[0]) if texts else each.default
+    unknown = (name for name in dict.fromkeys(request.query) if name not in values)
+    for name in islice(unknown, LOOKED_AT_MAX):
+        if len(name) <= SHOWN_CHARACTERS and (near := get_close_matches(name, values, 1, NEAR)):
+            raise ApiError(400, f"{name}= is not a parameter of this operation", f"did you mean {near[0]}=?")
+    values.pop(TENANT.name, None)
+    return values
+
+
+# Bodies of requests, and pages of lists.
+
+NOTHING_STORED = "nothing was stored; send it again"
+
+
+BODY_S = 10.0
+"""Longest time that a request's body may take."""
+
+
+PLAIN = "identity"
+"""Content-Encoding of a body that is not packed (RFC 9110, section 8.4.1), the only one that the hub takes."""
+
+
+CODING_SHOWN_MAX = 40
+"""Longest part of another one in an answer."""
+
+
+async def read_body(request: web.Request, bytes_max: int, advice: str) -> bytes:
+    """Return the body of a request.
+
+    Args:
+        advice: what to do when it is too long.
+
+    Raises:
+        ApiError: 408, 413, 415.
+    """
+    if (coding := request.headers.get(hdrs.CONTENT_ENCODING, PLAIN)).lower() != PLAIN:
+        raise ApiError(415, f"a body with the coding {coding[:CODING_SHOWN_MAX]!r}", "send it without Content-Encoding")
+    if (request.content_length or 0) > bytes_max:
+        raise ApiError(413, f"a body of {request.content_length} bytes", f"at most {bytes_max} are possible")
+    try:
+        async with asyncio.timeout(BODY_S):
+            body = await request.content.read(bytes_max + 1)
+            while len(body) <= bytes_max and (more := await request.content.read(bytes_max + 1 - len(body))):
+                body += more
+                await asyncio.sleep(0)  # of tiny chunks, some thousand are parsed at each read
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come in {BODY_S:g} s", NOTHING_STORED) from None
+    if len(body) > bytes_max:
+        raise ApiError(413, f"a body of more than {bytes_max} bytes", advice)
+    return body
+
+
+class PageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of a request for a page of a list."""
+
+    after: str | None
+    """``next_after`` of the page before; None for the first page."""
+    limit: int
