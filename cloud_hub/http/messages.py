@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
-from weft.cloud_hub.reads.answers import SLICE_S, answered, routes
 
 from weft.bounds import NestedShares, Rates
 from weft.cloud_hub.auth.access import Access
@@ -23,9 +22,7 @@ from weft.cloud_hub.down.hub_down import HubDown, OutcomeUnknown, UnknownEdge
 from weft.cloud_hub.down.lane_writer import CannotWrite
 from weft.cloud_hub.facts.edges import GroupKey, Groups
 from weft.cloud_hub.http.answers import NOTHING_STORED, answered, read_body, routes
-from weft.cloud_hub.http.validation import NOTHING_STORED, read_body
 from weft.cloud_hub.reads.views import SLICE_S
-from weft.cloud_hub.shard.lane_session import DOWN_STREAM
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.shard.shards import Shards
 from weft.hub_api.answers import (

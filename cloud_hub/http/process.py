@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec import UNSET
 
 from weft.cloud_hub.administration import Administration, quotas_answer
-from weft.cloud_hub.auth.access import Access, Orders
+from weft.cloud_hub.auth.access import Access, Orders, readable
 from weft.cloud_hub.auth.certificates import ReaderCertificate
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster import Membership
@@ -317,7 +317,8 @@ class UsageRequests:
         shards = await self._summaries.every()
         every = await shards.streams(tenant)
         use = self._account.known(tenant)
-        names = [name for name in every if name > (query.after or "") and is_readable(name)]
+        listed = (name for name in every if name > (query.after or ""))
+        names = await readable(listed, is_readable, query.limit + 1)
 
         def stream(name: str) -> StreamUseAnswer:
             records = sum(part.end or 0 for part in every[name])

@@ -135,7 +135,7 @@ class OpcuaConnection(SourceConnection):
         kept, position = await asyncio.to_thread(self._files.read)
         subscription, why = memory.subscription, "the subscription was lost"
         if subscription is None and kept is not None and position is not None:
-            memory.away = memory.away or Away(position.through, "the node was not running")
+            memory.away = memory.away or Away(position.through - self._margin(), "the node was not running")
             subscription, why = of_earlier_run(kept, position, self._settings, self._session.url)
         self._space.expected = kept.namespaces if kept is not None else ()
         if subscription is not None:
@@ -234,8 +234,24 @@ class OpcuaConnection(SourceConnection):
             self._notice("away", away.why, away.since, until, lost="none")
         if not subscription.items:
             raise SourceDown(f"the server has none of the nodes: {self._missing_text()}")
+        if not why:
+            # Before the first value: a crash behind it would leave nothing that says of a gap.
+            await self._write(subscription, Position(subscription.id, 0, subscription.through))
         subscription.stored.append(0)
         self._wake.set()
+
+    def _margin(self) -> int:
+        return int(max(self._settings.publishing_s, self._settings.sampling_s) * 1e9)
+
+    async def _write(self, subscription: Subscription, position: Position) -> None:
+        try:
+            if subscription.saved is None:
+                kept = kept_of(subscription, self._settings, self._session.url)
+                await asyncio.to_thread(self._files.write, "subscription", kept)
+            await asyncio.to_thread(self._files.write, "position", position)
+        except OSError as error:
+            raise SourceDown(f"the position of the source cannot be written: {error}") from None
+        subscription.saved = position
 
     async def _created(self) -> Subscription:
         settings = self._settings
@@ -627,15 +643,7 @@ class OpcuaConnection(SourceConnection):
             if subscription.taken != subscription.durable and subscription.saved is not None:
                 position = Position(subscription.id, subscription.durable, subscription.saved.through)
             if stored or subscription.saved is None:
-                try:
-                    if subscription.saved is None:
-                        await asyncio.to_thread(
-                            self._files.write, "subscription", kept_of(subscription, self._settings, self._session.url)
-                        )
-                    await asyncio.to_thread(self._files.write, "position", position)
-                except OSError as error:
-                    raise SourceDown(f"the position of the source cannot be written: {error}") from None
-                subscription.saved = position
+                await self._write(subscription, position)
                 for sequence in stored:
                     subscription.stored.popleft()
                     if sequence:

@@ -216,8 +216,8 @@ class Session:
         self.client.application_uri = application_uri(own) or self.client.application_uri
         await self.client.set_security(
             _POLICIES[security.policy],
-            security.certificate,
-            security.key,
+            uacrypto.CertProperties(security.certificate, extension="pem"),
+            uacrypto.CertProperties(security.key, extension="pem"),
             server_certificate=uacrypto.CertProperties(
                 offered.public_bytes(serialization.Encoding.DER), extension="der"
             ),

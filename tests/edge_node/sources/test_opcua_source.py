@@ -8,18 +8,25 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asyncua import ua
+from click.testing import CliRunner, Result
 
 from examples.demo.fabric import free_port
 from tests.edge_node.sources.nodes import NODE, SourceNode, running
-from tests.support.opcua_server import OpcuaServer
-from tests.support.waiting import until
+from tests.support.opcua_server import OpcuaServer, Options
+from tests.support.processes import Node
+from tests.support.waiting import until, wait_until
+from weft.cli import cli
+from weft.config.sources import OpcuaBrowse, OpcuaNode, OpcuaSecurity, OpcuaSource
+from weft.edge_node.sources.opcua_client import Frames, make_certificate
+from weft.edge_node.sources.opcua_space import Item, Space, facts
+from weft.edge_node.sources.opcua_subscription import ahead, following, preceding
 from weft.protocols.batch import Flag, Record
-
-pytest.importorskip("asyncua", reason="pip install 'weft-fabric[plant]'")
 
 PRESS = NODE.replace("plant/#", "press/#")
 
@@ -133,7 +140,11 @@ class Cutter:
         self._open.clear()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, to = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            there, to = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:
+            writer.transport.abort()
+            return
         self._open |= {writer, to}
 
         async def one_way(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -170,3 +181,188 @@ async def test_a_node_that_stops_goes_on_where_it_was(tmp_path: Path, server: Op
             found = await node.stored()
     assert assert_whole(server, found).get("in gaps") is None
     assert {(each["gap"], each["lost"]) for each in gaps(found)} == {("away", "none")}
+
+
+async def test_a_full_queue_of_the_server_is_a_gap_of_its_variable(tmp_path: Path) -> None:
+    with OpcuaServer(free_port(), tmp_path / "values.log", Options(every_s=0.002)) as fast:
+        config = opcua(fast.port, "      queue: 3\n").replace("publishing: 50ms", "publishing: 300ms")
+        async with running(tmp_path, config, PRESS) as node:
+            await more_rows(node, 60)
+            found = await node.stored()
+    assert assert_whole(fast, found)["in gaps"]
+    assert {each["gap"] for each in gaps(found)} == {"overflow"}
+    assert {len(each["topics"]) for each in gaps(found)} == {1}
+
+
+async def test_history_fills_a_gap(tmp_path: Path) -> None:
+    with OpcuaServer(free_port(), tmp_path / "values.log", Options(every_s=0.02, history=True)) as kept:
+        config = opcua(kept.port, "      queue: 3\n").replace("publishing: 50ms", "publishing: 300ms")
+        async with running(tmp_path, config, PRESS) as node:
+            await more_rows(node, 60)
+
+            async with asyncio.timeout(60):
+                while True:
+                    found = await node.stored()
+                    if any(each["gap"] == "filled" and each["values"] for each in gaps(found)):
+                        break
+                    await asyncio.sleep(0.05)
+    assert_whole(kept, found)
+    assert any(json.loads(each.payload).get("filled") for each in found if each.key != b"press/$gap")
+
+
+_ALL = "[" + ", ".join(f'{{id: "nsu=urn:example:press;s=v{n}", topic: press/v{n}}}' for n in range(3)) + "]"
+
+
+async def test_nodes_that_are_gone_are_named_and_the_others_go_on(tmp_path: Path, server: OpcuaServer) -> None:
+    async with running(tmp_path, opcua(server.port, nodes=_ALL), PRESS) as node:
+        await more_rows(node)
+        server.kill()
+        # Its namespaces have other numbers now.
+        server.options.left_out, server.options.spaces = ("v1",), ("urn:example:other",)
+        await asyncio.to_thread(server.start)
+        await until(lambda: node.source("press").nodes_missing == 1)
+        await more_rows(node)
+        found = await node.stored()
+    (gone,) = [each for each in gaps(found) if each["gap"] == "node"]
+    assert gone["topics"] == ["press/v1"]
+    assert "BadNodeIdUnknown" in gone["why"]
+    assert {each.key for each in found[-2:]} <= {b"press/v0", b"press/v2"}
+
+
+def has_taken(node: Node, count: int) -> bool:
+    return bool(node.json("status")["sources"]["press"]["messages"] > count)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+async def test_a_node_that_is_killed_loses_nothing(tmp_path: Path, server: OpcuaServer) -> None:
+    config = tmp_path / "edge.yaml"
+    http = f'http: {{bind: "127.0.0.1:{free_port()}"}}'
+    config.write_text(PRESS.format(name="data").replace("http: null", http) + opcua(server.port))
+    for _ in range(8):
+        node = await asyncio.to_thread(Node, "edge", config)
+        await asyncio.to_thread(wait_until, partial(has_taken, node, 20))
+        node.kill()
+    async with running(tmp_path, opcua(server.port), PRESS) as last:
+        await more_rows(last)
+        found = await last.stored()
+    assert assert_whole(server, found).get("in gaps") is None
+    assert {(each["gap"], each["lost"]) for each in gaps(found)} == {("away", "none")}
+
+
+# What a hostile server sends, without one.
+
+
+def test_lengths_are_bounded_before_anything_is_kept() -> None:
+    def chunk(size: int, kind: bytes = b"F") -> bytes:
+        return b"MSG" + kind + size.to_bytes(4, "little") + bytes(max(0, min(size, 70_000) - 8))
+
+    assert Frames(100_000).problem(chunk(100 << 20)[:8]).startswith("the server sent a chunk of 104857600 bytes")
+    assert Frames(100_000).problem(chunk(3)).startswith("the server sent a chunk of 3 bytes")
+    frames = Frames(100_000)
+    assert not frames.problem(chunk(60_000, b"C"))
+    assert "more than 100000 bytes" in frames.problem(chunk(60_000, b"C"))
+    frames, data = Frames(100_000), chunk(60_000) * 3
+    assert not any(frames.problem(data[at : at + 7]) for at in range(0, len(data), 7))
+
+
+def test_sequence_numbers_turn_around_without_zero() -> None:
+    assert following(0xFFFF_FFFF) == 1
+    assert preceding(1) == 0xFFFF_FFFF
+    assert ahead(1, 0xFFFF_FFFF) == 1
+    assert ahead(0xFFFF_FFFF, 1) == -1
+    assert ahead(7, 5) == 2
+
+
+class EndlessServer:
+    """Services of a server whose hierarchy is a circle, and whose answers have no end."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def _answer(self, node: str) -> list[ua.BrowseResult]:
+        self.asked += 1
+        reference = ua.ReferenceDescription(
+            ReferenceTypeId=ua.NodeId(35),
+            NodeId=ua.NodeId(node, 1),
+            BrowseName=ua.QualifiedName(node, 1),
+            NodeClass=ua.NodeClass.Object,
+        )
+        return [ua.BrowseResult(ContinuationPoint=b"more", References=[reference])]
+
+    async def browse(self, _: ua.BrowseParameters) -> list[ua.BrowseResult]:
+        return self._answer("a")
+
+    async def browse_next(self, parameters: ua.BrowseNextParameters) -> list[ua.BrowseResult]:
+        return [ua.BrowseResult()] if parameters.ReleaseContinuationPoints else self._answer("b")
+
+    async def read_attributes(self, nodes: list[ua.NodeId], _: ua.AttributeIds) -> list[ua.DataValue]:
+        return [ua.DataValue(ua.Variant(ua.QualifiedName("x", 1))) for _ in nodes]
+
+
+async def test_endless_answers_and_circles_end_and_are_named() -> None:
+    node = OpcuaNode(browse=OpcuaBrowse(below="Objects", depth=3))
+    server = EndlessServer()
+    space = Space(server, "press", OpcuaSource(url=("opc.tcp://a",), nodes=(node,)))
+    assert await space.resolve([node]) == ([], [])
+    assert server.asked <= 4 * 1001
+    assert "references" in space.problems[0]
+
+
+def test_clocks_that_were_never_set_are_not_believed() -> None:
+    now = 1_796_000_000 * 10**9
+    for time, is_believed in [
+        (datetime(1601, 1, 1, tzinfo=UTC), False),
+        (datetime(2106, 2, 7, tzinfo=UTC), False),
+        (datetime(2026, 11, 1, tzinfo=UTC), True),
+    ]:
+        found = facts(Item("i=1", "press/a"), ua.DataValue(ua.Variant(1), SourceTimestamp=time), now)
+        assert ("source_time_implausible" not in found) == is_believed
+        assert datetime.fromisoformat(found["source_time"]) == time
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (ua.Variant(float("nan")), "nan"),
+        (ua.Variant(b"ab"), "YWI="),
+        (ua.Variant([1, 2, 3, 4], ua.VariantType.Int32, [2, 2]), [[1, 2], [3, 4]]),
+        (ua.Variant(ua.LocalizedText("warm")), "warm"),
+        (ua.Variant(2**64 - 1, ua.VariantType.UInt64), 2**64 - 1),
+        (ua.Variant(ua.Range(0.0, 10.0)), {"Low": 0.0, "High": 10.0}),
+    ],
+)
+def test_values_of_every_kind_are_json(value: Any, wanted: object) -> None:
+    found = facts(Item("i=1", "press/a"), ua.DataValue(value), 0)
+    assert json.loads(json.dumps(found["value"])) == wanted
+
+
+@pytest.mark.parametrize(("policy", "mode"), [("Basic256Sha256", "sign_and_encrypt"), ("Aes256Sha256RsaPss", "sign")])
+async def test_a_server_is_trusted_by_its_fingerprint_and_read(tmp_path: Path, policy: str, mode: str) -> None:
+    own = OpcuaSecurity(certificate=str(tmp_path / "s.pem"), key=str(tmp_path / "s-key.pem"), trusted="")
+    await make_certificate(own, "server", "localhost")
+    (tmp_path / "password").write_text("secret")
+    options = Options(security=(own.certificate, own.key), user="weft:secret")
+    with OpcuaServer(free_port(), tmp_path / "values.log", options) as server:
+        security = f"{{policy: {policy}, mode: {mode}, certificate: own.pem, key: own.key, trusted: trusted.pem}}"
+        more = f"      security: {security}\n      username: weft\n      password_file: password\n"
+        config = tmp_path / "edge.yaml"
+        config.write_text(PRESS.format(name="data") + opcua(server.port, more))
+
+        def weft(*arguments: str) -> Result:
+            return CliRunner().invoke(cli, ["edge", *arguments])
+
+        shown = await asyncio.to_thread(weft, "trust", str(config), "press", "--fingerprint", "00")
+        assert "another fingerprint" in str(shown.exception)
+        found = str(shown.exception).partition("fingerprint: ")[2].partition(". ")[0]
+        refused = await asyncio.to_thread(weft, "test-source", str(config), "press")
+        assert f"certificate {found} is not trusted" in refused.output
+        trusted = await asyncio.to_thread(weft, "trust", str(config), "press", "--fingerprint", found)
+        assert "added to" in trusted.output
+        read = await asyncio.to_thread(weft, "test-source", str(config), "press", "--json")
+        assert {each["topic"] for each in json.loads(read.output)} == {f"press/Press/v{n}" for n in range(3)}
+        listed = await asyncio.to_thread(weft, "browse", str(config), "press", "--below", "Objects/Press")
+        assert '- {id: "nsu=urn:example:press;s=v0"}  # Int64, press/Press/v0' in listed.output
+        async with running(tmp_path, opcua(server.port, more), PRESS) as node:
+            await more_rows(node)
+            assert_whole(server, await node.stored())
