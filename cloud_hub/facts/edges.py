@@ -420,7 +420,7 @@ def set_config(key: ConfigKey, text: str, rollout: RolloutDocument | None = None
         fact = state.facts(CONFIG).get(name)
         before = None if fact is None else read_fact(name, CONFIG, fact.document, ConfigDocument)
         if before is not None and _is_open(before):
-            raise CannotDeclare(f"a rollout of {name} continues: end it first (`weft hub config rollout next|abort`)")
+            raise CannotDeclare(f"a rollout of {name} continues: end it first (`weft hub config rollout abort`)")
         if before is not None and before.text == text and not again:
             return None
         old = (None, 0) if before is None or rollout is None else (before.text, before.revision)

@@ -367,8 +367,8 @@ def _conflict(lane: Lane, held: LaneState, peers: bool) -> HeldBack | None:
         held.conflict.time,
         moment_of(held, peers=peers),
         held.conflict.reason,
-        f"stop the node that is a copy, then `weft hub adopt {lane.edge} --log {format_log_id(lane.log_id)}`; or "
-        "end the lane with `weft hub retire`",
+        f"stop the node that is a copy, then `weft hub adopt CONFIG {lane.edge} --log {format_log_id(lane.log_id)}`; "
+        "or end the lane with `weft hub retire`",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,10 +13,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from docs.tools.commands import contexts
+from docs.tools.prose import FOLDERS, ROOT, texts
 from tests.support import forked
 from tests.support.waiting import PATIENCE_S
+from weft.cli import cli
 from weft.commands.running import RunningHub, get_status, whole
 from weft.hub_api.answers import EdgesAnswer, TokensAnswer
 from weft.output import Failed
@@ -190,3 +195,26 @@ def test_the_pages_of_a_list_are_joined_with_what_the_last_one_says(monkeypatch:
     monkeypatch.setattr(RunningHub, "_answer", lambda *_: next(answers))
     found: Any = whole("tokens", RunningHub("http://127.0.0.1:1").tokens)
     assert (found.tokens, found.next_after) == (["a", "b"], None)
+
+
+def test_every_command_that_a_message_names_exists_with_its_options() -> None:
+    """Who follows a message types its command: the path of subcommands and each option are those of the parser."""
+    options = {
+        context.command_path: {name for each in context.command.params for name in (*each.opts, *each.secondary_opts)}
+        for context in contexts("weft", cli)
+    }
+    groups = {context.command_path for context in contexts("weft", cli) if isinstance(context.command, click.Group)}
+    named = 0
+    for folder in sorted({*FOLDERS} - {"bench", "docs", "examples", "tests"}):
+        for path in (each for each in (ROOT / folder).rglob("*.py") if each.resolve() == each):
+            for text in (each for each in texts(path.read_text()) if each.kind == "message"):
+                for code in re.findall(r"`(weft [a-z][^`]*)`", text.text):
+                    words, command = code.split()[1:], "weft"
+                    while command in groups and words and not words[0].startswith(("-", "X")):
+                        command += f" {words.pop(0)}"
+                    place = f"{path.relative_to(ROOT)}:{text.line}: {code}"
+                    assert command in options, place
+                    given = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
+                    assert given <= options[command] | {"--help"}, place
+                    named += 1
+    assert named > 100

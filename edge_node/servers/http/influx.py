@@ -323,7 +323,7 @@ class Influx:
 
             text = parse_qs(request.payload().decode(errors="replace"), max_num_fields=8).get("q", [""])[0]
         if not text.strip().upper().startswith("CREATE DATABASE"):
-            raise Problem(400, "nothing can be queried here; query the tables, or the node with `weft edge sql`")
+            raise Problem(400, "nothing can be queried here; query the tables, or the node with `weft edge query`")
         exchange.answer(200, b'{"results":[{"statement_id":0}]}')
 
 
