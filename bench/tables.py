@@ -123,7 +123,7 @@ def step(case: Case) -> tuple[float, int]:
         if tally is not None:
             tally.add(batch)
         out.add([batch])
-    size = len(out.finish())
+    size = len(out.groups.finish())
     out.data_file("bench.parquet", size, 0)
     return time.process_time() - started, size
 

@@ -209,7 +209,8 @@ class Receiver:
         self.unchecked: list[tuple[BatchHeader, memoryview]] = []
         """Batches that the owner has to check (``batch.check``) before it calls ``process_more``; the check may take
         long."""
-        self._live = Liveness(settings.ping_interval, settings.silence, wall_clock, now, only_silent=True)
+        self.live = Liveness(settings.ping_interval, settings.silence, wall_clock, now, only_silent=True)
+        """The peer's silence. The owner pauses it while it does not read."""
         self._hello_due = now + settings.hello_timeout
         self._lanes: dict[int, _Lane] = {}
         self._opened: set[int] = set()
@@ -231,7 +232,7 @@ class Receiver:
     @property
     def peer_clock(self) -> PeerClock | None:
         """Return the sender's wall clock, as measured."""
-        return self._live.peer_clock
+        return self.live.peer_clock
 
     @property
     def record_bytes_max(self) -> int:
@@ -332,14 +333,6 @@ class Receiver:
         self._acks.forget(lane)
         return True
 
-    def pause(self) -> None:
-        """Note that the owner stops reading from the network: the peer's silence means nothing until ``resume``."""
-        self._live.pause()
-
-    def resume(self, now: int) -> None:
-        """Note that the owner reads again."""
-        self._live.resume(now)
-
     # -- the network's side
 
     def receive_data(self, data: bytes, now: int) -> None:
@@ -347,7 +340,7 @@ class Receiver:
         if self.closed:
             return
         self._now, self._work = now, self._take_message(data)
-        self._live.heard(now)
+        self.live.heard(now)
         self.process_more()
 
     def process_more(self, error: CodecError | None = None) -> None:
@@ -430,7 +423,7 @@ class Receiver:
             return
         match frame:
             case Ping() | Pong():
-                self._live.receive(frame, self._now)
+                self.live.receive(frame, self._now)
             case Gap():
                 if self._known(frame.lane):
                     self._events.append(GapReceived(frame.lane, GapRange(frame.first, frame.end, frame.reason)))
@@ -506,17 +499,17 @@ class Receiver:
     @property
     def has_to_answer(self) -> bool:
         """Return whether ``data_to_send`` would return something besides ACKs, which may wait for others."""
-        return bool(self._answers) or (self._live.owes and not self.closed)
+        return bool(self._answers) or (self.live.owes and not self.closed)
 
     def data_to_send(self) -> bytes:
         """Return the next message for the sender, empty when there is none now. Waiting ACKs are joined per lane."""
         frames, self._answers = self._answers, []
         if not self.closed:
             # A packet of its own would cost as much as the PONG. ``_now`` is the time of the PING.
-            if self._proof is not None and self._live.owes:
+            if self._proof is not None and self.live.owes:
                 (number, base), self._proof = self._proof, None
                 frames.append(CanaryBack(number, max(0, self._now - base)))
-            frames += self._live.frames()
+            frames += self.live.frames()
         frames += self._acks.take()
         return self._encoder.encode(frames) if frames else b""
 
@@ -526,14 +519,14 @@ class Receiver:
         """Return the time for the next call of ``handle_timeout``; None once closed."""
         if self.closed:
             return None
-        return min(self._live.deadline(), self._hello_due) if self._state is _STARTED else self._live.deadline()
+        return min(self.live.deadline(), self._hello_due) if self._state is _STARTED else self.live.deadline()
 
     def handle_timeout(self, now: int) -> None:
         """Let time pass up to ``now``; harmless when nothing was due."""
         if self.closed:
             return
         self._now = now
-        lost = self._live.handle_timeout(now)
+        lost = self.live.handle_timeout(now)
         if lost is None and self._state is _STARTED and now >= self._hello_due:
             lost = ConnectionLost(Fault.PEER, "timed out waiting for HELLO")
         if lost is not None:

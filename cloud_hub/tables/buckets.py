@@ -441,7 +441,7 @@ def bucket_file(rows: pa.Table) -> tuple[Buffer, ParquetFile]:
     rows = rows.drop_columns([TOMBSTONE_COLUMN])
     out = ParquetFile(rows.schema)
     out.add(rows.to_batches())
-    return out.finish(), out
+    return out.groups.finish(), out
 
 
 def plain_file(rows: pa.Table) -> Buffer:

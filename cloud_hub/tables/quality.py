@@ -302,13 +302,46 @@ def _freshness(limit_s: float, counts: QualityCounts, now_ns: int, is_sound: boo
 
 _logger = logging.getLogger(__name__)
 INTERVAL_S = 2.0
+"""Interval of looks at what is due."""
 SLICE_STREAMS = 25
 """Number of streams that are looked at without a pause."""
 RULES_MAX = 1000
 """Maximum number of rules in a status, those of streams with alarms first, and of rules with series of their own."""
 
 
-class QualityWatch:
+class Looks:
+    """A task that looks at streams every ``INTERVAL_S``.
+
+    Args:
+        what: name of the task, and words for the log when a look fails.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what, self._task = what, BackgroundTask()
+
+    def start(self) -> None:
+        """Start the looks."""
+        self._task.start(self._run(), name=self._what)
+
+    async def close(self) -> None:
+        """Stop. A commit in progress may still succeed; the next reader of the table sees its outcome."""
+        await self._task.close()
+
+    async def look(self) -> None:
+        """Look at all streams."""
+        raise NotImplementedError
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except Exception:
+                # A bug with one stream must not end what is done for the others.
+                _logger.exception("%s failed", self._what)
+            await asyncio.sleep(INTERVAL_S)
+
+
+class QualityWatch(Looks):
     """A watch over the rules of the streams whose tables are this node's to look after.
 
     What it costs without a declaration is a look at an empty mapping every two seconds.
@@ -334,24 +367,7 @@ class QualityWatch:
         self._clock, self._quarantine, self._monotonic = clock, quarantine, monotonic
         self._streams: dict[StreamKey, StreamWatch] = {}
         self._repeats = Repeats()
-        self._task = BackgroundTask()
-
-    def start(self) -> None:
-        """Start the looks."""
-        self._task.start(self._run(), name="quality-watch")
-
-    async def close(self) -> None:
-        """Stop."""
-        await self._task.close()
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.look()
-            except Exception:
-                # A bug with one stream must not end the others' alarms.
-                _logger.exception("the look at quality rules failed")
-            await asyncio.sleep(INTERVAL_S)
+        super().__init__("the look at quality rules")
 
     async def look(self) -> None:
         """Look at what the tables count, and log what changed."""

@@ -282,9 +282,9 @@ class Quarantine:
             await in_thread(lambda: out.add([begun]))
             async for batch in batches:
                 await in_thread(partial(out.add, [batch]))
-                if out.ready >= PART_BYTES:
-                    yield await in_thread(out.take)
-            yield await in_thread(out.finish)
+                if out.groups.ready >= PART_BYTES:
+                    yield await in_thread(out.groups.take)
+            yield await in_thread(out.groups.finish)
 
         size = await self._store.create_from(f"{self.key}/{path}", parts())
         return out.data_file(path, size, self._now_ms())

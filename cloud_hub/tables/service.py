@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.facts.streams import DeclaredTables, LatestDocument, TableDocument
 from weft.cloud_hub.tables.buckets import Key
 from weft.cloud_hub.tables.latest import SETTINGS, LatestTierer
+from weft.cloud_hub.tables.quality import Looks
 from weft.cloud_hub.tables.quarantine import Quarantine, quarantines
 from weft.cloud_hub.tables.retention import Retention
 from weft.config.log_lines import Repeats, left_out
@@ -32,8 +32,6 @@ from weft.storage.table_writer.settings import DEFAULTS, TableSettings
 from weft.storage.table_writer.shards import ChunkCache, ShardView
 
 _logger = logging.getLogger(__name__)
-INTERVAL_S = 2.0
-"""Interval of looks at what is due."""
 RETENTION_S = 3600.0
 """Interval at which old rows are looked for, and quarantines that no rule asks for any more."""
 RETRY_S = 60.0
@@ -188,7 +186,7 @@ class _Listing(SideWork):
         return RETENTION_S
 
 
-class DeclaredTableWork:
+class DeclaredTableWork(Looks):
     """The work on declared tables of a hub process that makes tables.
 
     Args:
@@ -222,15 +220,7 @@ class DeclaredTableWork:
         self._quarantines: dict[StreamKey, _Quarantined] = {}
         self._listing = _Listing(store, monotonic())
         self._repeats = Repeats()
-        self._task = BackgroundTask()
-
-    def start(self) -> None:
-        """Start the rounds."""
-        self._task.start(self._run(), name="declared-tables")
-
-    async def close(self) -> None:
-        """Stop. A commit in progress may still succeed; the next reader of the table sees its outcome."""
-        await self._task.close()
+        super().__init__("the work on declared tables")
 
     def status(self) -> list[LatestOfNode]:
         """Return the status of latest tables that this process makes, failing ones first if they are very many."""
@@ -288,15 +278,6 @@ class DeclaredTableWork:
                 retained = self._retentions.get(key) or self._retentions.setdefault(key, self._retained(key))
                 retained.wanted = document if is_kept else None
                 await self._take_turn(retained)
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.look()
-            except Exception:
-                # A bug with one stream must not end the others' tables.
-                _logger.exception("the work on declared tables failed")
-            await asyncio.sleep(INTERVAL_S)
 
     def _take_views(self) -> None:
         """Take the states of the table step, with caches of our own: it empties its caches after each round."""

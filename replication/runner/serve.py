@@ -347,7 +347,7 @@ class LinkSession:
             if message.type is not _BINARY:
                 return
             self._receiver.receive_data(message.data, self._clock())
-            self._receiver.pause()
+            self._receiver.live.pause()
             if self._receiver.has_to_answer:  # a message with only data needs no answer from the writer yet
                 self._wake.set()
             try:
@@ -360,7 +360,7 @@ class LinkSession:
             except Exception:
                 log.exception("a link's handler failed")
                 self.refuse(RefuseCode.OVERLOADED, "the hub failed to store the data", "nothing: the edge tries again")
-            self._receiver.resume(self._clock())
+            self._receiver.live.resume(self._clock())
 
     async def _resume(self) -> None:
         """Process more of a message, after the turns of the others."""

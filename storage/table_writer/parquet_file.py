@@ -207,7 +207,7 @@ class ParquetFile:
     def __init__(self, schema: pa.Schema, declared: Sequence[str] = ()) -> None:
         self._schema = schema
         self._clustering = Clustering(sort_order(schema, declared))
-        self._groups = RowGroups(
+        self.groups = RowGroups(
             with_field_ids(schema),
             SLICE_BYTES_MAX,
             rows_max=SLICE_ROWS_MAX,
@@ -218,6 +218,7 @@ class ParquetFile:
             write_page_index=True,
             write_statistics=[name for name in schema.names if name not in _CONTENT],
         )
+        """The file's bytes, for who takes them. Rows come by ``add``."""
         self._statistics = FileStatistics(statistics_columns(levels_of(schema), bounded_names(schema)))
         self.rows = 0
 
@@ -226,29 +227,12 @@ class ParquetFile:
         """Return the columns of the rows."""
         return self._schema
 
-    def keep_together(self, rows: int, size: int) -> None:
-        """Announce a slice of another file, of about ``size`` bytes: it stays within one slice of this file."""
-        self._groups.keep_together(rows, size)
-
     def add(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Add rows of the schema. They are sorted and compressed a slice at a time."""
         for batch in batches:
-            self._groups.add(batch)
+            self.groups.add(batch)
             self.rows += batch.num_rows
             self._statistics.add(batch)
-
-    @property
-    def ready(self) -> int:
-        """Return the compressed bytes that were not taken yet."""
-        return self._groups.ready
-
-    def take(self) -> memoryview:
-        """Return the compressed bytes that were not taken yet: the next part of the file."""
-        return self._groups.take()
-
-    def finish(self) -> memoryview:
-        """Return the rest of the file's bytes. No rows can be added afterwards."""
-        return self._groups.finish()
 
     def data_file(self, path: str, size: int, now_ms: int) -> DataFile:
         """Return the file's entry for a table's log."""

@@ -393,7 +393,7 @@ class Joiner:
             while (part := await in_thread(partial(next, parts, None))) is not None:
                 yield part
             taken.append(file)
-        yield await in_thread(out.finish)
+        yield await in_thread(out.groups.finish)
 
     async def _opened_file(self, file: DataFile) -> Any:
         key = f"{self._key}/{file.path}"
@@ -408,15 +408,15 @@ def _copied(source: Any, out: ParquetFile, keep: Keep | None) -> Iterator[memory
     streamed = pq.ParquetFile(source, page_checksum_verification=True, buffer_size=READ_BYTES, pre_buffer=False)
     whole = pq.ParquetFile(source, metadata=streamed.metadata, page_checksum_verification=True, pre_buffer=True)
     for each in group_slices(streamed.metadata):
-        out.keep_together(each.rows, each.bytes)
+        out.groups.keep_together(each.rows, each.bytes)
         for part in parts_of(each, streamed.metadata, READ_GROUPS_BYTES):
             # Small row groups are read at once. Each column of a large one comes in pieces: its rows may take far more.
             file = whole if len(part) > 1 or each.bytes <= READ_GROUPS_BYTES else streamed
             for batch in file.iter_batches(_BATCH_ROWS, row_groups=part):
                 rows = _as_schema(batch, out.schema)
                 out.add([rows if keep is None else keep(rows)])
-                if out.ready >= PART_BYTES:
-                    yield out.take()
+                if out.groups.ready >= PART_BYTES:
+                    yield out.groups.take()
 
 
 def _as_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -579,7 +579,7 @@ class OwnWriter:
         gathered = await gatherer.gather(view, sink, n, first, end, rows.payload, shares, rows.typed)
         if not out.rows:
             return Made((), gathered)
-        data = await in_thread(out.finish)
+        data = await in_thread(out.groups.finish)
         path = f"shard-{view.shard}-{first:020d}-{gathered.end:020d}-{self._nonce()}.parquet"
         await self._store.create(f"{key}/{path}", data)
         file = out.data_file(path, len(data), self._clock() // 1_000_000)

@@ -295,11 +295,11 @@ def test_ping_is_answered_with_the_wall_clock_and_only_the_newest_is_owed() -> N
 
 def test_silence_ends_the_link_but_not_while_the_owner_does_not_read() -> None:
     peer = Peer(ReceiverSettings(silence=20 * SECOND)).opened()
-    peer.receiver.pause()
+    peer.receiver.live.pause()
     peer.receiver.handle_timeout(100 * SECOND)
     assert not peer.receiver.closed
     assert [type(frame) for frame in peer.heard()] == [Ping]
-    peer.receiver.resume(100 * SECOND)
+    peer.receiver.live.resume(100 * SECOND)
     peer.receiver.handle_timeout(119 * SECOND)
     assert not peer.receiver.closed
     peer.receiver.handle_timeout(120 * SECOND)

@@ -56,7 +56,7 @@ def plant(count: int, first: int = 0, schema: pa.Schema = SCHEMA) -> Iterator[pa
 def written(batches: Iterator[pa.RecordBatch], schema: pa.Schema = SCHEMA, declared: Sequence[str] = ()) -> bytes:
     out = ParquetFile(schema, declared)
     out.add(batches)
-    return bytes(out.finish())
+    return bytes(out.groups.finish())
 
 
 def share(data: bytes, column: str, value: Any) -> float:
@@ -109,7 +109,7 @@ async def test_joined_files_are_sorted_in_slices_of_the_log_and_say_so(
     for number, count in enumerate([SLICE + 700, 60, 60, 2900, SLICE, 1300, 2 * SLICE, 100]):
         out = ParquetFile(SCHEMA)  # made before the order was declared
         out.add(plant(count, first))
-        data = out.finish()
+        data = out.groups.finish()
         await directory.create(f"{tierer.key}/{number}.parquet", data)
         files.append(out.data_file(f"{number}.parquet", len(data), 0))
         first += count

@@ -115,7 +115,7 @@ async def main():
             at = batch.schema.get_field_index("payload")
             out.add([batch.set_column(at, batch.schema.field(at), payloads)])
             first += len(rows)
-        data = out.finish()
+        data = out.groups.finish()
         await store.create(f"{tierer.key}/{number}.parquet", data)
         files.append(out.data_file(f"{number}.parquet", len(data), 0))
     tierer.keep(await tierer.log.append(state, files, {}, 1))

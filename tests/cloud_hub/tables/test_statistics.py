@@ -86,7 +86,7 @@ def batch_of(rows: Sequence[Row], first: int, schema: pa.Schema = SCHEMA) -> pa.
 def write(folder: Path, rows: Sequence[Row], first: int) -> DataFile:
     out = ParquetFile(SCHEMA)
     out.add([batch_of(rows, first)])
-    data = out.finish()
+    data = out.groups.finish()
     (folder / f"{first}.parquet").write_bytes(data)
     return out.data_file(f"{first}.parquet", len(data), 0)
 
