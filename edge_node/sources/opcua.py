@@ -160,13 +160,18 @@ class OpcuaConnection(SourceConnection):
             return f"the subscription said nothing on {RESUMES_MAX} connections"
         subscription.silent += 1
         available: list[int] | None = None
+        await self._space.look()
+        if self._space.started != subscription.started:
+            # Another run of the server has its own subscriptions with the same ids, and perhaps other clients'.
+            return "the server has restarted"
         if not is_same_session:
             parameters = ua.TransferSubscriptionsParameters([ua.UInt32(subscription.id)], False)
             (result,) = await services.transfer_subscriptions(parameters)
             if not result.StatusCode.is_good():
                 return f"the server does not hand over the subscription: {result.StatusCode.name}"
             available = list(result.AvailableSequenceNumbers or [])[:MISSED_MAX]
-        await self._look_at_namespaces(subscription)
+        if subscription.namespaces and self._space.namespaces != subscription.namespaces:
+            return "the server has changed its table of namespaces"
         if self.memory.unreadable:
             self._skip(subscription)
         expected = following(subscription.taken)
@@ -181,11 +186,6 @@ class OpcuaConnection(SourceConnection):
                 break
             await self._take(subscription, message)
         return ""
-
-    async def _look_at_namespaces(self, subscription: Subscription) -> None:
-        await self._space.look()
-        if subscription.namespaces and self._space.namespaces != subscription.namespaces:
-            raise SourceDown("the server has changed its table of namespaces under a subscription")
 
     def _skip(self, subscription: Subscription) -> None:
         """Pass over a notification that cannot be read: it would come again on each connection."""
@@ -220,7 +220,6 @@ class OpcuaConnection(SourceConnection):
         found, missing = await self._space.resolve(self._settings.nodes)
         subscription = await self._created()
         self.memory.subscription = subscription
-        subscription.namespaces = self._space.namespaces
         since = before.through - before.margin if before is not None and before.through else 0
         missing += await self._monitor(subscription, found)
         until = subscription.through = subscription.through or self.node.wall_clock()
@@ -270,7 +269,15 @@ class OpcuaConnection(SourceConnection):
         interval = max(0.001, made.Parameters.RevisedPublishingInterval / 1000)
         silence = interval * max(1, made.Parameters.RevisedMaxKeepAliveCount) * 2
         margin = int(max(interval, settings.sampling_s) * 1e9)
-        return Subscription(made.Parameters.SubscriptionId, [], interval, max(silence, 1.0), margin, [])
+        return Subscription(
+            made.Parameters.SubscriptionId,
+            [],
+            interval,
+            max(silence, 1.0),
+            margin,
+            self._space.namespaces,
+            self._space.started,
+        )
 
     async def _monitor(self, subscription: Subscription, found: Sequence[Found]) -> list[Missing]:
         """Monitor variables; return those that the server refuses."""

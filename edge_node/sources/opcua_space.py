@@ -87,18 +87,23 @@ class Space:
         self._settings = settings
         self.namespaces: list[str] = []
         """URIs of the server's namespaces, by index."""
+        self.started = 0
+        """Time at which the server started, ns since 1970; 0 if it does not say."""
         self.expected: Sequence[str] = ()
         """The same in an earlier session: `ns=2` means what it meant then."""
         self.problems: list[str] = []
         """Nodes and facts that were left out, for the status."""
 
     async def look(self) -> None:
-        """Read the server's table of namespaces.
+        """Read the server's table of namespaces, and the time of its start.
 
         Raises:
             SourceDown: the server has none.
         """
-        (found,) = await self.read([ua.NodeId(ua.Int32(ua.ObjectIds.Server_NamespaceArray))])
+        names_of, start_of = ua.ObjectIds.Server_NamespaceArray, ua.ObjectIds.Server_ServerStatus_StartTime
+        found, start = await self.read([ua.NodeId(ua.Int32(names_of)), ua.NodeId(ua.Int32(start_of))])
+        at = start.Value.Value if start.Value is not None else None
+        self.started = nanoseconds(at) if isinstance(at, datetime) else 0
         names = found.Value.Value if found.Value is not None else None
         if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
             raise SourceDown("the server has no table of namespaces (NamespaceArray)")

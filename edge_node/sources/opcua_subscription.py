@@ -61,6 +61,8 @@ class KeptSubscription(msgspec.Struct, frozen=True):
     settings: str
     """Digest of the settings that it was made with."""
     namespaces: list[str]
+    started: int
+    """Start of the server, ns since 1970: another run of it gives the same ids to other subscriptions."""
     items: list[KeptItem]
 
 
@@ -119,6 +121,8 @@ class Subscription:
     margin: int
     """Nanoseconds by which the source time of a change may be before the notification in front of it."""
     namespaces: list[str]
+    started: int
+    """Start of the server, ns since 1970."""
     taken: int = 0
     """Sequence number of the last notification that was handed to the log."""
     durable: int = 0
@@ -156,7 +160,7 @@ def of_earlier_run(
         item.is_first = False
     silence = settings.keep_alive_s * 2
     margin = int(max(settings.publishing_s, settings.sampling_s) * 1e9)
-    subscription = Subscription(kept.id, items, settings.publishing_s, silence, margin, kept.namespaces)
+    subscription = Subscription(kept.id, items, settings.publishing_s, silence, margin, kept.namespaces, kept.started)
     subscription.taken = subscription.durable = position.acknowledged
     subscription.through, subscription.saved, subscription.resent = position.through, position, True
     return subscription, ""
@@ -167,7 +171,9 @@ def kept_of(subscription: Subscription, settings: OpcuaSource, url: str) -> Kept
     items = [
         KeptItem(each.node, each.topic, each.unit, each.has_history, each.monitored) for each in subscription.items
     ]
-    return KeptSubscription(url, subscription.id, digest(settings), subscription.namespaces, items)
+    return KeptSubscription(
+        url, subscription.id, digest(settings), subscription.namespaces, subscription.started, items
+    )
 
 
 def request_for(found: Found, handle: int, settings: OpcuaSource) -> ua.MonitoredItemCreateRequest:

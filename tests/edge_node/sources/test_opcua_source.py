@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asyncua import ua
+from asyncua import Client, ua
 from click.testing import CliRunner, Result
 
 from examples.demo.fabric import free_port
@@ -366,3 +366,27 @@ async def test_a_server_is_trusted_by_its_fingerprint_and_read(tmp_path: Path, p
         async with running(tmp_path, opcua(server.port, more), PRESS) as node:
             await more_rows(node)
             assert_whole(server, await node.stored())
+
+
+async def test_a_subscription_of_another_run_of_the_server_is_not_taken_for_ones_own(
+    tmp_path: Path, server: OpcuaServer
+) -> None:
+    """The library's server counts its subscriptions from the same number on each time."""
+    async with running(tmp_path, opcua(server.port), PRESS) as node:
+        await more_rows(node)
+    server.kill()
+    await asyncio.to_thread(server.start)
+    async with Client(f"opc.tcp://127.0.0.1:{server.port}/") as other:
+        theirs = await other.create_subscription(100, Nothing())
+        async with running(tmp_path, opcua(server.port), PRESS) as node:
+            await more_rows(node)
+            found = await node.stored()
+            sections = await asyncio.to_thread((tmp_path / "data/sources/press.subscription.json").read_bytes)
+        assert json.loads(sections)["id"] != theirs.subscription_id
+    assert_whole(server, found)
+    (gap,) = [each for each in gaps(found) if each["lost"] == "possible"]
+    assert gap["why"].startswith("the server has restarted")
+
+
+class Nothing:
+    """Takes no notice of changes."""
