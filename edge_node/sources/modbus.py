@@ -492,6 +492,11 @@ class Device:
         return found
 
 
+def no_answer(device: Device, line: Line) -> str:
+    """Return the reason of a timeout."""
+    return f"no answer within {device.settings.timeout_s:g} s" + (f", but {line.stray}" if line.stray else "")
+
+
 class Schedule:
     """The devices of a line, and whose turn it is."""
 
@@ -713,8 +718,7 @@ class ModbusRunner(Runner):
             values = await device.read(line, self._reading)
         except TimeoutError:
             self._reading.timeouts += 1
-            stray = f", but {line.stray}" if line.stray else ""
-            reason, answered = f"no answer within {device.settings.timeout_s:g} s{stray}", False
+            reason, answered = no_answer(device, line), False
         except (DeviceRefused, BadAnswer) as error:
             reason, answered = str(error), True
         except BaseException as error:
@@ -852,3 +856,44 @@ class ModbusRunner(Runner):
         missed = gap.missed if gap is not None else 0
         if self.memory.lines.due(f"{device.name} again", self._loop.time()) is not None:
             log.info("source %s: %s answers again, %d polls were missed", self.status.name, device.name, missed)
+
+
+# One read of everything, for people who set up a source.
+
+
+class ReadValue(NamedTuple):
+    """A value as ``weft edge test-source`` shows it."""
+
+    item: str
+    value: Any
+    unit: str
+    register: str
+    """Kind, address and type."""
+    trouble: str
+    """Reason why the value is missing; empty if it is there."""
+
+
+async def read_once(settings: ModbusSource) -> tuple[list[ReadValue], int]:
+    """Read every value of a source once. Return the values, and the number of requests.
+
+    Raises:
+        OSError, TimeoutError, SourceDown: there is no connection.
+    """
+    reading, found = Reading(Gaps("")), list[ReadValue]()
+    line = await open_line(settings.url, settings.serial, reading)
+    try:
+        for device in Schedule(settings, 0.0).devices:
+            values, trouble = dict[str, Any](), ""
+            try:
+                values = await device.read(line, reading)
+            except TimeoutError:
+                trouble = no_answer(device, line)
+            except (DeviceRefused, BadAnswer) as error:
+                trouble = str(error)
+            for (name, register), item in zip(device.values, device.items, strict=True):
+                refused = device.refused.get(name)
+                why = "" if name in values else trouble or (refused.reason if refused is not None else "")
+                found.append(ReadValue(item, values.get(name), register.unit or "", words_of(register), why))
+    finally:
+        line.end("everything is read")
+    return found, reading.requests

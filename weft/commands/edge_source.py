@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from time import time_ns
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,8 +14,9 @@ import click
 import msgspec
 
 from weft.commands.common import config_argument, json_option, load_edge
-from weft.config.sources import OpcuaBrowse, OpcuaNode, OpcuaSource
-from weft.output import Failed, Refused, print_facts, print_json, print_table
+from weft.config.sources import ModbusSource, OpcuaBrowse, OpcuaNode, OpcuaSource, Source
+from weft.edge_node.sources.credentials import library_missing
+from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
     from weft.edge_node.sources.opcua_client import Session
@@ -60,13 +62,51 @@ def edge_browse(config_file: str, source: str, below: str, depth: int, *, as_jso
 @config_argument
 @source_argument
 @json_option
-def edge_test_source(config_file: str, source: str, *, as_json: bool) -> None:
-    """Read each variable of a SOURCE once, and print what would be stored. Nothing is stored, and no subscription made.
+def edge_test_source(config_file: str, source: str, *, as_json: bool) -> int:
+    """Read each value of a SOURCE of OPC UA or Modbus once, and print it. Nothing is stored; the node need not run.
+
+    A Modbus device that accepts one connection must not have the node's at the same time. Exit status 1 if a value is
+    missing.
 
     \b
     weft edge test-source edge.yaml press
     """
+    config = load_edge(config_file)
+    found = _source(config.sources, source)
+    if missing := library_missing(found):
+        raise Failed(f"sources.{source} {missing}")
+    if found.modbus is not None:
+        return _test_modbus(found.modbus, as_json=as_json)
+    return _test_opcua(config_file, source, as_json=as_json)
+
+
+def _test_modbus(settings: ModbusSource, *, as_json: bool) -> int:
+    # Imported here: it loads pymodbus.
+    from weft.edge_node.sources.connection import SourceDown
+    from weft.edge_node.sources.modbus import read_once
+
+    try:
+        values, requests = asyncio.run(read_once(settings))
+    except (OSError, SourceDown) as error:
+        reason = str(error) or "no answer. Is the address right, and the network up?"
+        raise Failed(f"{settings.url}: {reason}") from None
+    if as_json:
+        print_json({"values": [each._asdict() for each in values], "requests": requests})
+    else:
+        print_table(
+            ("value of", "is", "unit", "register", "trouble"),
+            [
+                (each.item, "" if each.trouble else json.dumps(each.value), each.unit, each.register, each.trouble)
+                for each in values
+            ],
+        )
+        click.echo(f"{counted(len(values), 'value')} with {counted(requests, 'request')}", err=True)
+    return FAILURE_EXIT_CODE if any(each.trouble for each in values) else 0
+
+
+def _test_opcua(config_file: str, source: str, *, as_json: bool) -> int:
     name, settings = _opcua(config_file, source)
+    left_out: list[str] = []
 
     async def look(_: Session, space: Space) -> list[dict[str, Any]]:
         from weft.edge_node.sources.opcua_space import facts
@@ -74,24 +114,31 @@ def edge_test_source(config_file: str, source: str, *, as_json: bool) -> None:
         found, missing = await space.resolve(settings.nodes)
         items = await space.items(found)
         values = await space.read([each.id for each in found])
-        rows = [
+        left_out.extend([*(f"{each.topic}: {each.why}" for each in missing), *space.problems])
+        return [
             {"topic": item.topic, **facts(item, value, time_ns())} for item, value in zip(items, values, strict=True)
         ]
-        for problem in [*(f"{each.topic}: {each.why}" for each in missing), *space.problems]:
-            click.echo(f"left out: {problem}", err=True)
-        return rows
 
     rows = _run(config_file, name, settings, look)
     if as_json:
         print_json(rows)
-        return
-    print_table(
-        ("topic", "value", "unit", "status", "source time"),
-        [
-            (row["topic"], str(row["value"])[:60], row.get("unit", ""), row["status_name"], row["source_time"] or "")
-            for row in rows
-        ],
-    )
+    else:
+        print_table(
+            ("topic", "value", "unit", "status", "source time"),
+            [
+                (
+                    row["topic"],
+                    str(row["value"])[:60],
+                    row.get("unit", ""),
+                    row["status_name"],
+                    row["source_time"] or "",
+                )
+                for row in rows
+            ],
+        )
+    for problem in left_out:
+        click.echo(f"left out: {problem}", err=True)
+    return FAILURE_EXIT_CODE if left_out else 0
 
 
 @click.command("trust")
@@ -145,11 +192,17 @@ def edge_trust(config_file: str, source: str, fingerprint: str | None) -> None:
     click.echo(f"added to {security.trusted}")
 
 
+def _source(sources: Mapping[str, Source], name: str) -> Source:
+    found = sources.get(name)
+    if found is None or (found.modbus is None and found.opcua is None):
+        names = ", ".join(each for each, kind in sources.items() if kind.modbus or kind.opcua) or "there are none"
+        raise Refused(f"there is no source {name} with values to read. Sources of that kind: {names}")
+    return found
+
+
 def _opcua(config_file: str, source: str) -> tuple[str, OpcuaSource]:
     config = load_edge(config_file)
-    if source not in config.sources:
-        raise Refused(f"no source is called {source}; the file has {', '.join(config.sources) or 'none'}")
-    settings = config.sources[source].opcua
+    settings = _source(config.sources, source).opcua
     if settings is None:
         raise Refused(f"sources.{source} is not an OPC UA source")
     return source, settings

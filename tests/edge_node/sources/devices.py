@@ -9,6 +9,7 @@ import tty
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -99,6 +100,10 @@ async def plant(port: int, units: list[int] | None = None) -> AsyncIterator[Plan
         await found.stop()
 
 
+def _copy(here: int, there: int) -> None:
+    os.write(there, os.read(here, 4096))
+
+
 @asynccontextmanager
 async def serial_pair() -> AsyncIterator[tuple[str, str]]:
     """Two serial ports that are connected with each other: pseudo-terminals, and what copies between them."""
@@ -107,7 +112,7 @@ async def serial_pair() -> AsyncIterator[tuple[str, str]]:
         tty.setraw(port)
     for here, there in ((left, right), (right, left)):
         os.set_blocking(here, False)
-        loop.add_reader(here, lambda here=here, there=there: os.write(there, os.read(here, 4096)))  # type: ignore[misc]
+        loop.add_reader(here, partial(_copy, here, there))
     try:
         yield os.ttyname(left_port), os.ttyname(right_port)
     finally:

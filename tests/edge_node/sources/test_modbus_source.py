@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from pymodbus.framer import FramerType
 from pymodbus.server import ModbusSerialServer
 
@@ -33,6 +34,7 @@ from tests.edge_node.sources.devices import (
 from tests.edge_node.sources.nodes import FULL, NODE, SourceNode, publish, running
 from tests.support.processes import Node
 from tests.support.waiting import PATIENCE_S, until
+from weft.commands.edge_status import edge_test_source
 from weft.edge_node.sources.status import Reading, SourceState
 
 LINE = NODE.replace("plant/#", "line/#")
@@ -277,6 +279,28 @@ async def test_rtu_on_a_serial_line_reads_the_same(tmp_path: Path) -> None:
     assert values(found)[0][1] == {"n": 1, "x": 5 * 65_536 + 6}
     assert_no_silent_gap(found)
     assert_no_silent_gap(found, "pump")
+
+
+def tried(config: Path, source: str) -> Result:
+    return CliRunner().invoke(edge_test_source, [str(config), source], standalone_mode=False)
+
+
+async def test_everything_is_read_once_for_people_who_set_up_a_source(tmp_path: Path) -> None:
+    registers = f"{{n: {{address: 4, scale: 0.1, unit: kW}}, lost: {{address: {HOLES[3]}, type: u32}}}}"
+    config = tmp_path / "edge.yaml"
+    async with plant(free_port()) as line:
+        config.write_text(LINE.format(name="data") + modbus_source(line.port, device("meter", registers)))
+        shown = await asyncio.to_thread(tried, config, "line")
+    assert shown.return_value == 1, "a value is missing"
+    assert shown.stdout.splitlines()[1:] == [
+        "meter/n\t0.4\tkW\tholding 4 u16\t",
+        "meter/lost\t\t\tholding 203 u32\texception 2: illegal data address",
+    ]
+    assert "2 values with 2 requests" in shown.stderr
+    unknown = await asyncio.to_thread(tried, config, "plant")
+    assert "Sources of that kind" in str(unknown.exception)
+    down = await asyncio.to_thread(tried, config, "line")
+    assert "tcp://127.0.0.1" in str(down.exception)
 
 
 @pytest.mark.slow
