@@ -185,6 +185,8 @@ class OpcuaConnection(SourceConnection):
             if message is None:
                 break
             await self._take(subscription, message)
+        # Later ones were never sent to an earlier run.
+        subscription.resent = False
         return ""
 
     def _skip(self, subscription: Subscription) -> None:
@@ -435,7 +437,6 @@ class OpcuaConnection(SourceConnection):
                 self._kept_alive(subscription, message)
 
     def _kept_alive(self, subscription: Subscription, message: ua.NotificationMessage) -> None:
-        subscription.resent = False
         if subscription.taken == subscription.durable:
             subscription.through = max(subscription.through, nanoseconds(message.PublishTime))
             saved = subscription.saved

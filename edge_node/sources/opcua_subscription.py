@@ -138,7 +138,7 @@ class Subscription:
     silent: int = 0
     """Connections in a row on which nothing came."""
     resent: bool = False
-    """True until notifications come that an earlier run cannot have stored."""
+    """True while the server sends what an earlier run may have stored."""
 
 
 def digest(settings: OpcuaSource) -> str:
