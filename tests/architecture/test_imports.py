@@ -39,6 +39,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "httptools": ("edge_node/servers/http/request.py",),
     "aio_pika": ("edge_node/sources/amqp",),
     "asyncua": ("edge_node/sources/opcua", "weft/commands/edge_source.py"),
+    "pymodbus": ("edge_node/sources/modbus",),
     "aiormq": ("edge_node/sources/amqp",),
     "amqtt": ("weft/amqtt_plugin.py",),
     "click": ("weft/",),
