@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,11 +32,13 @@ from weft.storage.chunk_log import CollectedPast, ShardLog, first_logs
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
 from weft.storage.cluster_log import LISTED_MAX, ClusterLog, ClusterState, Rewritten
 from weft.storage.hub_keys import table_key
-from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
+from weft.storage.object_store import AccessDenied, ObjectStore, StoreError, StoreUnfit, open_store
 from weft.storage.table.latest import only_latest
 from weft.storage.table.rows import row_schema, usable_fields
 from weft.storage.table.schemas import ExpectedEdges, Schemas
 from weft.storage.table.typed_columns import beside, typed_names
+
+logger = logging.getLogger(__name__)
 
 # Search for the chunk of a shard's log that holds an offset of a stream.
 
@@ -338,7 +341,18 @@ class StreamLog:
 
     async def _adopt_schema(self) -> None:
         """Take the schema that is declared for the stream, if there is one, for as long as this log is followed."""
-        found = Schemas.of_state(await self.facts()).of((self.options.tenant, self.options.stream))
+        try:
+            facts = await self.facts()
+        except AccessDenied:
+            if self.options.tenant not in dict(self.cluster.apart):
+                raise
+            # The declarations are of all tenants: a key for what one of them has alone reads none.
+            logger.warning(
+                "%s: this key reads no declarations, so rows have no typed columns. Name them with option schema",
+                self.options.stream,
+            )
+            return
+        found = Schemas.of_state(facts).of((self.options.tenant, self.options.stream))
         if found is not None:
             schema = beside(found.schema, self.fields)
             self.options = replace(self.options, schema=schema, version=found.version)

@@ -6,6 +6,7 @@
 from weft.storage.object_store.opening import open_store
 from weft.storage.object_store.probe import probe
 from weft.storage.object_store.protocol import (
+    AccessDenied,
     AlreadyExists,
     Listed,
     NotFound,
@@ -20,6 +21,7 @@ from weft.storage.object_store.protocol import (
 )
 
 __all__ = [
+    "AccessDenied",
     "AlreadyExists",
     "Listed",
     "NotFound",

@@ -18,6 +18,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from weft.storage.native_threads import wait_at_exit
 from weft.storage.object_store.protocol import (
     PART_SUFFIX,
+    AccessDenied,
     AlreadyExists,
     Buffer,
     Listed,
@@ -33,7 +34,7 @@ from weft.storage.object_store.protocol import (
     clamp_range,
     valid_key,
 )
-from weft.storage.object_store.services import BucketPlace, sentence
+from weft.storage.object_store.services import BucketPlace, is_denied, sentence
 
 # Conditional PUTs to one key that overlap on purpose: each is half sent before any of them is finished.
 #
@@ -365,7 +366,8 @@ class BucketStore:
         except FileNotFoundError:
             raise NotFound(key) from None
         except (BaseError, OSError) as error:
-            raise StoreError(f"{key}: {sentence(error, self._place.endpoint.name)}") from error
+            kind = AccessDenied if is_denied(error) else StoreError
+            raise kind(f"{key}: {sentence(error, self._place.endpoint.name)}") from error
 
     async def _signed(self, method: Any, key: str) -> str:
         return str(await sign_async(self._reads, method, check_key(key), timedelta(seconds=SIGNED_SECONDS)))

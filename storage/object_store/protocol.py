@@ -205,6 +205,10 @@ class StoreError(Exception):
     """
 
 
+class AccessDenied(StoreError):
+    """The store answered that the key has no right to this."""
+
+
 class StoreAway(StoreError):
     """The store is not in its place at present, or another one is there. A write may have happened there; nothing that
     follows from the answer may be said to anyone.

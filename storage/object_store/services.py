@@ -75,6 +75,16 @@ def sentence(error: BaseException, endpoint: str = "") -> str:
     return f"{tried[1]} {tried[2]} failed: {cause}"
 
 
+def is_denied(error: BaseException) -> bool:
+    """Return whether the store answered that the key has no right. obstore has a class for that of objects alone: a
+    list that is refused is an error of no kind."""
+    from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
+
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+        return True
+    return isinstance(error, GenericError) and f"{_REFUSED}403 Forbidden" in str(error).partition("\n")[0]
+
+
 def _why_unsent(debugging: str) -> str:
     """Return the cause of a request without an answer; empty if the debug text has no known one."""
     for mark, words in _CAUSES:
