@@ -402,7 +402,7 @@ class OpcuaBrowse(Section, frozen=True, kw_only=True):
 class OpcuaNode(OneOf, frozen=True, kw_only=True):
     """Variables of an OPC UA server: one by `id` or `path`, or those that `browse` finds."""
 
-    noun: ClassVar[str] = "way to name nodes"
+    noun: ClassVar[str] = "name of nodes"
     beside: ClassVar[tuple[str, ...]] = ("topic", "sampling", "queue", "deadband", "deadband_percent")
 
     id: Annotated[
@@ -482,7 +482,7 @@ class OpcuaSource(SourceSettings, frozen=True, kw_only=True):
         bool, Meta(description="Fill gaps from the server's history, where it keeps one, with flagged values.")
     ] = True
     nodes_max: Annotated[
-        Count, Meta(le=1_000_000, description="Maximum number of variables. `browse` stops there, and says so.")
+        Count, Meta(le=1_000_000, description="Maximum number of variables. `browse` stops there, with a warning.")
     ] = 10_000
     message_bytes_max: Annotated[
         Size,

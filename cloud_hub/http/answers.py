@@ -437,7 +437,7 @@ async def read_body(request: web.Request, bytes_max: int, advice: str) -> bytes:
                 body += more
                 await asyncio.sleep(0)  # of tiny chunks, some thousand are parsed at each read
     except TimeoutError:
-        raise ApiError(408, f"the body did not come in {BODY_S:g} s", NOTHING_STORED) from None
+        raise ApiError(408, f"the body was not complete within {BODY_S:g} s", NOTHING_STORED) from None
     if len(body) > bytes_max:
         raise ApiError(413, f"a body of more than {bytes_max} bytes", advice)
     return body

@@ -157,7 +157,7 @@ class OpcuaConnection(SourceConnection):
         """Take what the server kept of a subscription. Return why that is not possible; empty if it is."""
         services = self._session.services
         if subscription.silent >= RESUMES_MAX:
-            return f"the subscription said nothing on {RESUMES_MAX} connections"
+            return f"no notification of the subscription on {RESUMES_MAX} connections"
         subscription.silent += 1
         available: list[int] | None = None
         await self._space.look()
@@ -172,14 +172,17 @@ class OpcuaConnection(SourceConnection):
             available = list(result.AvailableSequenceNumbers or [])[:MISSED_MAX]
         if subscription.namespaces and self._space.namespaces != subscription.namespaces:
             return "the server has changed its table of namespaces"
-        if self.memory.unreadable:
-            self._skip(subscription)
+        sequence, why = self.memory.unreadable
+        if sequence and sequence == following(subscription.taken):
+            self._skip(subscription, why)
         expected = following(subscription.taken)
         missed = [each for each in available or () if ahead(each, expected) > 0]
         if available and expected not in available and missed:
             # What is between was acknowledged by no one: the server has thrown it away.
             subscription.taken = preceding(min(missed, key=lambda each: ahead(each, expected)))
-            self._lost("sequence", "the server no longer has notifications", subscription.through, None)
+            self._lost(
+                "sequence", "the server no longer has notifications", subscription.through, self.node.wall_clock()
+            )
         for _ in range(MISSED_MAX):
             message = await self._republished(subscription, following(subscription.taken))
             if message is None:
@@ -189,11 +192,10 @@ class OpcuaConnection(SourceConnection):
         subscription.resent = False
         return ""
 
-    def _skip(self, subscription: Subscription) -> None:
+    def _skip(self, subscription: Subscription, why: str) -> None:
         """Pass over a notification that cannot be read: it would come again on each connection."""
-        why, self.memory.unreadable = self.memory.unreadable, ""
         subscription.taken = following(subscription.taken)
-        self._lost("unreadable", why, subscription.through, None, sequence=subscription.taken)
+        self._lost("unreadable", why, subscription.through, self.node.wall_clock(), sequence=subscription.taken)
 
     async def _republished(self, subscription: Subscription, sequence: int) -> ua.NotificationMessage | None:
         """Return a notification that the server kept; None if it did not."""
@@ -203,6 +205,11 @@ class OpcuaConnection(SourceConnection):
         except ua.UaStatusCodeError as error:
             if ua.StatusCode(error.code).name in ("BadMessageNotAvailable", "BadNotFound"):
                 return None
+            raise
+        except Exception as error:
+            if self._session.transport.problem or not isinstance(error, OSError | TimeoutError):
+                self.memory.unreadable = sequence, self._session.transport.problem or failure_text(error)
+                raise SourceDown(self.memory.unreadable[1]) from None
             raise
         return message if message.SequenceNumber == sequence and message.NotificationData else None
 
@@ -410,8 +417,8 @@ class OpcuaConnection(SourceConnection):
                 raise
             except ua.UaError as error:
                 subscription.acks = acks + subscription.acks
-                self.memory.unreadable = f"a notification could not be read: {error.__cause__ or error}"
-                raise SourceDown(self.memory.unreadable) from None
+                # Asked for again by its number, it is known which one it is.
+                raise SourceDown(f"a notification could not be read: {error.__cause__ or error}") from None
             except BaseException:
                 subscription.acks = acks + subscription.acks
                 raise

@@ -220,8 +220,8 @@ class OpcuaMemory(Memory):
         self.missing: list[Missing] = []
         self.away: Away | None = None
         self.fills: deque[Fill] = deque(maxlen=FILLS_MAX)
-        self.unreadable = ""
-        """Reason for which the next notification cannot be read; empty if it can."""
+        self.unreadable = (0, "")
+        """Sequence number of a notification that cannot be read, and why."""
 
 
 def items_of(message: ua.NotificationMessage) -> Iterator[tuple[int, ua.DataValue]]:

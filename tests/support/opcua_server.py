@@ -41,6 +41,8 @@ class Options:
     security: tuple[str, ...] = ()
     """Certificate and key."""
     user: str = ""
+    long_bytes: int = 0
+    """Length of a text that a variable has from the twentieth value on."""
 
 
 class Log:
@@ -129,6 +131,7 @@ async def serve(port: int, log: Log, options: Options) -> None:
         unit = ua.EUInformation(DisplayName=ua.LocalizedText("bar"))
         await variable.add_property(0, "EngineeringUnits", unit)
         variables.append((name, variable))
+    long = await press.add_variable(ua.NodeId("long", space), f"{space}:long", "") if options.long_bytes else None
     async with server:
         if options.history:
             for _, variable in variables:
@@ -142,6 +145,8 @@ async def serve(port: int, log: Log, options: Options) -> None:
                 value = ua.DataValue(ua.Variant(number, ua.VariantType.Int64), ua.StatusCode(), time, time)
                 await variable.write_value(value)
             number += 1
+            if long is not None and number == 20:
+                await long.write_value("x" * options.long_bytes)
             await asyncio.sleep(options.every_s)
 
 

@@ -146,7 +146,7 @@ def _test_opcua(config_file: str, source: str, *, as_json: bool) -> int:
 @source_argument
 @click.option("--fingerprint", help="Expected SHA-256 fingerprint; with it, nothing is asked.")
 def edge_trust(config_file: str, source: str, fingerprint: str | None) -> None:
-    """Show the certificate of the OPC UA server of a SOURCE, and trust it when you say so.
+    """Show the certificate of the OPC UA server of a SOURCE, and trust it after a confirmation.
 
     The certificate is added to the file `security.trusted`. Compare its fingerprint with what the server shows, or its
     operator tells you. The node's own certificate and key are made where neither exists. Run it as the node's user.

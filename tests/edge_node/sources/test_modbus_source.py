@@ -34,7 +34,7 @@ from tests.edge_node.sources.devices import (
 from tests.edge_node.sources.nodes import FULL, NODE, SourceNode, publish, running
 from tests.support.processes import Node
 from tests.support.waiting import PATIENCE_S, until
-from weft.commands.edge_status import edge_test_source
+from weft.commands.edge_source import edge_test_source
 from weft.edge_node.sources.status import Reading, SourceState
 
 LINE = NODE.replace("plant/#", "line/#")

@@ -210,6 +210,17 @@ async def test_history_fills_a_gap(tmp_path: Path) -> None:
     assert any(json.loads(each.payload).get("filled") for each in found if each.key != b"press/$gap")
 
 
+async def test_a_notification_that_is_too_long_is_a_gap_and_the_next_ones_come(tmp_path: Path) -> None:
+    with OpcuaServer(free_port(), tmp_path / "values.log", Options(long_bytes=1 << 20)) as server:
+        async with running(tmp_path, opcua(server.port, "      message: 64KiB\n"), PRESS) as node:
+            await until(lambda: node.source("press").gaps)
+            await more_rows(node, 60)
+            found = await node.stored()
+    (gap,) = [each for each in gaps(found) if each["lost"] == "possible"]
+    assert gap["gap"] == "unreadable"
+    assert "more than 65536 bytes. Raise `message`" in gap["why"]
+
+
 _ALL = "[" + ", ".join(f'{{id: "nsu=urn:example:press;s=v{n}", topic: press/v{n}}}' for n in range(3)) + "]"
 
 
