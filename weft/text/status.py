@@ -176,7 +176,8 @@ def _next_try(link: dict[str, Any], now: float) -> str:
 
 def _source(source: dict[str, Any], now: float) -> tuple[object, ...]:
     waiting = "" if source["waiting"] is None else source["waiting"]
-    trouble = "" if source["state"] == "connected" else shown(source["last_error"])
+    is_well = source["state"] == "connected" and not source.get("nodes_missing")
+    trouble = "" if is_well else shown(source["last_error"])
     messages, unacknowledged = source["messages"], source["unacknowledged"]
     return source["state"], messages, unacknowledged, waiting, _next_try(source, now), trouble
 
