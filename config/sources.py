@@ -425,8 +425,8 @@ class OpcuaNode(OneOf, frozen=True, kw_only=True):
     topic: Annotated[
         str | None,
         Meta(
-            description="Topic of the values, before `rewrite` and `prefix`. Unset: `SOURCE/BROWSE/PATH`. With "
-            "`browse`, the path below the node comes behind it."
+            description="Topic of the values, before `rewrite` and `prefix`. Unset: the source's name and the browse "
+            "path. With `browse`, the path below the node comes behind it."
         ),
     ] = None
     sampling_s: Annotated[

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Literal
 
 import msgspec
 
@@ -27,19 +28,27 @@ notice of the end says the same and more."""
 FOLDER = "sources"
 
 
-class GapNotice(msgspec.Struct, frozen=True, kw_only=True):
+class GapNotice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Content of a record about a gap, as JSON."""
 
     source: str
+    kind: str
+    """``polls`` that were missed; others as the protocol has them (`docs/reference/sources.md`)."""
     reason: str
-    items: tuple[str, ...]
-    """Topics below the source's whose values are missing, such as ``meter1/power``."""
-    from_: str = msgspec.field(name="from")
-    """Time of the first missed value, or of the last one before the gap where that is not known: UTC, RFC 3339."""
+    lost: Literal["certain", "possible", "none"]
+    from_: str | None = msgspec.field(name="from")
+    """Time of the first missed value, or of the last one before the gap where that is not known: UTC, RFC 3339. None
+    where neither is known."""
     to: str | None
     """Time of the first value after the gap; None while the gap is open."""
-    missed: int
-    """Number of missed polls until now; 0 where the source subscribes to changes and does not poll."""
+    items: tuple[str, ...] | None = None
+    """Values that are missing: topics of an OPC UA source, ``meter1/power`` of Modbus devices. None: all."""
+    items_more: int = 0
+    """Number of further items."""
+    missed: int | None = None
+    """Number of missed polls until now; None where the source subscribes to changes and does not poll."""
+    values: int | None = None
+    """Number of values of the gap that were read later."""
 
 
 def gap_topic(source: str) -> bytes:
@@ -145,7 +154,9 @@ class Gaps:
     def _tell(self, gap: Gap, to: int | None) -> None:
         notice = GapNotice(
             source=self._source,
+            kind="polls",
             reason=gap.reason,
+            lost="certain",
             items=gap.items,
             from_=moment(gap.since),
             to=moment(to) if to is not None else None,

@@ -15,7 +15,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from asyncua import ua
@@ -24,6 +24,7 @@ from weft.config.sources import OpcuaNode, OpcuaSource
 from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.sources.connection import AnyConnection, Runner, SourceConnection, SourceContext, SourceDown, Topics
 from weft.edge_node.sources.credentials import read_password
+from weft.edge_node.sources.notices import GapNotice, gap_topic
 from weft.edge_node.sources.opcua_client import Session, failure_text
 from weft.edge_node.sources.opcua_space import (
     AT_A_TIME,
@@ -38,6 +39,7 @@ from weft.edge_node.sources.opcua_space import (
     nanoseconds,
 )
 from weft.edge_node.sources.opcua_subscription import (
+    NAMED_MAX,
     Away,
     Fill,
     OpcuaMemory,
@@ -48,7 +50,6 @@ from weft.edge_node.sources.opcua_subscription import (
     following,
     items_of,
     kept_of,
-    notice,
     of_earlier_run,
     preceding,
     request_for,
@@ -76,7 +77,6 @@ HISTORY_VALUES = 1000
 """Values in one answer of the history."""
 HISTORY_ANSWERS_MAX = 1000
 """Answers of the history for one variable and gap."""
-GAP_TOPIC = "$gap"
 _ANSWER = struct.Struct(">IB")
 """Sequence number of a notification, and 1 for the last value in it."""
 
@@ -559,19 +559,29 @@ class OpcuaConnection(SourceConnection):
         since: int | None,
         until: int | None,
         topics: Sequence[str] | None = None,
-        lost: str = "possible",
+        lost: Literal["possible", "none"] = "possible",
         sequence: int | None = None,
         values: int | None = None,
     ) -> None:
         """Store a gap notice."""
-        payload = notice(self.status.name, kind, why, since, until, topics, lost, values)
+        notice = GapNotice(
+            source=self.status.name,
+            kind=kind,
+            reason=why,
+            lost=lost,
+            from_=None if since is None else iso_of(since),
+            to=None if until is None else iso_of(until),
+            items=None if topics is None else tuple(topics[:NAMED_MAX]),
+            items_more=max(0, len(topics or ()) - NAMED_MAX),
+            values=values,
+        )
         if lost == "possible":
             self.status.gaps = (self.status.gaps or 0) + 1
             self._say(f"values may be lost ({kind}): {why}")
         answer = b"" if sequence is None else _ANSWER.pack(sequence, 1)
-        key = f"{self.status.name}/{GAP_TOPIC}".encode()
         headers: HeaderPairs = ((CONTENT_TYPE, "application/json"),)
-        if self.take(key, payload, answer, 0, headers) is not None and answer:
+        taken = self.take(gap_topic(self.status.name), msgspec.json.encode(notice), answer, 0, headers)
+        if taken is not None and answer:
             self._answered(answer)
         self.node.ingest.batch.gathered()
 

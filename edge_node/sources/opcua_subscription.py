@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from asyncua import ua
 
 from weft.config.sources import OpcuaSource
 from weft.edge_node.sources.connection import Memory
-from weft.edge_node.sources.opcua_space import Found, Item, Missing, iso_of
+from weft.edge_node.sources.opcua_space import Found, Item, Missing
 from weft.storage.filesystem import FileSystem, write_atomically
 
 FOLDER = "sources"
@@ -238,30 +238,3 @@ def status_change(message: ua.NotificationMessage) -> ua.StatusCode | None:
         if isinstance(data, ua.StatusChangeNotification):
             return data.Status
     return None
-
-
-def notice(  # noqa: PLR0917
-    source: str,
-    kind: str,
-    why: str,
-    since: int | None,
-    until: int | None,
-    topics: Sequence[str] | None,
-    lost: str,
-    values: int | None,
-) -> bytes:
-    """Return the payload of a gap notice."""
-    payload: dict[str, object] = {
-        "gap": kind,
-        "why": why,
-        "from": None if since is None else iso_of(since),
-        "to": None if until is None else iso_of(until),
-        "lost": lost,
-        "source": source,
-        "topics": None if topics is None else list(topics[:NAMED_MAX]),
-    }
-    if topics is not None and len(topics) > NAMED_MAX:
-        payload["topics_more"] = len(topics) - NAMED_MAX
-    if values is not None:
-        payload["values"] = values
-    return msgspec.json.encode(payload)

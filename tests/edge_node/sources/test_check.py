@@ -69,7 +69,7 @@ def modbus(registers: str, device: str = "", settings: str = "") -> str:
         (amqp("url: 'amqp://broker', queue: amq.x, declare: quorum"), "names that begin with amq."),
         (opcua("url: 'mqtt://press', nodes: [{id: 'i=7'}]"), "expected opc.tcp://HOST"),
         (opcua(f"{PRESS}, nodes: [{{id: Temperature}}]"), "nodes[0].id: expected a node id"),
-        (opcua(f"{PRESS}, nodes: [{{id: 'i=7', path: Objects}}]"), "expected one way to name nodes"),
+        (opcua(f"{PRESS}, nodes: [{{id: 'i=7', path: Objects}}]"), "expected one name of nodes"),
         (opcua(f"{PRESS}, nodes: [{{id: 'i=7', topic: 'a/#'}}]"), "expected a topic"),
         (opcua(f"{PRESS}, nodes: [{{id: 'i=7', deadband: 1.0, deadband_percent: 1.0}}]"), "Delete one of them"),
         (BASE + "sources: {'a b': {mqtt: {url: 'mqtt://b', topics: a}}}\n", "expected a name"),

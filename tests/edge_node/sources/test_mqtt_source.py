@@ -263,7 +263,19 @@ async def test_trouble_is_said_once_and_shown(tmp_path: Path, caplog: pytest.Log
 
 
 OF_VALUES = tuple(
-    f"weft_edge_source_{each}" for each in ("values", "requests", "exceptions", "timeouts", "bad_", "missed_", "open_")
+    f"weft_edge_source_{each}"
+    for each in (
+        "values",
+        "requests",
+        "exceptions",
+        "timeouts",
+        "bad_",
+        "missed_",
+        "open_",
+        "gaps",
+        "overflows",
+        "nodes",
+    )
 )
 
 

@@ -22,6 +22,8 @@ def test_a_gap_is_told_when_it_opens_and_when_it_is_over() -> None:
     assert told(gaps) == [
         {
             "source": "line",
+            "kind": "polls",
+            "lost": "certain",
             "reason": "no answer within 1 s",
             "items": ["meter1/power"],
             "from": "1970-01-01T00:00:05.000Z",

@@ -62,7 +62,7 @@ def assert_whole(server: OpcuaServer, found: list[Record]) -> dict[str, int]:
             rows.setdefault(name, Counter())[payload["value"]] += 1
     assert [(name, row) for name, counts in rows.items() for row, count in counts.items() if count > 1] == []
     named = [
-        (datetime.fromisoformat(each["from"]), datetime.fromisoformat(each["to"]), each["topics"])
+        (datetime.fromisoformat(each["from"]), datetime.fromisoformat(each["to"]), each.get("items"))
         for each in gaps(found)
         if each["lost"] == "possible" and each["from"] and each["to"]
     ]
@@ -115,7 +115,7 @@ async def test_a_server_that_is_killed_leaves_named_gaps_only(tmp_path: Path, se
         await more_rows(node)
         found = await node.stored()
     assert_whole(server, found)
-    assert [each["gap"] for each in gaps(found)] == ["subscription"] * 3
+    assert [each["kind"] for each in gaps(found)] == ["subscription"] * 3
 
 
 class Cutter:
@@ -170,7 +170,7 @@ async def test_a_cut_network_costs_nothing(tmp_path: Path, server: OpcuaServer) 
             await more_rows(node, 6)
         found = await node.stored()
     assert assert_whole(server, found).get("in gaps") is None
-    assert {(each["gap"], each["lost"]) for each in gaps(found)} == {("away", "none")}
+    assert {(each["kind"], each["lost"]) for each in gaps(found)} == {("away", "none")}
     assert not any(each.flags & Flag.DUPLICATE_SUSPECTED for each in found)
 
 
@@ -180,7 +180,7 @@ async def test_a_node_that_stops_goes_on_where_it_was(tmp_path: Path, server: Op
             await more_rows(node)
             found = await node.stored()
     assert assert_whole(server, found).get("in gaps") is None
-    assert {(each["gap"], each["lost"]) for each in gaps(found)} == {("away", "none")}
+    assert {(each["kind"], each["lost"]) for each in gaps(found)} == {("away", "none")}
 
 
 async def test_a_full_queue_of_the_server_is_a_gap_of_its_variable(tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ async def test_a_full_queue_of_the_server_is_a_gap_of_its_variable(tmp_path: Pat
             await more_rows(node, 60)
             found = await node.stored()
     assert assert_whole(fast, found)["in gaps"]
-    assert {each["gap"] for each in gaps(found)} == {"overflow"}
-    assert {len(each["topics"]) for each in gaps(found)} == {1}
+    assert {each["kind"] for each in gaps(found)} == {"overflow"}
+    assert {len(each["items"]) for each in gaps(found)} == {1}
 
 
 async def test_history_fills_a_gap(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ async def test_history_fills_a_gap(tmp_path: Path) -> None:
             async with asyncio.timeout(60):
                 while True:
                     found = await node.stored()
-                    if any(each["gap"] == "filled" and each["values"] for each in gaps(found)):
+                    if any(each["kind"] == "filled" and each["values"] for each in gaps(found)):
                         break
                     await asyncio.sleep(0.05)
     assert_whole(kept, found)
@@ -217,8 +217,8 @@ async def test_a_notification_that_is_too_long_is_a_gap_and_the_next_ones_come(t
             await more_rows(node, 60)
             found = await node.stored()
     (gap,) = [each for each in gaps(found) if each["lost"] == "possible"]
-    assert gap["gap"] == "unreadable"
-    assert "more than 65536 bytes. Raise `message`" in gap["why"]
+    assert gap["kind"] == "unreadable"
+    assert "more than 65536 bytes. Raise `message`" in gap["reason"]
 
 
 _ALL = "[" + ", ".join(f'{{id: "nsu=urn:example:press;s=v{n}", topic: press/v{n}}}' for n in range(3)) + "]"
@@ -234,9 +234,9 @@ async def test_nodes_that_are_gone_are_named_and_the_others_go_on(tmp_path: Path
         await until(lambda: node.source("press").nodes_missing == 1)
         await more_rows(node)
         found = await node.stored()
-    (gone,) = [each for each in gaps(found) if each["gap"] == "node"]
-    assert gone["topics"] == ["press/v1"]
-    assert "BadNodeIdUnknown" in gone["why"]
+    (gone,) = [each for each in gaps(found) if each["kind"] == "node"]
+    assert gone["items"] == ["press/v1"]
+    assert "BadNodeIdUnknown" in gone["reason"]
     assert {each.key for each in found[-2:]} <= {b"press/v0", b"press/v2"}
 
 
@@ -259,7 +259,7 @@ async def test_a_node_that_is_killed_loses_nothing(tmp_path: Path, server: Opcua
         await until(lambda: last.source("press").messages - last.source("press").duplicates > 30)
         found = await last.stored()
     assert assert_whole(server, found).get("in gaps") is None
-    assert {(each["gap"], each["lost"]) for each in gaps(found)} == {("away", "none")}
+    assert {(each["kind"], each["lost"]) for each in gaps(found)} == {("away", "none")}
     assert not found[-1].flags & Flag.DUPLICATE_SUSPECTED
 
 
@@ -398,7 +398,7 @@ async def test_a_subscription_of_another_run_of_the_server_is_not_taken_for_ones
         assert json.loads(sections)["id"] != theirs.subscription_id
     assert_whole(server, found)
     (gap,) = [each for each in gaps(found) if each["lost"] == "possible"]
-    assert gap["why"].startswith("the server has restarted")
+    assert gap["reason"].startswith("the server has restarted")
 
 
 class Nothing:

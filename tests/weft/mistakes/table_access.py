@@ -104,7 +104,7 @@ ACCESS = [
     Mistake(
         "a scope that is none",
         "hub token add hub.yaml shop --scope write",
-        "Usage: weft hub token add [OPTIONS] CONFIG [NAME]\n"
+        "Usage: weft hub token add [OPTIONS] HUB [NAME]\n"
         "Try 'weft hub token add --help' for help.\n"
         "\n"
         "Error: Invalid value for '--scope': 'write' is not one of "
