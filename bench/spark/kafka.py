@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from bench.spark.log import STREAM, Log
 from bench.spark.measure import in_turns, noop
-from tests.support.kafka import VERSION, Kafka, connector_jars, kafka
+from tests.support.brokers import VERSION, Kafka, connector_jars, kafka
 
 TOPIC = "telemetry"
 COLUMNS = "_offset,_time,_key,payload"

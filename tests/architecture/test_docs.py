@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -12,7 +13,10 @@ import pytest
 from docs.tools import downsampling
 from docs.tools.generate import DECISIONS, PICTURE, REFERENCE, decisions_page, pages
 from docs.tools.picture import missing, picture
-from docs.tools.prose import broken_code, handwritten_pages, long_lines
+from docs.tools.prose import broken_code, findings, handwritten_pages, long_lines, mended, texts, wrapped
+from tests.support.change_pages import BLOCK, follow, of_the_tree
+from tests.support.change_pages import PAGES as CHANGE_PAGES_PAGES
+from tests.support.change_pages import ROOT as CHANGE_PAGES_ROOT
 from weft.bounds import Refusals
 from weft.cloud_hub.auth import jwt
 from weft.cloud_hub.http import answers, changes, pairing, tail
@@ -199,3 +203,259 @@ def test_every_package_is_marked_as_typed() -> None:
         path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name not in ("tests", "bench", "examples")
     ]
     assert [package.name for package in packages if not (package / "py.typed").exists()] == []
+
+
+# --- What README and docs point at exists: relative links, and paths in backticks
+
+
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+_FENCED = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)#\s]+)")
+_CODE = re.compile(r"`([^`\n]+)`")
+_PATH = re.compile(
+    r"(?:\./)?[A-Za-z_.][\w.-]*(?:/[\w.-]+)*(?:/|\.(?:md|py|yaml|toml|txt))|[A-Za-z_.][\w.-]*(?:/[\w.-]+)+"
+)
+_MADE = re.compile(r"(?:tables|edge|hub|dist|site)(?:/|\.yaml)|\.venv.*")
+"""What a person or an installation makes."""
+_MEDIA_TYPE = re.compile(r"(?:application|multipart|text)/.*")
+ids = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def prose(page: Path) -> str:
+    return _FENCED.sub("", page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [target for target in _LINK.findall(prose(page)) if "://" not in target]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_paths_that_are_named_exist(page: Path) -> None:
+    named = [
+        code
+        for code in _CODE.findall(prose(page))
+        if _PATH.fullmatch(code) and not (_MADE.fullmatch(code) or _MEDIA_TYPE.fullmatch(code))
+    ]
+    bases = (ROOT, ROOT / "docs", page.parent)
+    assert [path for path in named if not any((base / path).exists() for base in bases)] == []
+
+
+def test_every_page_is_reachable_from_the_readme() -> None:
+    """By links and by the folders that are named."""
+    found, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop().resolve()
+        if page in found:
+            continue
+        if page.is_dir():
+            todo += page.rglob("*.md")
+        elif page.suffix == ".md":
+            found.add(page)
+            todo += [page.parent / target for target in _LINK.findall(prose(page)) if "://" not in target]
+    assert [page for page in PAGES if page not in found and page.name != "CHANGELOG.md"] == []
+
+
+def headings(page: Path) -> set[str]:
+    """The names by which headings of a page are linked to: lower case, words joined by hyphens."""
+    found = re.findall(r"^#+ +(.+?)\s*$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_links_into_a_page_lead_to_a_heading(page: Path) -> None:
+    named = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", prose(page))
+    linked = [((page.parent / path) if path else page, anchor) for path, anchor in named]
+    pages = [(target, anchor) for target, anchor in linked if target.suffix == ".md"]
+    assert [f"{target}#{anchor}" for target, anchor in pages if anchor not in headings(target)] == []
+
+
+def test_every_how_to_page_is_in_their_index() -> None:
+    folder = ROOT / "docs" / "how-to"
+    index = (folder / "README.md").read_text()
+    pages = [path.name for path in folder.glob("*.md") if path.name != "README.md"]
+    assert [name for name in sorted(pages) if f"]({name})" not in index] == []
+
+
+# --- The pages that say how to change Weft fit the code; tests/end_to_end/test_change_pages.py runs what they make
+#
+# A page that an unrelated change has made old is skipped, here and there, and the end of the run names it.
+
+
+FOLLOWED = CHANGE_PAGES_ROOT / "tests/end_to_end/test_change_pages.py"
+
+
+@pytest.mark.parametrize("page", sorted(CHANGE_PAGES_PAGES.glob("*.md")), ids=lambda page: page.stem)
+def test_every_hunk_of_a_page_fits_its_file(page: Path) -> None:
+    text, name = page.read_text(), page.relative_to(CHANGE_PAGES_ROOT).as_posix()
+    named = re.findall(r"^```\w.*$", text, re.M)
+    assert len(BLOCK.findall(text)) == len(named), (
+        f"{name}: give each block its language and the name of its file: {named}"
+    )
+    for file, made in follow(name, text, of_the_tree).items():
+        if file.endswith(".py"):
+            ast.parse(made, f"{name}: {file}")
+
+
+def test_every_page_is_followed() -> None:
+    followed = FOLLOWED.read_text()
+    missing = [page.name for page in CHANGE_PAGES_PAGES.glob("*.md") if f'"{page.name}"' not in followed]
+    assert missing == [], f"follow them in {FOLLOWED.relative_to(CHANGE_PAGES_ROOT)}"
+
+
+@pytest.mark.parametrize(("tree", "times"), [("a\nb\na\nb\n", 2), ("a\nc\n", 0), (None, 0)])
+def test_a_hunk_that_does_not_fit_names_its_page(tree: str | None, times: int) -> None:
+    text = "```diff f.py\n a\n-b\n+c\n```\n"
+    with pytest.raises(pytest.skip.Exception, match=rf"p\.md is old: a hunk no longer fits f\.py.*{times} times"):
+        follow("p.md", text, lambda _: tree)
+
+
+def test_hunks_of_one_file_come_after_each_other() -> None:
+    text = "```diff f.py\n a\n-b\n+c\n```\n```diff f.py\n c\n+d\n```\n```python g.py\ne\n```\n"
+    assert follow("p.md", text, lambda file: "a\nb\n" if file == "f.py" else None) == {
+        "f.py": "a\nc\nd\n",
+        "g.py": "e\n",
+    }
+    parted = "```diff f.py\n a\n-b\n+c\n@@\n c\n+d\n```\n"
+    assert follow("p.md", parted, lambda _: "a\nb\n") == {"f.py": "a\nc\nd\n"}
+    with pytest.raises(pytest.skip.Exception, match=r"p\.md is old: g\.py is there already"):
+        follow("p.md", text, lambda _: "a\nb\n")
+
+
+# --- The prose check finds what it is for, and nothing else
+
+
+LONG = "one two three four five six seven eight nine ten " * 3
+
+
+def found(source: str) -> list[str]:
+    return [finding for text in texts(source) for finding in findings(text)]
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        ('def length():\n    """Bytes of the batch."""', "imperative verb"),
+        ('def length():\n    """The bytes of the batch."""', "imperative verb"),
+        ('def length():\n    """Length of the batch."""', "imperative verb"),
+        ('def is_open():\n    """Whether the door is open."""', "imperative verb"),
+        ('def end():\n    """``seq`` of the end."""', "imperative verb"),
+        ('class Door:\n    """What lets clients in."""', "noun phrase"),
+        ('LIMIT = 1\n"""How many there may be."""', "noun phrase"),
+        ('class Door:\n    limit: int\n    """as the settings say."""', "noun phrase"),
+        ("x = 1  # nobody knows why", "name the actor"),
+        ('"""Rules of the door. Should this fail, close it."""', "name the actor"),
+        ('raise ValueError(f"the client is told {reason}")', "name the actor"),
+        ('"""Rules of the door. Others go on without it."""', "say it plainly"),
+        ('raise ValueError(f"{name} is no mapping")', "write 'is not'"),
+        ('raise ValueError(f"it has {value}, which is no {kind}")', "write 'is not'"),
+        ('raise ValueError("the claims are no object")', "write 'are not'"),
+        ('raise ValueError(f"a header has 64 bytes, {count} are there")', "the field's own word"),
+        ('raise ValueError(f"{name} has no meaning here. Take it out")', "the field's own word"),
+        ('raise ValueError("the edge takes its settings back")', "the field's own word"),
+        ('raise ValueError(f"rows came meanwhile: {count}")', "the field's own word"),
+        ('raise ValueError("erase it? There is no way back")', "the field's own word"),
+        ('raise ValueError("the status says why")', "the field's own word"),
+        (f'raise ValueError("{LONG}")', "a sentence of 30 words"),
+        (f'raise ValueError(f"{{name}}: {LONG}")', "a sentence of 31 words"),
+        (f'@click.command()\ndef run():\n    """Run the node.\n\n    {LONG}\n    """', "a sentence of 30 words"),
+    ],
+)
+def test_what_readers_stumble_over_is_found(source: str, rule: str) -> None:
+    (finding,) = found(source)
+    assert rule in finding
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def length():\n    """Return the bytes of the batch."""',
+        'def process():\n    """Process a batch."""',
+        'def feed():\n    """Feed the machine."""',
+        'class Door:\n    """Doorkeeper of the node; whatever it admits is counted."""',
+        'LIMIT = 1\n"""64 KiB, the least that a client can use."""',
+        'raise ValueError("there is no room: what is no longer needed is not a reason, and there was no more")',
+        "x = 1  # which is no fault of the hub, once it is there",
+        'user = "an account called `nobody`"  # such as "nobody"',
+        f'def run():\n    """Run the node.\n\n    {LONG}\n    """',
+        f'@click.command()\ndef run():\n    """Run the node.\n\n    \\b\n    {LONG}\n    """',
+        f'raise ValueError("First: {LONG[:60]}. Then: {LONG[:60]}")',
+        'raise ValueError("set `one two three four five six seven eight nine ten` ' + LONG[:90] + '")',
+    ],
+)
+def test_plain_sentences_pass(source: str) -> None:
+    assert found(source) == []
+
+
+WORDS = "word " * 22 + "word"
+
+
+@pytest.mark.parametrize(
+    ("page", "made"),
+    [
+        (f"{WORDS} so that\nit is.\n", f"{WORDS} so\nthat it is.\n"),
+        (f"1. {WORDS} a `b\n   c`.\n- d\n", f"1. {WORDS} a\n   `b c`.\n- d\n"),
+        ("As `./run\nfix` does.\n", "As `./run fix` does.\n"),
+        (f"{WORDS} a - b and on\n", f"{WORDS} a - b\nand on\n"),
+        (f"{WORDS} and 4. is\n", f"{WORDS}\nand 4. is\n"),
+        (f"  {WORDS} the second part  \nof it\n", f"  {WORDS} the\n  second part\nof it\n"),
+        (f"short\nlines\n\n| {WORDS} {WORDS} |\n```sh\n{WORDS} {WORDS}\n```\n# {WORDS} is long\n", ""),
+    ],
+)
+def test_a_page_is_wrapped_where_it_has_to_be(page: str, made: str) -> None:
+    assert wrapped(page) == (made or page)
+    assert wrapped(wrapped(page)) == wrapped(page)
+    if made:
+        assert [*long_lines(made)] == broken_code(made) == []
+
+
+MODULE = f'''"""{WORDS} and further on.
+
+    python -m {WORDS} {WORDS}
+"""
+
+A = "{WORDS} {WORDS}"
+# {WORDS} and so
+# on.
+
+
+def f(a):
+    """Whether it is {WORDS}.
+
+    Args:
+        a: {WORDS}, and further on
+            as this.
+        b: short.
+
+    Raises:
+        Gone: {WORDS}, and further on
+    """
+    # noqa: {WORDS} {WORDS}
+
+
+def g():
+    """{WORDS} Yes it is.
+
+    - {WORDS} and further
+    """
+'''
+MENDED = {
+    f"{WORDS} and further on.\n\n": f"{WORDS}\nand further on.\n\n",
+    f"# {WORDS} and so\n# on.": f"# {WORDS} and\n# so on.",
+    f"Whether it is {WORDS}.": f"Return whether it is {WORDS[:89]}\n    word word word word word.",
+    f"a: {WORDS}, and further on\n            as": f"a: {WORDS[:109]}\n            word, and further on as",
+    f"Gone: {WORDS},": f"Gone: {WORDS[:104]}\n            word word,",
+    f"{WORDS} Yes": f"{WORDS[:109]}\n    word Yes",
+    f"- {WORDS} and": f"- {WORDS}\n      and",
+}
+
+
+def test_a_module_is_mended_in_what_needs_no_author() -> None:
+    made = MODULE
+    for old, new in MENDED.items():
+        assert made.count(old) == 1
+        made = made.replace(old, new)
+    assert mended(MODULE).splitlines() == made.splitlines()
+    assert mended(made) == made
+    assert mended('def test():\n    """Whether it is."""\n', is_test=True).count("Whether") == 1

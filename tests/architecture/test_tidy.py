@@ -309,3 +309,28 @@ def test_libraries_of_http_do_nothing_that_no_setting_bounds() -> None:
             ):
                 found.append(f"{place(path)}:{node.lineno} {of}.{call}")
     assert found == [], "bound what the library does, and write it down on that page"
+
+
+# --- Tests share their nodes and clients: one class has the name, and what is another thing has a name of its own
+
+
+NAMES = ("Node", "Client")
+
+
+def classes(name: str, *files: tuple[str, tuple[ast.AST, ...]]) -> Iterator[str]:
+    """Files in which a class has the name."""
+    for file, found in files:
+        yield from (file for node in found if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_class_has_the_name(name: str) -> None:
+    files = ((place(path), nodes(path)) for path in sources("tests"))
+    found = list(classes(name, *files))
+    assert len(found) <= 1, f"use one of them, or say what the others are: {found}"
+
+
+def test_a_second_class_is_found() -> None:
+    two = tuple(ast.walk(ast.parse("class Node:\n    class Client:\n        pass\nclass Node:\n    pass")))
+    assert list(classes("Node", ("a.py", two))) == ["a.py", "a.py"]
+    assert list(classes("Client", ("a.py", two))) == ["a.py"]

@@ -13,12 +13,23 @@ from dataclasses import replace
 from functools import partial
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.canaries import Askers
-from tests.cloud_hub.collection import Collector, SleepingReader
-from tests.cloud_hub.fabric import CLUSTER, TRUE_START, SequencerNode, check_log, make_sequencer, read_chunks
+from tests.cloud_hub.collecting import Collector, SleepingReader
+from tests.cloud_hub.fabric import (
+    CLUSTER,
+    PATIENCE_S,
+    TRUE_START,
+    Askers,
+    Edge,
+    Forger,
+    Relay,
+    Route,
+    SequencerNode,
+    check_log,
+    make_sequencer,
+    name_each_other,
+    read_chunks,
+)
 from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM, FaultyStore
-from tests.cloud_hub.routes import Route, name_each_other
-from tests.cloud_hub.senders import PATIENCE_S, Edge, Forger, Relay
 from tests.cloud_hub.virtual_time import now_ns
 from tests.support.later_fold import LATER
 from tests.support.outcomes import outcome

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.checked import CheckedEdge, ServingNode
-from tests.cloud_hub.collection import Collector
-from tests.cloud_hub.fabric import SETTINGS, TRUE_START, Session, check_claims, records_of
+from tests.cloud_hub.collecting import Collector
+from tests.cloud_hub.fabric import SETTINGS, TRUE_START, CheckedEdge, ServingNode, Session, check_claims, records_of
 from tests.cloud_hub.faulty_store import CALM, DEAD, STORM, FaultyStore
 from tests.cloud_hub.virtual_time import now_ns
 from tests.support.outcomes import outcome

@@ -14,9 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from examples.demo.fabric import free_port
-from tests.cloud_hub.live import get, running_hub
-from tests.cloud_hub.restored_hub import STREAM, Edge
-from tests.storage.object_store.emulators import bucket_server
+from tests.cloud_hub.live import STREAM, Edge, get, running_hub
+from tests.storage.object_store.buckets import bucket_server
 from tests.support.waiting import PATIENCE_S, until
 from weft.cli import cli
 from weft.cloud_hub.hub import Hub

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cloud_hub.auth.test_rights import call
+from tests.cloud_hub.auth.test_tokens import call
 from tests.cloud_hub.live import get, running_hub
 from tests.support.tokens import create_token
 from weft.cloud_hub.http import pipelines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.config.errors import ConfigError
-from weft.config.load import FILE_BYTES_MAX, PROBLEMS_MAX, load, parse
+from weft.config.load import FILE_BYTES_MAX, PROBLEMS_MAX, changed_settings, load, parse, without_defaults
 from weft.config.models import EdgeConfig, HubConfig
+from weft.config.release import SOFTWARE, VERSION
 from weft.config.streams import Unrouted
 from weft.config.units import Section
 
@@ -191,3 +193,52 @@ def test_files_that_are_no_configuration(tmp_path: Path) -> None:
 def test_any_text_is_a_configuration_or_a_refusal(text: str) -> None:
     with pytest.raises(ConfigError):
         parse(text, "edge.yaml", EdgeConfig)
+
+
+# --- Which settings differ, named as a person wrote them
+
+
+BASE = """\
+node: a
+data_dir: data
+disk: {budget: 64MiB}
+streams: {t: {from: "t/#"}, gone: {from: "g/#"}}
+links: {cloud: {to: "https://hub.example.com"}}
+"""
+
+
+def changed(*replacements: tuple[str, str]) -> set[str]:
+    text = BASE
+    for before, after in replacements:
+        assert before in text
+        text = text.replace(before, after)
+    was, now = (parse(each, "/etc/weft/edge.yaml", EdgeConfig).config for each in (BASE, text))
+    return set(changed_settings(was, now))
+
+
+def test_nothing_has_changed_when_the_file_only_reads_differently() -> None:
+    assert changed(("64MiB", "65536KiB"), ("node: a", "# A comment.\nnode: a")) == set()
+
+
+def test_changed_new_and_gone_settings_are_named_as_in_yaml() -> None:
+    assert changed(("64MiB", "128MiB")) == {"disk.budget"}
+    assert changed(("t/#", "t/+"), ("hub.example", "other.example")) == {"streams.t.from", "links.cloud.to"}
+    assert changed(("gone:", "new:")) == {"streams.gone (gone)", "streams.new (new)"}
+    assert changed(("node: a", "node: b\nhttp: null\ncommit_interval: 1s")) == {"node", "http", "commit_interval"}
+
+
+def test_what_is_said_leaves_defaults_out_wherever_they_are() -> None:
+    config = parse(
+        BASE.replace('{from: "t/#"}', '{from: "t/#", when_full: refuse, functions: [{where: x}]}'), "e", EdgeConfig
+    ).config
+    assert without_defaults(config.streams["t"]) == {"from": ["t/#"], "functions": [{"where": "x"}]}
+    assert without_defaults(config.streams) == {"t": without_defaults(config.streams["t"]), "gone": {"from": ["g/#"]}}
+
+
+# --- The release, of which nodes tell each other
+
+
+def test_it_is_the_one_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["version"] == VERSION
+    assert f"weft {VERSION}" == SOFTWARE

@@ -10,7 +10,7 @@ import pytest
 
 from examples.demo.fabric import free_port
 from tests.conformance.raw_client import Client
-from tests.support.edge_process import EdgeProcess
+from tests.support.processes import EdgeProcess
 
 CONFIG = """\
 node: conformance

@@ -27,7 +27,7 @@ from tests.conformance.raw_client import (
     subscribe,
 )
 from tests.conformance.watched_node import Healthy, WatchedNode
-from tests.support.stopwatch import Stopwatch
+from tests.support.speed import Stopwatch
 from tests.support.waiting import PATIENCE_S, Patience
 
 pytestmark = pytest.mark.search(turns=4)

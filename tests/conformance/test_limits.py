@@ -8,7 +8,7 @@ import pytest
 
 from tests.conformance.conftest import Broker, Connect
 from tests.conformance.raw_client import PUBACK, PUBCOMP, PUBREC, PUBREL, acknowledge, connect, publish
-from tests.support.stopwatch import Stopwatch
+from tests.support.speed import Stopwatch
 
 RECEIVE_MAXIMUM, KEEP_ALIVE_S, SESSION_EXPIRY_S, FILTER_BYTES = 5, 2, 100, 63 << 10
 LIMITS = f"""\

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conformance.conftest import Broker, Connect
 from tests.conformance.raw_client import DISCONNECT, PUBACK, PUBLISH, Closed, disconnect, publish
-from tests.support.stopwatch import Stopwatch
+from tests.support.speed import Stopwatch
 
 PERSISTENT = {"session_expiry_interval": 60}
 NEVER = 0xFFFFFFFF

@@ -8,8 +8,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conformance.conftest import Broker
-from tests.conformance.raw_client import CONNACK, PUBACK, Client, connect, publish, subscribe
-from tests.conformance.web_socket import CONTINUATION, PING, TEXT, Refused, WebSocket
+from tests.conformance.raw_client import (
+    CONNACK,
+    CONTINUATION,
+    PING,
+    PUBACK,
+    TEXT,
+    Client,
+    Refused,
+    WebSocket,
+    connect,
+    publish,
+    subscribe,
+)
 
 Open = Callable[[], tuple[WebSocket, Client]]
 

@@ -13,7 +13,7 @@ import psutil
 from examples.demo.fabric import free_port
 from tests.conformance.raw_client import Client
 from tests.support.certificates import Authority
-from tests.support.edge_process import EdgeProcess
+from tests.support.processes import EdgeProcess
 from tests.support.waiting import PATIENCE_S, wait_until
 
 CONFIG = """\

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.tools.chart_schemas import CHARTS as CHART_SCHEMAS_CHARTS
+from docs.tools.chart_schemas import chart_schemas
 from tests.support.third_party import HELM, KUBECONFORM, KUBERNETES_SCHEMAS, Go
 from weft.cloud_hub.check import check as check_hub
 from weft.config.load import parse
@@ -52,8 +54,6 @@ EDGE = (
     "networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8",
     "networkPolicy.egress[0].ports[0].port=8090",
 )
-
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
 Render = Callable[..., list[dict[str, Any]]]
 
 
@@ -81,6 +81,8 @@ def of_kind(objects: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("chart", "values", "count"),
     [
@@ -116,6 +118,8 @@ def test_kubernetes_takes_what_the_chart_makes(chart: str, values: tuple[str, ..
     assert json.loads(wrong.stdout)["summary"]["invalid"] == 1
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("values", [PLAIN, TLS, EVERYTHING])
 def test_the_hub_takes_its_file(values: tuple[str, ...]) -> None:
     _, objects = rendered("weft-hub", *values)
@@ -131,6 +135,8 @@ def test_the_hub_takes_its_file(values: tuple[str, ...]) -> None:
         assert path is None or any(path.startswith(f"{place}/") for place in mounted)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_the_edge_takes_its_file() -> None:
     _, objects = rendered("weft-edge")
     config = parse(of_kind(objects, "ConfigMap")["data"]["edge.yaml"], "edge.yaml", EdgeConfig, check_edge).config
@@ -139,6 +145,8 @@ def test_the_edge_takes_its_file() -> None:
     assert container["args"] == ["weft", "edge", "run", "/etc/weft/edge.yaml"]
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_a_node_has_the_time_to_leave_and_never_do_two_leave_at_once() -> None:
     _, objects = rendered("weft-hub", *EVERYTHING)
     spec = of_kind(objects, "StatefulSet")["spec"]
@@ -158,6 +166,8 @@ def test_a_node_has_the_time_to_leave_and_never_do_two_leave_at_once() -> None:
     assert names == ["weft-weft-hub", "weft-weft-hub-pods", *(f"weft-weft-hub-{pod}" for pod in range(3))]
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_passwords_do_not_leave_the_cluster_in_clear_text_and_the_status_page_is_closed() -> None:
     _, objects = rendered("weft-edge")
     assert of_kind(objects, "Service")["spec"]["type"] == "ClusterIP"
@@ -173,6 +183,8 @@ def test_passwords_do_not_leave_the_cluster_in_clear_text_and_the_status_page_is
     assert of_kind(rendered("weft-edge", *with_tls)[1], "Service")["spec"]["type"] == "LoadBalancer"
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_a_hubs_pods_are_reached_at_their_port_alone() -> None:
     _, objects = rendered("weft-hub", *PLAIN)
     policy = of_kind(objects, "NetworkPolicy")["spec"]
@@ -181,6 +193,8 @@ def test_a_hubs_pods_are_reached_at_their_port_alone() -> None:
     assert policy["ingress"] == [{"ports": [{"port": "hub", "protocol": "TCP"}]}]
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("chart", "values", "message"),
     [
@@ -208,9 +222,45 @@ def test_what_cannot_work_is_refused(chart: str, values: tuple[str, ...], messag
     assert message in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("chart", ["weft-hub", "weft-edge"])
 def test_the_chart_is_good_by_helms_own_rules(chart: str) -> None:
     values = ["--set", PLAIN[0]] if chart == "weft-hub" else []
     command = [tool(HELM), "lint", "--strict", str(CHARTS / chart), "--kube-version", KUBERNETES, *values]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_S_MAX, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- Values of the charts: their schemas refuse what is misspelt, and know the settings of this release
+
+
+def test_the_schemas_have_the_settings_of_this_release() -> None:
+    for file, text in chart_schemas().items():
+        assert (CHART_SCHEMAS_CHARTS / file).read_text() == text, "run: ./run docs"
+
+
+@pytest.mark.parametrize(
+    ("chart", "within", "name"),
+    [
+        ("weft-hub", (), "replica"),
+        ("weft-hub", ("hub",), "stoer"),
+        ("weft-hub", ("hub", "limits"), "pnding"),
+        ("weft-hub", ("networkPolicy",), "form"),
+        ("weft-edge", ("edge",), "lnks"),
+        ("weft-edge", ("edge", "links", "cloud"), "tokenfile"),
+        ("weft-edge", ("service",), "typ"),
+    ],
+)
+def test_what_a_chart_does_not_know_is_refused(chart: str, within: tuple[str, ...], name: str) -> None:
+    import jsonschema  # compiles forty grammars, which every worker would wait for
+
+    values: Any = yaml.safe_load((CHART_SCHEMAS_CHARTS / chart / "values.yaml").read_text())
+    judge = jsonschema.Draft7Validator(json.loads((CHART_SCHEMAS_CHARTS / chart / "values.schema.json").read_text()))
+    assert list(judge.iter_errors(values)) == []
+    section = values
+    for each in within:
+        section = section.setdefault(each, {})
+    section[name] = "x"
+    (error,) = judge.iter_errors(values)
+    assert f"'{name}' was unexpected" in error.message

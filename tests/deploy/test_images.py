@@ -17,8 +17,7 @@ from deploy.images.build import NOT_HERE, settings
 from deploy.images.stripping import strip
 from deploy.images.tree import MACHINES
 from examples.demo.fabric import free_port, get_json
-from tests.support.emulation import build_wheel
-from tests.support.images import Image, rootless
+from tests.support.images import Image, build_wheel, rootless
 from tests.support.processes import publish
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S

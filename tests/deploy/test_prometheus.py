@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import json
 import os
 import re
+import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import aiohttp
 import pytest
+import yaml
 
 from examples.demo.fabric import free_port
+from tests.cloud_hub.http.test_application import records
+from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.deploy.expressions import metrics_in
-from tests.deploy.test_alert_rules import ALERTS, FOLDER, expressions
+from tests.deploy.test_alerts import ALERT_RULES_ALERTS as ALERTS
+from tests.deploy.test_alerts import FOLDER, RULES, expressions, promtool
 from tests.support.certificates import Authority
 from tests.support.processes import STOP_S_MAX, Node, publish, weft
 from tests.support.prometheus import MISSING, PROMETHEUS, Prometheus
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S, until, wait_until
+from weft.cloud_hub import cluster
+from weft.cloud_hub.hub import Hub, boot_time_ns
+from weft.cloud_hub.reads import metrics
+from weft.replication.events import LinkStatus
+from weft.replication.flow_control import SenderSettings
+from weft.replication.runner import LinkIdentity
+from weft.storage.object_store.directory import MemoryStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.skipif(PROMETHEUS is None, reason=MISSING)]
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
 HUB = """\
 listen: 127.0.0.1:{port}
 store: store
@@ -156,12 +173,14 @@ def filled_in(expression: str, edge: str) -> str:
     return re.sub(r"\$(job|hub_job|tenant|stream|pipeline|link)\b", ".*", text)
 
 
+@pytest.mark.skipif(PROMETHEUS is None, reason=MISSING)
 def test_every_metric_of_a_query_has_series_or_appears_in_trouble(fabric: Fabric) -> None:
     named = set().union(*(metrics_in(expression) for _, expression in expressions()))
     missing = {each for each in named if not fabric.prometheus.query(f"last_over_time({each}[1h])")}
     assert missing == ONLY_IN_TROUBLE.keys()
 
 
+@pytest.mark.skipif(PROMETHEUS is None, reason=MISSING)
 def test_every_alert_is_evaluated_and_none_comes_while_all_is_well(fabric: Fabric) -> None:
     (edges, hubs) = fabric.prometheus.ask("rules")["groups"]
     rules = [*edges["rules"], *hubs["rules"]]
@@ -171,6 +190,7 @@ def test_every_alert_is_evaluated_and_none_comes_while_all_is_well(fabric: Fabri
     assert fabric.prometheus.alerts() - OF_THIS_MACHINE == {"WeftEdgeSourceDown", "WeftEdgeCertificateEnds"}
 
 
+@pytest.mark.skipif(PROMETHEUS is None, reason=MISSING)
 @pytest.mark.parametrize("file", sorted(QUIET))
 def test_every_panel_shows_something(fabric: Fabric, file: str) -> None:
     panels: list[dict[str, Any]] = json.loads((FOLDER / file).read_text())["panels"]
@@ -185,12 +205,14 @@ def test_every_panel_shows_something(fabric: Fabric, file: str) -> None:
     assert empty <= QUIET[file]
 
 
+@pytest.mark.skipif(PROMETHEUS is None, reason=MISSING)
 def test_what_nodes_cost_a_prometheus_is_what_the_page_says(fabric: Fabric) -> None:
     for job, most in (("weft-edge", 300), ("weft-hub", 200)):
         (series,) = fabric.prometheus.query(f'count({{job="{job}"}})')
         assert most / 2 < int(series["value"][1]) < most, job
 
 
+@pytest.mark.skipif(PROMETHEUS is None, reason=MISSING)
 def test_a_variable_offers_what_is_there(fabric: Fabric) -> None:
     for file in QUIET:
         for variable in json.loads((FOLDER / file).read_text())["templating"]["list"][1:]:
@@ -201,7 +223,138 @@ def test_a_variable_offers_what_is_there(fabric: Fabric) -> None:
             assert series
 
 
+@pytest.mark.skipif(PROMETHEUS is None, reason=MISSING)
 def test_a_hub_that_is_gone_is_an_alert_at_it_and_at_its_edges(fabric: Fabric) -> None:
     os.kill(fabric.hub.process.pid, 9)
     wanted = {"WeftHubDown", "WeftEdgeLinkDown"}
     wait_until(lambda: wanted <= fabric.prometheus.alerts(), what=fabric.prometheus.alerts)
+
+
+# --- Three hub hosts, 20 edges, two of them silent: a command at any host names them, and Prometheus's rule fires
+
+
+EDGES, GONE = [f"press-{n}" for n in range(20)], {"press-3", "press-11"}
+BEAT_S, SAID_S_MAX = 0.2, 30.0
+SCRAPE_S, STEPS = 15, 24
+"""Interval of a scraper by the clock of the hubs, and scrapes after the two went: six minutes."""
+ALERT = "WeftHubEdgesSilent"
+
+
+class SharedClock:
+    """The clock of all hosts, which the test sets forward."""
+
+    ahead = 0
+
+    def wall(self) -> int:
+        return time.time_ns() + self.ahead
+
+    def boot(self) -> int:
+        return boot_time_ns() + self.ahead
+
+
+async def scraped(hub: Hub) -> dict[str, float]:
+    async with aiohttp.ClientSession() as session, session.get(f"{hub.url}/metrics") as answer:
+        found = re.findall(r'^(weft_hub_edges(?:_silent\{over="4m"\})?) (\S+)$', await answer.text(), re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+async def total(hubs: list[Hub], name: str) -> float:
+    return sum([(await scraped(hub))[name] for hub in hubs])
+
+
+def not_connected(hub: Hub) -> set[str]:
+    """The edges that `weft hub status` lists first, those without a link, as it prints them."""
+    text = weft("hub", "status", hub.url).output
+    count = re.search(rf"^{len(EDGES)} edges: \d+ connected, (\d+) not connected,", text, re.MULTILINE)
+    rows = [line.split("\t")[0] for line in text.splitlines() if line.startswith("default/press-")]
+    return {row.removeprefix("default/") for row in rows[: int(count[1])]} if count else set(EDGES)
+
+
+async def test_two_silent_edges_of_twenty_are_named_and_alarmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "EDGES_REFRESH_S", 0.0)  # scrapes follow each other faster than those of a scraper
+    monkeypatch.setattr(cluster, "MISSED_MAX", 10_000)  # no host leaves here, also when the clock is set forward
+    store, clock = MemoryStore(), SharedClock()
+    clocks = {"wall_clock": clock.wall, "boot_clock": clock.boot}
+    sender = SenderSettings(mark_interval=100_000_000)
+    async with contextlib.AsyncExitStack() as stack:
+        hubs = [
+            await stack.enter_async_context(running_hub(store, shards=8, beat_interval_s=BEAT_S, clocks=clocks))
+            for _ in range(3)
+        ]
+        links: dict[str, contextlib.AsyncExitStack] = {}
+        linked: list[LinkStatus] = []
+        for number, name in enumerate(EDGES):
+            log, links[name] = EdgeLog(), await stack.enter_async_context(contextlib.AsyncExitStack())
+            log.append(*records(0, [b"1"]))
+            link = running_link(hubs[number % 3], log, LinkIdentity("default", name, number + 1, "test"), sender=sender)
+            linked.append(await links[name].enter_async_context(link))
+        await until(lambda: all(each.records_acked == 1 for each in linked), SAID_S_MAX)
+
+        async def all_linked() -> bool:
+            return all([not await asyncio.to_thread(not_connected, hub) for hub in hubs])
+
+        await until(all_linked, 2 * SAID_S_MAX)
+        series: dict[str, list[float]] = {}
+
+        async def scrape() -> None:
+            for hub in hubs:
+                for name, value in (await scraped(hub)).items():
+                    labels = f'job="weft-hub", instance="{hub.url.removeprefix("http://")}"'
+                    first, brace, rest = name.partition("{")
+                    series.setdefault(f"{first}{{{labels}{f', {rest}' if brace else '}'}", []).append(value)
+
+        assert await total(hubs, "weft_hub_edges") == len(EDGES)
+        await scrape()
+        for name in GONE:
+            await links[name].aclose()
+
+        async def says_so(hub: Hub) -> bool:
+            return await asyncio.to_thread(not_connected, hub) == GONE
+
+        for hub in hubs:
+            await until(partial(says_so, hub), SAID_S_MAX)
+
+        for _ in range(STEPS):
+            clock.ahead += SCRAPE_S * 10**9
+            moment = clock.wall()
+
+            async def heard(moment: int = moment) -> bool:
+                states = [each.state for hub in hubs for each in hub.sequencers]
+                seen = {lane.edge: held.last_seen for state in states for lane, held in state.lanes.items()}
+                return all(seen[name] >= moment for name in EDGES if name not in GONE)
+
+            await until(heard, SAID_S_MAX)
+            await scrape()
+        assert await total(hubs, 'weft_hub_edges_silent{over="4m"}') == len(GONE)
+    assert_fires_once_they_are_silent(tmp_path, series)
+
+
+def assert_fires_once_they_are_silent(folder: Path, series: dict[str, list[float]]) -> None:
+    """Replay the scrapes to Prometheus's own tool: the alert comes after four minutes and the one that it lasts."""
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    rule = next(each for each in rules if each["alert"] == ALERT)
+    (folder / "rule.yaml").write_text(yaml.safe_dump({"groups": [{"name": ALERT, "rules": [rule]}]}))
+    firing = f'count(ALERTS{{alertname="{ALERT}", alertstate="firing"}})'
+    test = {
+        "interval": f"{SCRAPE_S}s",
+        "input_series": [
+            {"series": key, "values": " ".join(f"{value:.0f}" for value in values)} for key, values in series.items()
+        ],
+        "promql_expr_test": [
+            {"expr": firing, "eval_time": "4m", "exp_samples": []},
+            {"expr": firing, "eval_time": f"{STEPS * SCRAPE_S}s", "exp_samples": [{"labels": "{}", "value": 1}]},
+        ],
+    }
+    document = {"rule_files": ["rule.yaml"], "evaluation_interval": f"{SCRAPE_S}s", "tests": [test]}
+    (folder / "test.yaml").write_text(json.dumps(document))
+    done = subprocess.run(
+        [promtool(), "test", "rules", "test.yaml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -13,11 +13,24 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple, overload
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, overload
 
+from examples.demo.fabric import free_port
+from tests.storage.segment_log.helpers import open_log
+from tests.support.outcomes import outcome
+from tests.support.processes import EdgeProcess
 from tests.support.waiting import PATIENCE_S
+from weft.edge_node.streams import UNROUTED_STREAM
+from weft.protocols.batch import records
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.storage.filesystem import FileSystem
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 WINDOW = 200
 ALARM_EVERY, STATE_EVERY = 40, 60
@@ -178,3 +191,150 @@ class Device(threading.Thread):
         message = self.sent[number]
         body = _text(message.topic) + struct.pack(">H", number % _IDS + 1) + message.payload
         return _packet(0x32 | message.retain, body)
+
+
+# --- An edge node as a real process, and what clients see of it
+
+
+STREAM = "load"
+
+EDGE_YAML = """\
+node: cut
+data_dir: {tree}
+listeners:
+  mqtt: {{bind: "127.0.0.1:{mqtt}"}}
+http: {{bind: "127.0.0.1:{http}"}}
+disk: {{budget: {budget}, segment: {segment}}}
+streams:
+  load: {{{stream}}}
+"""
+
+
+class LoadedNode(EdgeProcess):
+    """A node with its data in ``tree``, in whose one stream devices count."""
+
+    def __init__(
+        self, folder: Path, tree: Path, *, budget: str = "64MiB", segment: str = "1MiB", more: str = "", links: str = ""
+    ) -> None:
+        """Write the configuration.
+
+        Args:
+            more: further settings of the stream, such as ``when_full: drop_oldest``.
+            links: a section to append.
+        """
+        self.tree = tree
+        self.mqtt = free_port()
+        stream = 'from: "load/{device}/count"' + (f", {more}" if more else "")
+        text = EDGE_YAML.format(
+            tree=tree, mqtt=self.mqtt, http=free_port(), budget=budget, segment=segment, stream=stream
+        )
+        super().__init__(folder, text + links, folder / "node.log")
+
+    def status(self) -> Any:
+        """Its status document."""
+        return self.node.json("status")
+
+
+# --- What a node's log must hold, given what its devices sent and the answers that they got
+
+
+SETTINGS = LogSettings(segment_bytes=1 << 20, budget_bytes=64 << 20, tail_bytes=0)
+"""Of the nodes under test."""
+
+
+class Held(NamedTuple):
+    """The stream as its log has it."""
+
+    payloads: Counter[bytes]
+    numbers: RangeSet
+    gaps: dict[GapReason, RangeSet]
+    next_seq: int
+
+
+def read_stream(log: SegmentLog) -> Held:
+    """Everything that is in the log of ``nodes.STREAM``."""
+    payloads: Counter[bytes] = Counter()
+    gaps: dict[GapReason, RangeSet] = {}
+    number = log.streams().get(STREAM)
+    if number is None:
+        return Held(payloads, RangeSet(), gaps, 0)
+    for gap in log.gaps(number):
+        gaps.setdefault(GapReason(gap.reason), RangeSet()).add(gap.first, gap.end)
+    seq = 0
+    while batches := log.read(number, seq, 1 << 22):
+        for data in batches:
+            for record in records(data):
+                assert record.seq >= seq, "a record is read twice"
+                payloads[record.payload] += 1
+                seq = record.seq + 1
+    return Held(payloads, log.ranges(number), gaps, log.durable_end(number))
+
+
+def open_after(disk: FileSystem, folder: Path) -> SegmentLog:
+    """The log of a node that is gone; nothing in it may be damaged."""
+    log = open_log(disk, SETTINGS, directory=str(folder))
+    assert not log.recovery.damaged
+    assert not log.recovery.gaps
+    return log
+
+
+def of_stream(messages: Iterable[Sent]) -> Iterator[bytes]:
+    """The payloads that the stream should have."""
+    return (message.payload for message in messages if message.topic.startswith(f"{STREAM}/"))
+
+
+@outcome()
+def check_all_there(held: Held, devices: list[Device], acked: dict[str, int], *, copies_max: int = 1) -> None:
+    """Every acknowledged message is there, unaltered; nothing that no device sent; nothing was given up.
+
+    Args:
+        acked: device -> how many of its messages were acknowledged.
+        copies_max: more than one where a device sends again what was not acknowledged.
+    """
+    assert not held.gaps
+    found = held.payloads.copy()
+    for device in devices:
+        copies = [found.pop(payload, 0) for payload in of_stream(device.sent)]
+        reported = sum(1 for _ in of_stream(islice(device.sent, acked[device.name])))
+        assert 0 not in copies[:reported], f"acknowledged messages of {device.name} are missing"
+        assert max(copies, default=0) <= copies_max, f"a message of {device.name} is there more than once"
+        there = [count > 0 for count in copies]
+        assert there == sorted(there, reverse=True), f"{device.name}: a message is there and one before it is not"
+    assert not found, f"messages that nobody sent: {list(found)[:3]}"
+
+
+@outcome()
+def check_unrouted_there(log: SegmentLog, devices: list[Device], acked: dict[str, int]) -> None:
+    """Every acknowledged message that no stream matches is once in the stream for those, and nothing else is."""
+    found: Counter[tuple[bytes, bytes]] = Counter()
+    number, seq = log.streams().get(UNROUTED_STREAM), 0
+    while number is not None and (batches := log.read(number, seq, 1 << 22)):
+        for data in batches:
+            for record in records(data):
+                found[record.key, record.payload] += 1
+                seq = record.seq + 1
+    for device in devices:
+        strays = [
+            ((message.topic.encode(), message.payload), at < acked[device.name])
+            for at, message in enumerate(device.sent)
+            if not message.topic.startswith(f"{STREAM}/")
+        ]
+        for stray, is_acknowledged in strays:
+            copies = found.pop(stray, 0)
+            assert copies == 1 or (not copies and not is_acknowledged), f"{stray}: {copies} times in the log"
+    assert not found, f"messages that nobody sent: {list(found)[:3]}"
+
+
+@outcome()
+def check_rest_is_noticed(held: Held, device: Device) -> None:
+    """Of one device alone: what is not there any more is the oldest, and notices say so, number for number."""
+    given_up = held.gaps.get(GapReason.BUDGET, RangeSet())
+    reported = given_up.copy()
+    reported.update(held.numbers)
+    assert reported.covers(0, held.next_seq), f"numbers without record or notice: {reported.missing(0, held.next_seq)}"
+    there = [payload in held.payloads for payload in of_stream(islice(device.sent, device.acked))]
+    first = there.index(True)
+    assert all(there[first:]), "acknowledged messages are missing from the middle"
+    assert first <= sum(end - start for start, end in given_up), "more is missing than the notices say"
+    assert first > 0, "nothing was given up: the disk was never full"
+    assert not set(held.payloads).difference(of_stream(device.sent)), "messages that nobody sent"

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.storage.fake_disk import Inode, Resize, Write
-from tests.storage.fakes import FakeFileSystem, UnsyncedName
+from tests.storage.fakes import FakeFileSystem, Inode, Resize, UnsyncedName, Write
 
 SOURCE = Path(__file__).with_name("disk_recorder.c")
 _RECORD = struct.Struct("<IIQQII")

@@ -18,9 +18,16 @@ import psutil
 import pytest
 
 from examples.demo.fabric import DemoHub
-from tests.durability.checks import check_all_there, check_rest_is_noticed, of_stream, open_after, read_stream
-from tests.durability.devices import Device
-from tests.durability.nodes import STREAM, LoadedNode
+from tests.durability.devices import (
+    STREAM,
+    Device,
+    LoadedNode,
+    check_all_there,
+    check_rest_is_noticed,
+    of_stream,
+    open_after,
+    read_stream,
+)
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.proofs.audit.audit import audit

@@ -22,8 +22,7 @@ import psutil
 from examples.demo.fabric import DemoHub, Edge, FabricError, free_port
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message, make_edge
 from tests.support.outcomes import outcome
-from tests.support.s3_servers import S3Server, listens
-from tests.support.store_path import StorePath
+from tests.support.s3_servers import S3Server, StorePath, listens
 from tests.support.waiting import Patience, wait_until
 from weft.proofs.audit.audit import audit
 from weft.storage.object_store import ObjectStore, open_store

@@ -25,7 +25,7 @@ from examples.demo.fabric import DemoHub, Edge
 from tests.deploy.test_debian_package import CONFIG, UNITS, install, package_of, settings_of
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message, make_edge, wait_until_drained
 from tests.support.debian_root import OF_ARM64, DebianRoot, debian_root
-from tests.support.emulation import EdgeTree, build_wheel, edge_tree
+from tests.support.images import EdgeTree, build_wheel, edge_tree
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from examples.demo.fabric import free_port
-from tests.support.edge_process import EdgeProcess
 from tests.support.mqtt_client import BlockingPaho
-from tests.support.processes import weft
+from tests.support.processes import EdgeProcess, weft
 
 SECRETS = ("PAYLOAD-4711", "plant/quench", "press-client-9", "furnace_readings", "retained-secret", "idle-client-3")
 KEYS = ("11" * 32, "22" * 32)

@@ -17,8 +17,8 @@ import pytest
 from examples.demo.fabric import free_port
 from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.storage.segment_log.helpers import open_log
-from tests.support.edge_process import EdgeProcess
 from tests.support.outcomes import outcome
+from tests.support.processes import EdgeProcess
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S
 from weft.protocols.batch import records

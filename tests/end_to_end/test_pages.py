@@ -13,11 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.page_blocks import RUN, SHOWN, Block, blocks, commands
-from tests.end_to_end.page_reader import PageReader, page_reader, stand_in, words_of
+from tests.end_to_end.page_reader import (
+    RUN,
+    SHOWN,
+    Block,
+    PageReader,
+    blocks,
+    commands,
+    page_reader,
+    stand_in,
+    words_of,
+)
 from tests.end_to_end.page_rules import CANNOT_RUN, PAGES, ROOT, RULES, TOUR, Rule
 from tests.storage.object_store.buckets import s3_endpoint
-from tests.support.kafka import Kafka, connector_jars
+from tests.support.brokers import Kafka, connector_jars
 from tests.support.postgresql import postgresql, why_not
 from tests.support.processes import Node
 from tests.support.third_party import KAFKA_CONNECTOR
@@ -182,19 +191,19 @@ def test_every_file_of_a_page_has_a_name(page: Path) -> None:
 
 
 def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
-    """tests/cloud_hub/tables/test_open_the_table.py runs four, tests/spark_sinks/test_delta_spark.py the fifth, and
-    tests/functions/python/test_model.py trains and scores, and tests/functions/test_own_function.py
-    writes a function. tests/interop/test_pages_of_brokers.py and test_node_red.py follow pages with real brokers, and
-    tests/functions/kinds/sparkplug/test_into_the_table.py runs the query over tags, and
-    tests/end_to_end/test_down_kills.py and tests/cloud_hub/down/test_group_messages.py publish to edges,
-    tests/weft/test_hub_schemas.py declares schemas, test_pull_kills.py pulls from an edge,
-    tests/cloud_hub/tables/test_erasing.py waits for the end of an erasure, tests/cloud_hub/tables/test_declared_work.py
+    """tests/cloud_hub/tables/test_columns.py runs four, tests/spark_sinks/test_delta_spark.py the fifth, and
+    tests/functions/test_python.py trains and scores, and tests/functions/test_pages.py
+    writes a function. tests/interop/test_pages.py and test_pages.py follow pages with real brokers, and
+    tests/functions/test_sparkplug_on_a_node.py runs the query over tags, and
+    tests/end_to_end/test_down_kills.py and tests/cloud_hub/http/test_messages.py publish to edges,
+    tests/weft/test_hub_tables.py declares schemas, test_down_kills.py pulls from an edge,
+    tests/cloud_hub/tables/test_erasure.py waits for the end of an erasure, tests/cloud_hub/tables/test_service.py
     declares a term of the log, tests/weft/test_client.py asks a hub with tokens, tests/weft/test_doctor.py calls the
     doctor of an edge, tests/deploy/test_release.py checks a signed release, tests/deploy/test_debian_package.py
-    installs packages, tests/cloud_hub/console opens a hub in a browser, tests/weft/test_second_person.py has a second
+    installs packages, tests/cloud_hub/console opens a hub in a browser, tests/weft/test_hub_approvals.py has a second
     person approve acts, tests/weft/test_hub_regions.py compares regions,
-    tests/spark_sinks/source/test_moved_queries.py moves queries between them, and
-    tests/cloud_hub/api/streams/test_series.py asks what a dashboard of Grafana asks."""
+    tests/spark_sinks/source/test_moving.py moves queries between them, and
+    tests/cloud_hub/api/test_series.py asks what a dashboard of Grafana asks."""
     left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
     model = [("score-with-a-model.md", "sh"), ("score-with-a-model.md", "python")]
     own = [("write-a-function.md", "python")] * 4

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from tests.fuzz.storable import NOW, check_storable
-from tests.fuzz.target import Target
+from tests.fuzz.target import NOW, Target, check_storable
 from weft.edge_node.servers.amqp1.mapping import TooMany, to_headers, to_message
 from weft.edge_node.subscriptions.message import Message as Stored
 from weft.protocols.amqp.typed_values import Milliseconds, Symbol

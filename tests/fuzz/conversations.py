@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 
-from tests.conformance.packet_bytes import (
+from tests.conformance.packets import (
     PUBACK,
     PUBCOMP,
     PUBREC,

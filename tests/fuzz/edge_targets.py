@@ -6,8 +6,7 @@ import asyncio
 from functools import cache
 
 from tests.fuzz.conversations import UPGRADE, conversation, frame
-from tests.fuzz.mqtt_codec import run_one
-from tests.fuzz.mqtt_damage import SEEDS
+from tests.fuzz.mqtt_codec import SEEDS, run_one
 from tests.fuzz.target import Target
 from tests.support.waiting import until
 from weft.config.limits import EdgeLimits

@@ -9,8 +9,7 @@ from contextlib import suppress
 import msgspec
 import zstandard
 
-from tests.fuzz.storable import NOW, check_storable
-from tests.fuzz.target import Target
+from tests.fuzz.target import NOW, Target, check_storable
 from weft.bounds import Owner, OwnerKind
 from weft.config.limits import EdgeLimits
 from weft.edge_node.ingest.record import CHECK_COST

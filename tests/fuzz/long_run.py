@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.fuzz.mqtt_damage import damage
+from tests.fuzz.mqtt_codec import damage
 from tests.fuzz.target import CORPUS, check, corpus
 from tests.fuzz.targets import TARGETS
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from tests.functions.formats import rfc8949
-from tests.functions.formats.test_every_format import FORMATS
-from tests.functions.formats.test_sparkplug import NODE_BIRTH
-from tests.functions.formats.values import same
+from tests.functions import values as rfc8949
+from tests.functions.test_formats import FORMATS
+from tests.functions.test_sparkplug_payloads import NODE_BIRTH
+from tests.functions.values import same
 from tests.fuzz.target import Target
 from weft.config.functions.step import Sparkplug
 from weft.functions.chain import Outputs

@@ -7,8 +7,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from tests.fuzz.storable import NOW, check_storable
-from tests.fuzz.target import Target
+from tests.fuzz.target import NOW, Target, check_storable
 from weft.edge_node.ingest.record import Destination, Route
 from weft.edge_node.sources.amqp import Delivery, FrameReader, convert
 from weft.edge_node.sources.connection import Memory, SourceContext, SourceDown, Topics

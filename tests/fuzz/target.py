@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import struct
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.speed import slowness
+from weft.protocols.batch import (
+    HEADER_PAIRS_MAX,
+    ClockReading,
+    ClockState,
+    HeaderPairs,
+    columns_from_lists,
+    encode,
+    records,
+)
 
 # Inputs are bytes under atheris. hypofuzz and ``fuzz_one_input`` of Hypothesis mutate structured draws, and the faults
 # of decoders are in bytes.
@@ -100,3 +110,24 @@ def multiplied(target: Target, data: bytes) -> bytes:
     """An input repeated until it has the longest length: what costs the square of it shows."""
     head, body = data[: target.head], data[target.head :]
     return (head + body * (target.longest // max(1, len(body)) + 1))[: max(target.longest, len(data))]
+
+
+# --- What decoders make of messages must be something that the log takes: it would refuse others' messages with it
+
+
+NOW = 1_700_000_000_000_000_000
+CLOCK = ClockReading(0, 0, ClockState.SYNCED)
+
+
+def check_storable(found: Sequence[tuple[bytes, bytes, HeaderPairs]]) -> None:
+    """Encode records as one batch, and read them again."""
+    if not found:
+        return
+    keys, payloads, headers = zip(*found, strict=True)
+    times = struct.pack(f"<{len(found)}q", *[NOW] * len(found))
+    pairs = {index: each for index, each in enumerate(headers) if each}
+    assert all(len(each) <= HEADER_PAIRS_MAX for each in headers)
+    again = records(encode(1, 1, columns_from_lists(times, keys, payloads, pairs), CLOCK))
+    for (key, payload, own), record in zip(found, again, strict=True):
+        assert (record.key, record.payload) == (key, payload)
+        assert repr(record.headers) == repr(tuple(own))

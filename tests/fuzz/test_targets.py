@@ -14,7 +14,7 @@ import pytest
 from tests.fuzz import long_run
 from tests.fuzz.__main__ import SEED_BYTES_MAX
 from tests.fuzz.long_run import run_by_coverage, run_by_damage
-from tests.fuzz.mqtt_damage import damage
+from tests.fuzz.mqtt_codec import SEEDS, damage, run_damaged, run_one
 from tests.fuzz.target import Target, check, check_memory, corpus, multiplied, tracing
 from tests.fuzz.targets import TARGETS
 
@@ -78,3 +78,15 @@ def test_an_input_that_breaks_a_promise_is_told(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(long_run, "TARGETS", {"proxy": Target(run, list)})
     with pytest.raises(AssertionError, match=r"proxy, KeyError: .*input [0-9a-f]{42,}"):
         run_by_damage("proxy", 5, seconds=5)
+
+
+# --- The fuzz target of MQTT packets on a fixed stretch of seeded damage
+
+
+ROUNDS = 30_000
+
+
+def test_seeds_and_their_damaged_kin() -> None:
+    for seed in SEEDS:
+        run_one(seed)
+    run_damaged(5, ROUNDS)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.edge import GuardedEdge
+from tests.hostile.good_client import MEASURED_AGAIN
 from tests.hostile.hub import GuardedHub
-from tests.hostile.waits import MEASURED_AGAIN
 from tests.support.steps import ProcessGuard, guarded
 
 

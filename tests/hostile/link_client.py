@@ -15,9 +15,9 @@ from typing import TypeVar
 import aiohttp
 import zstandard
 
+from tests.hostile.good_client import Waits, summary
 from tests.hostile.hub import GOOD, HOSTILE, GuardedHub
-from tests.hostile.waits import Waits, summary
-from tests.support.stopwatch import Stopwatch
+from tests.support.speed import Stopwatch
 from tests.support.waiting import PATIENCE_S
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState, Columns, HeaderPairs

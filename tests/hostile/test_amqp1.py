@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.hostile.edge import GuardedEdge
-from tests.hostile.good_client import GoodClient
-from tests.hostile.test_amqp import MIB, connected, is_open
-from tests.hostile.waits import at_most
+from tests.hostile.good_client import GoodClient, at_most
+from tests.hostile.test_queues import MIB, connected, is_open
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.protocols.amqp.typed_values import Symbol
 from weft.protocols.amqp1 import AMQP, SASL, described, encode, fields, ubyte, uint

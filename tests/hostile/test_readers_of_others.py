@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests.hostile.good_client import at_most
 from tests.hostile.hub import HOSTILE, GuardedHub
-from tests.hostile.link_client import GoodLink, link_to, records
-from tests.hostile.waits import at_most
+from tests.hostile.link_client import GoodLink, RawLink, encoded, link_to, records
 from tests.support.processes import processor_s
 from tests.support.slices import SLICE
-from tests.support.stopwatch import Stopwatch
+from tests.support.speed import Stopwatch
 from tests.support.waiting import wait_until
 from weft.cloud_hub.http.tail import SEARCH_AT_ONCE_S, SEARCH_S
-from weft.protocols.link import Ack
+from weft.protocols import batch
+from weft.protocols.link import Ack, Data, Gap
 
 pytestmark = pytest.mark.processes
+
 REFUSED = 'weft_hub_refusals_total{bound="limits.response",owner="token reader-evil"}'
 PATIENCE_S = 30.0
 MiB = 1 << 20
@@ -161,3 +166,75 @@ async def test_tails_whose_filters_match_nothing_take_a_share_of_a_processor(hub
             used, took = processor_s(hub.pid) - used, time.monotonic() - began
             at_most(1, good.take().p99)
         assert used < SEARCH_AT_ONCE_S + (2 * SEARCH_S + idle) * took, "twice, for what the tails do beside"
+
+
+# --- A tenant whose records are made to be costly to chart harms its own charts only, and one device those of no
+# other
+
+
+SECOND = 1_000_000_000
+BEGIN = (time.time_ns() // SECOND - 600) * SECOND
+FIELDS = [f"f{number}" for number in range(8)]
+SERIES = f"/v1/streams/telemetry/series?since={BEGIN}&fields={','.join(FIELDS)}"
+VALUES = json.dumps(dict.fromkeys(FIELDS, 1)).encode()
+KEYS, HOLES, AT_ONCE = 200, 4_000, 500
+
+
+def values(first: int, at_s: float, keys: list[bytes], payload: bytes = VALUES) -> bytes:
+    """A batch with a record of each key."""
+    times = struct.pack("<q", BEGIN + int(at_s * SECOND)) * len(keys)
+    return encoded(first, batch.columns_from_lists(times, keys, [payload] * len(keys)))
+
+
+async def holes(link: RawLink, first: int) -> int:
+    """Send records, each with a loss behind it. Return the next number."""
+    for begin in range(0, HOLES, AT_ONCE):
+        some = range(begin, begin + AT_ONCE)
+        lone = (values(first + 2 * at, 10 + at / 100, [b"x"], b"{}") for at in some)
+        lost = (Gap(1, first + 2 * at + 1, first + 2 * at + 2, 1) for at in some)
+        await link.send(Data(1, b"".join(lone)), *lost)
+        while (await link.hear(Ack)).ranges[-1][1] < first + 2 * some.stop:
+            pass
+    return first + 2 * HOLES
+
+
+async def charts(hub: GuardedHub, count: int) -> list[tuple[int, bytes]]:
+    token = hub.token("evil")
+    return await asyncio.gather(*(asyncio.to_thread(hub.get, SERIES, token, 120) for _ in range(count)))
+
+
+@pytest.mark.slow
+async def test_a_chart_of_many_series_with_many_gaps_is_made_of_bounded_rows(hub: GuardedHub) -> None:
+    keys = [b"k%d" % number for number in range(KEYS)]
+    with GoodLink(hub) as good:
+        async with link_to(hub, HOSTILE) as link:
+            await link.greet()
+            await link.open(link.opening())
+            assert isinstance(await link.deliver(values(0, 0, keys)), Ack)
+            after = await holes(link, KEYS)
+            assert isinstance(await link.deliver(values(after, 100, keys)), Ack)
+        before, _ = hub.memory_bytes(), good.take()
+        for status, body in await charts(hub, 2):
+            assert status == 200
+            rows = json.loads(body)["rows"]
+            assert len(rows) == 3 * KEYS * len(FIELDS), "two values of each series, and one gap between them"
+        assert hub.memory_bytes() - before < 200 << 20
+        at_most(1, good.take().p99)
+
+
+@pytest.mark.slow
+async def test_long_keys_make_no_long_answer(hub: GuardedHub) -> None:
+    """Each row of an answer names its key."""
+    with GoodLink(hub) as good:
+        async with link_to(hub, HOSTILE) as link:
+            await link.greet()
+            await link.open(link.opening())
+            for number in range(8):
+                key = b"%d" % number + b"k" * 60_000
+                assert isinstance(await link.deliver(values(40 * number, number, [key] * 40)), Ack)
+        before = hub.memory_bytes()
+        [(status, body)] = await charts(hub, 1)
+        assert (status, json.loads(body)["is_whole"]) == (200, False)
+        assert len(body) < 9 << 20
+        assert hub.memory_bytes() - before < 200 << 20
+        at_most(1, good.take().p99)

@@ -16,12 +16,12 @@ from typing import NamedTuple, cast
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
+from tests.hostile.good_client import at_most
 from tests.hostile.hub import HOSTILE, GuardedHub
 from tests.hostile.link_client import GoodLink, LinkEnded, link_to, records, sparse
-from tests.hostile.waits import at_most
 from tests.support.processes import weft
 from tests.support.slices import SLICE
-from tests.support.stopwatch import Stopwatch
+from tests.support.speed import Stopwatch
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.proofs.audit.audit import audit
 from weft.protocols import batch

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.cloud_hub.api.test_application import records
+from tests.cloud_hub.http.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.hub_api.answers import ALLOWED, FOREIGN
 from tests.support.slices import SLICE

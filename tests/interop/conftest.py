@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.conftest import Broker
-from tests.interop.peer import Message, Options, Peer
-from tests.interop.peer_programs import MqttJs
-from tests.interop.peers import LIBRARIES
+from tests.interop.peers import LIBRARIES, Message, MqttJs, Options, Peer
 from tests.support.third_party import MQTT_JS
 
 _numbers = itertools.count()

@@ -25,7 +25,7 @@ from proton.utils import BlockingConnection, BlockingReceiver
 from websockets.sync.client import connect as connect_websocket
 
 from examples.demo.fabric import free_port
-from tests.support.edge_process import EdgeProcess
+from tests.support.processes import EdgeProcess
 from tests.support.waiting import PATIENCE_S
 from weft.edge_node.access import users
 

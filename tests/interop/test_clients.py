@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from tests.conformance.conftest import Broker
 from tests.interop.conftest import Connect
-from tests.interop.peer import Message
+from tests.interop.peers import Message, MqttJs, Options
+from tests.support import forked
 
 SILENCE_S = 0.3
 
@@ -98,3 +103,32 @@ async def test_reconnect_with_session(connect: Connect, topic: str, client_id: s
     second = await connect(client_id, persistent=True)
     assert [(await second.receive()).payload for _ in payloads] == payloads
     await second.close()
+
+
+# --- Clients that publish thousands of messages in one go, whatever the server's Receive Maximum says
+
+
+MESSAGES = 10_000
+TAIL_S_MAX = 60.0
+
+
+def payloads(broker: Broker, topic: str) -> list[int]:
+    """What the log has of a topic, in its order."""
+    command = [sys.executable, "-m", "weft", "edge", "tail", str(broker.config), "kept", "--json", "--filter", topic]
+    done = forked.run([*command, "--last", "1000000"], capture_output=True, text=True, timeout=TAIL_S_MAX, check=True)
+    return [int(json.loads(line)["payload"]) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_each_message_is_one_record(mqttjs: Path, broker: Broker, version: int, qos: int) -> None:
+    """MQTT.js sends past the Receive Maximum, and all again after a disconnect: 0x93 would double what is stored."""
+    topic = f"kept/burst/{version}/{qos}"
+    peer = MqttJs(Options(broker.port, f"burst-{version}-{qos}", version))
+    await peer.connect()
+    try:
+        await peer.burst(topic, MESSAGES, qos)
+        assert payloads(broker, topic) == list(range(MESSAGES))
+    finally:
+        await peer.drop()

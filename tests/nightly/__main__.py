@@ -29,8 +29,7 @@ from rich.console import Console
 
 from bench.common import RESULTS, write_results
 from tests.nightly.jobs import Failure, Outcome, run_slice
-from tests.nightly.reached import plan_table, reached, table
-from tests.nightly.state import Night, Slice
+from tests.nightly.state import Night, Slice, plan_table, reached, table
 from tests.nightly.timetable import JOBS
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,7 @@ import pytest
 
 from tests.nightly import __main__ as nightly
 from tests.nightly.jobs import REPORT_CHARACTERS, CannotRun, Failure, Job, Made, Outcome, report, run_slice, skipped
-from tests.nightly.reached import reached
-from tests.nightly.state import Night, Row, State
+from tests.nightly.state import Night, Row, State, reached
 from tests.nightly.state import Slice as Seeds
 from tests.nightly.timetable import JOBS
 from tests.support.waiting import PATIENCE_S, wait_until

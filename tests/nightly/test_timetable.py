@@ -25,19 +25,20 @@ def is_search(node: ast.AST) -> bool:
 def searches_of(source: str, name: str) -> Iterator[str]:
     """Find the searches of a file: tests with the mark, and properties of ``tests/support/examples.py``."""
     tree = ast.parse(source)
-    examples = any(
-        isinstance(node, ast.ImportFrom)
-        and node.module == "tests.support.examples"
-        and any(each.name == "given" for each in node.names)
+    given_names = {
+        each.asname or each.name
         for node in tree.body
-    )
+        if isinstance(node, ast.ImportFrom) and node.module == "tests.support.examples"
+        for each in node.names
+        if each.name == "given"
+    }
     is_all = any(
         isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark" and is_search(node.value)
         for node in tree.body
     )
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-            given = examples and any(ast.unparse(each).startswith("given(") for each in node.decorator_list)
+            given = any(ast.unparse(each).partition("(")[0] in given_names for each in node.decorator_list)
             if is_all or given or any(map(is_search, node.decorator_list)):
                 yield f"{name}::{node.name}"
 

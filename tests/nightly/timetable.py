@@ -17,12 +17,10 @@ PROPERTIES = (
     "tests/protocols",
     "tests/storage",
     "tests/replication",
-    "tests/edge_node/sessions/store/test_journal_model.py",
-    "tests/edge_node/sessions/store/test_exactly_once_model.py",
+    "tests/edge_node/sessions/test_models.py",
     "tests/edge_node/servers/mqtt/test_broker_model.py",
     "tests/edge_node/queues/test_queues_model.py",
-    "tests/edge_node/servers/test_output.py",
-    "tests/edge_node/servers/test_reading.py",
+    "tests/edge_node/servers/test_clients.py",
     "tests/cloud_hub/tables/test_statistics.py",
     "tests/cloud_hub/tables/test_maintenance.py",
 )
@@ -118,7 +116,7 @@ def _splits(seed: int) -> int:
 
 
 def _members(seed: int) -> int:
-    from tests.cloud_hub.member_histories import simulate_members
+    from tests.cloud_hub.members import simulate_members
 
     simulate_members(seed)
     return 1
@@ -146,7 +144,7 @@ def _collecting(seed: int) -> int:
 
 
 def _codec(seed: int) -> int:
-    from tests.fuzz.mqtt_damage import run_damaged
+    from tests.fuzz.mqtt_codec import run_damaged
 
     run_damaged(seed, CODEC_ROUNDS)
     return CODEC_ROUNDS
@@ -173,8 +171,6 @@ def properties(only: str, *folders: str, minutes: int, slice_s: float) -> Job:
     return Job("passes of every property", minutes, made, again, (), 1, 1, slice_s)
 
 
-FUNCTIONS = "tests/functions/"
-DERIVED = "tests/edge_node/derived/"
 JOBS: Mapping[str, Job] = {
     # Storage and functions, on disks that are made up.
     "power_cuts": searched(
@@ -206,7 +202,7 @@ JOBS: Mapping[str, Job] = {
         "function_cuts",
         "power cuts of functions",
         _function_cuts,
-        f"{DERIVED}test_power_cuts.py",
+        "tests/edge_node/derived/test_power_cuts.py::test_many_power_cuts_change_no_output",
         minutes=25,
         slice_seeds=200,
         slice_units=1_900,
@@ -214,21 +210,16 @@ JOBS: Mapping[str, Job] = {
     ),
     "kinds_cuts": pytest_job(
         "lives of functions with power cuts",
-        f"{DERIVED}test_power_cuts_of_kinds.py",
-        f"{DERIVED}test_reducers.py",
-        f"{FUNCTIONS}windows/test_power_cuts.py",
-        f"{FUNCTIONS}kinds/sparkplug/test_power_cuts.py",
+        "tests/edge_node/derived/test_power_cuts.py::test_many_power_cuts_change_no_output_of_kinds",
+        "tests/edge_node/derived/test_power_cuts.py::test_many_power_cuts_change_no_output_of_reducers",
+        "tests/functions/test_windows.py::test_many_power_cuts_change_no_window",
+        "tests/functions/test_sparkplug.py::test_many_power_cuts_change_no_output",
         minutes=26,
         slice_units=700,
         slice_s=285,
     ),
     "recorded_cuts": pytest_job(
-        "power cuts of real processes",
-        "tests/durability/test_power_cut_of_a_node.py",
-        "tests/durability/test_power_cut_of_a_hub.py",
-        minutes=29,
-        slice_units=620,
-        slice_s=240,
+        "power cuts of real processes", "tests/durability/test_power_cuts.py", minutes=29, slice_units=620, slice_s=240
     ),
     "full_disk": pytest_job(
         "minutes without room", "tests/durability/test_full_disk.py", minutes=10, slice_units=3, slice_s=215
@@ -239,7 +230,7 @@ JOBS: Mapping[str, Job] = {
         "simulation",
         "histories of a shard",
         _simulation,
-        "tests/cloud_hub/test_simulation.py::test_nothing_acknowledged_is_lost_or_doubled_in_many_histories",
+        "tests/cloud_hub/test_histories.py::test_nothing_acknowledged_is_lost_or_doubled_in_many_histories",
         minutes=20,
         slice_seeds=500,
         slice_units=500,
@@ -260,7 +251,7 @@ JOBS: Mapping[str, Job] = {
         "regions",
         "histories of regions",
         _regions,
-        "tests/simulation/test_regions.py::test_whatever_fails_regions_end_with_the_same_records_in_many_histories",
+        "tests/simulation/test_simulation.py::test_whatever_fails_regions_end_with_the_same_records_in_many_histories",
         minutes=20,
         slice_seeds=100,
         slice_units=100,
@@ -291,7 +282,7 @@ JOBS: Mapping[str, Job] = {
         "shard_splits",
         "histories of shards that split",
         _splits,
-        "tests/cloud_hub/test_splitting.py::test_a_split_loses_and_doubles_nothing_in_many_histories",
+        "tests/cloud_hub/test_histories.py::test_a_split_loses_and_doubles_nothing_in_many_histories",
         minutes=45,
         slice_seeds=1000,
         slice_units=1000,
@@ -301,7 +292,7 @@ JOBS: Mapping[str, Job] = {
         "members",
         "histories of processes that come, go and split",
         _members,
-        "tests/cloud_hub/test_members.py::test_whoever_owns_a_shard_nothing_is_lost_and_edges_are_served_in_many_histories",
+        "tests/cloud_hub/test_histories.py::test_whoever_owns_a_shard_nothing_is_lost_and_edges_are_served_in_many_histories",
         minutes=46,
         slice_seeds=250,
         slice_units=250,
@@ -312,7 +303,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "table_storms": pytest_job(
         "keepers and joiners of one table in storms",
-        "tests/storage/table/delta/test_storms.py",
+        "tests/storage/table/test_delta_log.py",
         minutes=5,
         slice_units=1,
         slice_s=60,
@@ -321,7 +312,7 @@ JOBS: Mapping[str, Job] = {
         "upgrade",
         "histories of an upgrade",
         _upgrade,
-        "tests/cloud_hub/test_simulation.py::test_two_releases_on_one_store_make_one_fold_in_many_histories",
+        "tests/cloud_hub/test_histories.py::test_two_releases_on_one_store_make_one_fold_in_many_histories",
         minutes=10,
         slice_seeds=800,
         slice_units=800,
@@ -331,7 +322,7 @@ JOBS: Mapping[str, Job] = {
         "collecting",
         "histories of a collected shard",
         _collecting,
-        "tests/cloud_hub/test_collecting.py",
+        "tests/cloud_hub/test_histories.py::test_nothing_that_anyone_needs_is_deleted_in_many_histories",
         minutes=24,
         slice_seeds=250,
         slice_units=250,
@@ -339,20 +330,22 @@ JOBS: Mapping[str, Job] = {
     ),
     # Processes that are killed.
     "kills": pytest_job(
-        "kills of an edge and a hub", "tests/end_to_end/test_kills.py", minutes=27, slice_units=200, slice_s=350
+        "kills of an edge and a hub",
+        "tests/end_to_end/test_kills.py::test_many_kills_of_edge_and_hub",
+        minutes=27,
+        slice_units=200,
+        slice_s=350,
     ),
     "hub_kills": pytest_job(
         "kills and stops of hub nodes",
-        "tests/end_to_end/test_two_hubs.py",
         "tests/end_to_end/test_hub_processes.py",
-        "tests/end_to_end/test_split.py",
         minutes=27,
         slice_units=64,
         slice_s=270,
     ),
     "function_kills": pytest_job(
         "kills of an edge with functions",
-        "tests/end_to_end/test_function_kills.py",
+        "tests/end_to_end/test_kills.py::test_many_kills_change_nothing_of_what_functions_make",
         minutes=17,
         slice_units=51,
         slice_s=80,
@@ -368,7 +361,7 @@ JOBS: Mapping[str, Job] = {
     "edge_kills": pytest_job(
         "kills of an edge under its clients",
         "tests/end_to_end/test_http_kills.py",
-        "tests/edge_node/queues/test_sigkill.py",
+        "tests/edge_node/queues/test_state.py",
         "tests/edge_node/sessions/test_shared_crash.py",
         "tests/end_to_end/test_down_kills.py",
         minutes=18,
@@ -378,25 +371,21 @@ JOBS: Mapping[str, Job] = {
     "table_kills": pytest_job(
         "kills of what writes a table, and histories of three makers of one",
         "tests/cloud_hub/tables/test_crashes.py",
-        "tests/cloud_hub/tables/test_two_makers.py",
         minutes=20,
         slice_units=132,
         slice_s=380,
     ),
     "storms": pytest_job(
         "blows in storms of S3 servers and hub nodes",
-        "tests/end_to_end/test_storms.py",
+        "tests/end_to_end/test_storms.py::test_kills_of_an_s3_server_and_of_two_nodes_lose_and_double_nothing",
+        "tests/end_to_end/test_storms.py::test_edges_leave_a_node_whose_store_fails_and_lose_nothing",
+        "tests/end_to_end/test_storms.py::test_processes_and_nodes_are_killed_and_stopped_and_lose_and_double_nothing",
         minutes=37,
         slice_units=45,
         slice_s=740,
     ),
     "region_storms": pytest_job(
-        "blows in storms of regions",
-        "tests/end_to_end/test_region_storms.py",
-        "tests/end_to_end/test_region_ring.py",
-        minutes=10,
-        slice_units=15,
-        slice_s=200,
+        "blows in storms of regions", "tests/end_to_end/test_region_storms.py", minutes=10, slice_units=15, slice_s=200
     ),
     "host_storms": pytest_job(
         "minutes of three hosts under blows",
@@ -406,23 +395,30 @@ JOBS: Mapping[str, Job] = {
         slice_s=900,
     ),
     "broker_storms": pytest_job(
-        "kills under AMQP and HTTP", "tests/end_to_end/test_broker_storms.py", minutes=17, slice_units=30, slice_s=50
+        "kills under AMQP and HTTP",
+        "tests/end_to_end/test_storms.py::test_kills_lose_and_double_nothing_of_amqp_and_http",
+        minutes=17,
+        slice_units=30,
+        slice_s=50,
     ),
     "sink_kills": pytest_job(
         "kills of a sink's writer and its hub",
         "tests/spark_sinks/sinks/stream/test_faults.py",
         "tests/spark_sinks/sinks/stream/test_lane.py",
-        "tests/spark_sinks/sinks/stream/test_overlaps.py",
         minutes=10,
         slice_units=25,
         slice_s=90,
     ),
     "spark_storms": pytest_job(
-        "kills of a Spark job", "tests/spark_sinks/cluster/test_storm.py", minutes=38, slice_units=60, slice_s=1140
+        "kills of a Spark job",
+        "tests/spark_sinks/cluster/test_reading.py::test_tables_equal_those_of_a_run_without_kills",
+        minutes=38,
+        slice_units=60,
+        slice_s=1140,
     ),
     "spark_tables": pytest_job(
         "passes of deaths of a pipeline that makes tables",
-        "tests/spark_sinks/tables/test_crashes.py",
+        "tests/spark_sinks/tables/test_query.py",
         minutes=5,
         slice_units=1,
         slice_s=120,
@@ -448,29 +444,32 @@ JOBS: Mapping[str, Job] = {
     ),
     "spark_cluster": pytest_job(
         "passes of jobs on a cluster of Spark",
-        *(f"tests/spark_sinks/cluster/test_{name}.py" for name in ("pipelines", "connect", "reading", "audit")),
+        "tests/spark_sinks/cluster/test_pipelines.py",
+        "tests/spark_sinks/cluster/test_reading.py::test_a_pipeline_runs_through_a_server_on_the_cluster",
+        "tests/spark_sinks/cluster/test_reading.py::test_reads_and_sinks_of_a_client_on_a_server",
+        "tests/spark_sinks/cluster/test_reading.py::test_every_way_of_reading_gives_every_record_once",
+        "tests/spark_sinks/cluster/test_reading.py::test_executors_audit_a_stream_and_trace_its_windows",
         minutes=11,
         slice_units=1,
         slice_s=600,
     ),
     "spark_kills": pytest_job(
         "passes of killed queries and drivers, and of windows by events",
-        *(
-            f"tests/spark_sinks/completeness/test_{name}.py"
-            for name in ("event_time", "event_time_kills", "window_kills")
-        ),
+        "tests/spark_sinks/completeness/test_event_time.py",
+        "tests/spark_sinks/completeness/test_event_time_kills.py",
+        "tests/spark_sinks/completeness/test_window_kills.py",
         "tests/spark_sinks/pipelines/shipped/test_kills.py",
         "tests/spark_sinks/pipelines/test_run.py",
         "tests/spark_sinks/sinks/test_delivery.py",
         "tests/spark_sinks/sinks/delta/test_kills.py",
-        "tests/spark_sinks/test_split_under_load.py",
+        "tests/spark_sinks/source/test_splits.py",
         minutes=16,
         slice_units=1,
         slice_s=850,
     ),
     "spark_steps": pytest_job(
         "chains of random steps before windows",
-        "tests/spark_sinks/completeness/test_random_steps.py",
+        "tests/spark_sinks/completeness/test_row_steps.py",
         minutes=6,
         slice_units=120,
         slice_s=330,
@@ -479,16 +478,15 @@ JOBS: Mapping[str, Job] = {
         "passes of scripts with a Spark of their own",
         "tests/spark_sinks/test_own_session.py",
         "tests/spark_sinks/test_delta_spark.py",
-        "tests/spark_sinks/test_notebook.py",
         minutes=5,
         slice_units=1,
         slice_s=240,
     ),
     "releases": pytest_job(
         "passes of upgrades, trials of configurations and restored stores",
-        "tests/end_to_end/test_release_before.py",
-        "tests/weft/test_hub_configures.py",
-        "tests/edge_node/links/desired/test_trial.py",
+        "tests/end_to_end/test_releases.py",
+        "tests/weft/test_hub_configs.py",
+        "tests/edge_node/links/test_desired.py",
         "tests/cloud_hub/test_backup.py",
         minutes=8,
         slice_units=1,
@@ -496,18 +494,18 @@ JOBS: Mapping[str, Job] = {
     ),
     "lines": pytest_job(
         "passes of bad lines and long outages",
-        "tests/bench/test_bad_line.py",
-        "tests/replication/policy/test_nine_hours.py",
+        "tests/bench/test_benchmarks.py",
+        "tests/replication/test_policy.py",
         minutes=7,
         slice_units=1,
         slice_s=370,
     ),
     "planted": pytest_job(
         "passes of planted faults and of tenants set apart",
-        "tests/simulation/test_planted_faults.py",
-        "tests/simulation/test_regions.py::test_a_planted_fault_of_regions_is_found",
-        "tests/cloud_hub/test_members.py::test_a_planted_fault_is_found",
-        "tests/cloud_hub/test_apart_histories.py",
+        "tests/simulation/test_simulation.py::test_a_planted_fault_is_found",
+        "tests/simulation/test_simulation.py::test_a_planted_fault_of_regions_is_found",
+        "tests/cloud_hub/test_histories.py::test_a_planted_fault_of_members_is_found",
+        "tests/cloud_hub/test_histories.py::test_a_tenant_that_is_set_apart_loses_and_doubles_nothing",
         minutes=7,
         slice_units=1,
         slice_s=290,
@@ -540,25 +538,24 @@ JOBS: Mapping[str, Job] = {
     ),
     "splits": pytest_job(
         "inputs of functions cut anywhere",
-        f"{FUNCTIONS}kinds/test_any_split.py",
-        f"{FUNCTIONS}kinds/sparkplug/test_any_split.py",
+        "tests/functions/test_chain.py::test_how_any_input_is_cut_changes_no_byte",
+        "tests/functions/test_sparkplug.py::test_how_any_input_is_cut_changes_no_byte",
         minutes=20,
         slice_units=4_400,
         slice_s=205,
     ),
     "function_properties": pytest_job(
         "passes of the properties of functions",
-        f"{FUNCTIONS}expressions",
-        f"{FUNCTIONS}formats",
-        *(
-            f"{FUNCTIONS}kinds/test_{kind}.py"
-            for kind in ("changes", "deadband", "dedupe", "sample", "swinging_door", "where_select_route")
-        ),
-        f"{FUNCTIONS}test_alert.py",
-        f"{FUNCTIONS}test_partial_decoding.py",
-        f"{FUNCTIONS}windows/test_property.py",
-        f"{FUNCTIONS}windows/test_shares.py",
-        f"{FUNCTIONS}windows/test_sql.py",
+        "tests/functions/test_expressions.py",
+        "tests/functions/test_formats.py",
+        "tests/functions/test_sparkplug_payloads.py",
+        "tests/functions/test_thinning.py",
+        "tests/functions/test_routing.py",
+        "tests/functions/test_chain.py::test_the_fields_are_those_of_the_whole",
+        "tests/functions/test_chain.py::test_a_damaged_payload_is_refused_as_a_whole_one_is",
+        "tests/functions/test_window_store.py",
+        "tests/functions/test_windows.py::test_the_topic_with_the_most_rows_gives_way_first",
+        "tests/functions/test_sql.py",
         minutes=26,
         slice_units=1,
         slice_s=1300,

@@ -9,12 +9,23 @@ from typing import Any
 import pytest
 import zstandard
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.protocols.strategies import CLOCKS, COMPRESSORS, INT64, PAIRS, U32, batches, columns
 from weft.protocols import batch
-from weft.protocols.batch import ClockReading, ClockState, Codec, Column, Columns
+from weft.protocols.batch import (
+    ClockReading,
+    ClockState,
+    Codec,
+    Column,
+    Columns,
+    columns_from_lists,
+    decode_body,
+    encode_body,
+    ends_of,
+    is_plainly_sound,
+)
 from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.ranges import SEQ_END
 
@@ -485,3 +496,59 @@ def test_a_batch_that_is_cut_is_not_sound_whatever_its_checksum_says() -> None:
     struct.pack_into("<I", cut, 4, crc32c(cut[batch.HEADER_BYTES :], crc32c(cut[8 : batch.HEADER_BYTES])))
     with pytest.raises(Corrupt, match="has only"):
         batch.check(bytes(cut), batch.decode_header(cut))
+
+
+# --- The fast look at a batch's body says yes only where the full one does
+
+
+RECORDS = st.lists(
+    st.tuples(st.integers(-(1 << 63), (1 << 63) - 1), st.binary(max_size=9), st.binary(max_size=40)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def body_of(records: list[tuple[int, bytes, bytes]]) -> bytes:
+    times = struct.pack(f"<{len(records)}q", *(time for time, _, _ in records))
+    return encode_body(columns_from_lists(times, [key for _, key, _ in records], [data for _, _, data in records]))
+
+
+@given(RECORDS)
+def test_what_is_sound_is_seen_to_be(records: list[tuple[int, bytes, bytes]]) -> None:
+    assert is_plainly_sound(memoryview(body_of(records)), len(records), records[0][0], records[-1][0])
+
+
+@given(RECORDS, st.data())
+def test_it_never_says_yes_to_what_does_not_decode(
+    records: list[tuple[int, bytes, bytes]], draw: st.DataObject
+) -> None:
+    body = bytearray(body_of(records))
+    for _ in range(draw.draw(st.integers(1, 3), "changes")):
+        at = draw.draw(st.integers(0, len(body) - 1))
+        body[at] = draw.draw(st.integers(0, 255))
+    cut = bytes(body)[: draw.draw(st.integers(0, len(body)))] if draw.draw(st.booleans()) else bytes(body)
+    count = draw.draw(st.integers(0, len(records) + 1))
+    if is_plainly_sound(cut, count, records[0][0], records[-1][0]):
+        columns = decode_body(cut, count, headers=False, flags=False)
+        assert ends_of(columns.times, count) == (records[0][0], records[-1][0])
+
+
+@given(st.binary(max_size=200), st.integers(0, 8))
+@example(bytes(200), 1)
+def test_it_refuses_any_other_bytes_without_an_error(body: bytes, count: int) -> None:
+    if is_plainly_sound(body, count, 0, 0):
+        decode_body(body, count, headers=False, flags=False)
+
+
+@pytest.mark.parametrize("column", ["headers", "flags"])
+def test_batches_with_further_columns_are_checked_in_full(column: str) -> None:
+    columns = columns_from_lists(struct.pack("<q", 5), [b"k"], [b"p"], {0: (("unit", "C"),)}, {0: 1})
+    if column == "headers":
+        columns = columns._replace(flags=b"")
+    else:
+        columns = columns._replace(headers={})
+    data = bytearray(batch.encode(1, 0, columns, batch.ClockReading(1, 1, batch.ClockState.SYNCED)))
+    batch.check(bytes(data), batch.decode_header(data))
+    data[-1] ^= 1
+    with pytest.raises(Corrupt):
+        batch.check(bytes(data), batch.decode_header(data))

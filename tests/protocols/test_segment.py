@@ -26,6 +26,7 @@ from tests.protocols.strategies import (
 from weft.protocols import segment
 from weft.protocols import segment as segment_header
 from weft.protocols.batch import Codec, Column
+from weft.protocols.checksum import crc32c
 from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.segment import EntryKind
 
@@ -246,3 +247,11 @@ def test_other_names_are_no_segments(name: str) -> None:
 @pytest.mark.parametrize("name", ["9" * 20 + ".seg", "٣" * 20 + ".seg", "0" * 20 + ".seg\n", "0" * 20 + ".seg.new"])
 def test_near_misses_are_no_segments(name: str) -> None:
     assert segment.parse_file_name(name) is None
+
+
+# --- The checksum of everything at rest
+
+
+def test_it_is_castagnoli_and_goes_on_behind_earlier_bytes() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(memoryview(b"456789"), crc32c(b"123")) == 0xE3069283

@@ -1,8 +1,9 @@
-"""The edge node and the hub whose files are kept of each release, and what their clients do."""
+"""Folders compared byte by byte."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +19,19 @@ from examples.demo.fabric import free_port
 from tests.support.processes import Node
 from tests.support.tokens import declare_in
 from tests.support.waiting import PATIENCE_S, wait_until
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Every name below a folder, with the hash of what is in it."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() or path.is_dir()
+    }
+
+
+# --- The edge node and the hub whose files are kept of each release, and what their clients do
+
 
 EDGE = """\
 node: press-1

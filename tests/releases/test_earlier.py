@@ -6,43 +6,63 @@ The files and what must come out of them are made by ``tests/releases/write.py``
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import json
+import subprocess
+import sys
 import tarfile
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from deltalake import DeltaTable
 
+from examples.demo.fabric import free_port
+from tests.cloud_hub.links.test_edge_link import PATIENT, SOON, control, until_proven
+from tests.cloud_hub.links.test_open_links import LANE, NODE, log_of
+from tests.cloud_hub.live import running_hub, running_link
+from tests.releases.api import api_file, broken
+from tests.releases.code import variables_of
 from tests.releases.fabric import READINGS, STATE, TELEMETRY, Fabric
 from tests.releases.write import FOLDER, RELEASES, rows, unpack
+from tests.support.epochs import MemoryEpochs
 from tests.support.live_node import LiveNode, running
-from tests.support.processes import weft
-from tests.support.waiting import wait_until
+from tests.support.processes import Node, weft
+from tests.support.waiting import until, wait_until
+from weft.cloud_hub.hub import Hub
+from weft.hub_api.document import document
+from weft.protocols.chunk_index import ChunkIndex
+from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState
+from weft.replication.policy import PolicyRules
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster
 from weft.storage.fenced_store import check_store
 from weft.storage.object_store import open_store
+from weft.storage.object_store.directory import DirectoryStore
 
 ARCHIVE_BYTES_MAX = 300_000
 
 
 @pytest.fixture(params=RELEASES)
-def release(request: pytest.FixtureRequest) -> str:
+def earlier_release(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
 
 
 @pytest.fixture
-def expected(release: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / f"{release}.json").read_text())
+def expected(earlier_release: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{earlier_release}.json").read_text())
     return found
 
 
 @pytest.fixture
-def fabric(release: str, tmp_path: Path) -> Fabric:
-    unpack(FOLDER / f"{release}.tar.xz", tmp_path)
+def fabric(earlier_release: str, tmp_path: Path) -> Fabric:
+    unpack(FOLDER / f"{earlier_release}.tar.xz", tmp_path)
     return Fabric(tmp_path)
 
 
@@ -125,3 +145,128 @@ def test_processes_take_up_sessions_queues_links_and_tables(fabric: Fabric, expe
     query = "SELECT payload FROM points"
     text = weft("edge", "query", fabric.folder / "edge.yaml", query, "--json").output
     assert [json.loads(line)["payload"] for line in text.splitlines()] == [*expected["points"], '{"temp": 28.0}']
+
+
+# --- What a release answers, later ones answer: the document of the API against those of the releases
+
+
+STREAMS = "/v1/streams"
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    now = copy.deepcopy(document())
+    change(now)
+    return now
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_client_of_a_release_misses_nothing(release: str) -> None:
+    assert broken(json.loads(api_file(release).read_text()), document()) == [], (
+        "clients of the release depend on this: add fields and operations, and leave those that are there as they are"
+    )
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_client_of_this_release_reads_a_hub_of_an_earlier_one(release: str) -> None:
+    """`weft.client` decodes answers by the types of the document, so it needs what they require."""
+    lacking = [each for each in broken(document(), json.loads(api_file(release).read_text())) if "absent" in each]
+    assert lacking == [], "the release does not answer with them: give the fields of the types the default UNSET"
+
+
+def schemas(now: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = now["components"]["schemas"]
+    return found
+
+
+def limit(now: dict[str, Any]) -> dict[str, Any]:
+    return next(each for each in now["paths"][STREAMS]["get"]["parameters"] if each["name"] == "limit")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda now: now["paths"].pop("/v1/edges"), "GET /v1/edges is gone"),
+        (lambda now: now["paths"][STREAMS]["get"]["parameters"].pop(), "the parameter limit is gone"),
+        (lambda now: limit(now).update(required=True), "the parameter limit is required now"),
+        (lambda now: limit(now)["schema"].update(maximum=5), "maximum is 5, it was 10000"),
+        (lambda now: schemas(now)["StreamOf"]["properties"].pop("records"), "streams[].records is gone"),
+        (lambda now: schemas(now)["StreamOf"]["properties"]["records"].update(type="string"), "records: type is 'stri"),
+        (lambda now: schemas(now)["StreamOf"]["required"].remove("records"), "streams[].records may be absent now"),
+        (lambda now: schemas(now)["StreamOf"]["properties"].update(edges={"anyOf": [{}, {}]}), "edges: there are 2 ch"),
+        (lambda now: schemas(now)["MessageRequest"]["required"].append("qos"), "body.qos is required now"),
+        (lambda now: now["paths"][STREAMS]["get"]["security"].pop(0), "is not open to reader any more"),
+    ],
+)
+def test_what_would_break_a_client_is_named(change: Callable[[dict[str, Any]], object], named: str) -> None:
+    assert any(named in each for each in broken(document(), changed(change)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda now: now["paths"].update({"/v1/new": {"get": {}}}),
+        lambda now: schemas(now)["StreamOf"]["properties"].update(colour={"type": "string"}),
+        lambda now: schemas(now)["MessageRequest"]["properties"].update(colour={"type": "string"}),
+        lambda now: limit(now)["schema"].update(maximum=20_000),
+        lambda now: schemas(now)["StreamOf"].update(description="Other words."),
+    ],
+)
+def test_what_is_added_breaks_no_client(change: Callable[[dict[str, Any]], object]) -> None:
+    assert broken(document(), changed(change)) == []
+
+
+# --- Canaries beside the release before, whose hubs read the empty chunks that canaries make
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    try:
+        return variables_of(RELEASES[-1], tmp_path_factory.mktemp("before"))
+    except LookupError as reason:
+        pytest.skip(str(reason))
+
+
+@contextlib.contextmanager
+def hub_of(variables: Mapping[str, str], folder: Path) -> Iterator[Hub]:
+    """A hub of the release before, as far as links know it."""
+    config, port = folder / "hub.yaml", free_port()
+    config.write_text(f"listen: 127.0.0.1:{port}\nstore: store\nshards: 2\nprocesses: 1\ntables: null\n")
+    python = ["env", *(f"{name}={value}" for name, value in variables.items()), sys.executable, "-m", "weft"]
+    node = Node("hub", config, python, popen=subprocess.Popen)
+    try:
+        yield cast(Hub, SimpleNamespace(url=node.url.rstrip("/")))
+    finally:
+        node.stop()
+
+
+def answer(hub: Hub, path: str) -> Any:
+    with urllib.request.urlopen(hub.url + path, timeout=30) as found:
+        return json.load(found)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+async def test_a_hub_of_the_release_before_goes_on_behind_empty_chunks(
+    before: Mapping[str, str], tmp_path: Path
+) -> None:
+    store, epochs = DirectoryStore(str(tmp_path / "store")), MemoryEpochs()
+    paused = control(PolicyRules(), is_paused=True)
+    with hub_of(before, tmp_path):
+        pass  # a store at the level of that release
+    async with running_hub(store, sequencer=PATIENT) as hub:
+        async with running_link(hub, log_of(3), NODE, epochs=epochs) as link:
+            await until(lambda: link.records_acked == 3)
+        log = log_of(9)
+        async with running_link(hub, log, NODE, epochs=epochs, sender=SOON, control=paused) as link:
+            await until_proven(link, 4)
+    cluster = await open_cluster(store, None)
+    shard = ShardLog(store, cluster, shard_of(LANE.tenant, LANE.edge, 2))
+    footers: list[ChunkIndex] = [chunk.footer async for chunk in shard.indexes(0)]
+    assert any(not footer.lanes and not footer.streams for footer in footers), "there is an empty chunk"
+    with hub_of(before, tmp_path) as earlier:
+        async with running_link(earlier, log, NODE, epochs=epochs) as link:
+            await until(lambda: link.pending_records == 0 and link.records_acked > 0)
+        records = answer(earlier, f"/v1/streams/{LANE.stream}/records?limit=100")
+        assert [record["seq"] for record in records["records"]] == list(range(9))
+    async with running_hub(store) as hub, running_link(hub, log, NODE, epochs=epochs, sender=SOON) as link:
+        await until_proven(link)

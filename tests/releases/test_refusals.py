@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
-from tests.releases.folders import content
+from tests.releases.fabric import content
 from tests.support.live_node import running
 from tests.support.processes import weft
 from weft.edge_node.check import data_directory as edge_directory

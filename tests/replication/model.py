@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,16 @@ from dataclasses import dataclass, field
 from weft.protocols.batch import ClockReading, ClockState, columns_from_lists, decode_header, encode, records
 from weft.protocols.chunk_index import GapRange, Mark
 from weft.protocols.lane import Origin
-from weft.protocols.link import PROTOCOL_VERSION, Hello
+from weft.protocols.link import (
+    PROTOCOL_VERSION,
+    Frame,
+    FrameDecoder,
+    FrameEncoder,
+    Hello,
+    LaneOpen,
+    LaneOpened,
+    Welcome,
+)
 from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.replication.events import (
     Acked,
@@ -20,6 +30,7 @@ from weft.replication.events import (
     LaneOpenReceived,
     MarksReceived,
     ReadRequest,
+    SenderEvent,
 )
 from weft.replication.flow_control import ReceiverSettings, SenderSettings
 from weft.replication.policy import SendPolicy
@@ -272,3 +283,82 @@ class Pair:
             self.deliver_up()
             self.acknowledge()
             self.deliver_down()
+
+
+# --- A log in memory of many batches, whose state and reads cost the same however long it is
+
+
+class LongLog(ModelLog):
+    """A log that only grows. Each batch is made when it is read."""
+
+    def __init__(self, streams: dict[int, str], size: int = 20) -> None:
+        super().__init__(streams)
+        self.size = size
+        self.firsts: dict[int, list[int]] = {lane: [] for lane in streams}
+
+    def append(self, lane: int, count: int, size: int = 20, origin: int = 0) -> None:
+        self.firsts[lane].append(self.ends[lane])
+        self.ends[lane] += count
+        for listener in self.listeners:
+            listener([lane])
+
+    def append_many(self, lane: int, batches: int, count: int) -> None:
+        for _ in range(batches):
+            self.append(lane, count)
+
+    def held(self, lane: int) -> RangeSet:
+        return RangeSet([(0, self.ends[lane])] if self.ends[lane] else [])
+
+    def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
+        return {lane: self.state(lane) for lane in lanes}
+
+    def state(self, lane: int) -> LaneSnapshot:
+        return LaneSnapshot(self.held(lane), self.ends[lane], [], Mark(WALL + self.ends[lane] - 1, self.ends[lane]))
+
+    def read_now(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
+        found: list[bytes] = []
+        total, firsts = 0, self.firsts[lane]
+        at = max(0, bisect_right(firsts, seq) - 1)
+        while at < len(firsts) and seq < self.ends[lane]:
+            end = firsts[at + 1] if at + 1 < len(firsts) else self.ends[lane]
+            batch = make_batch(lane, firsts[at], end - firsts[at], self.size)
+            total += len(batch)
+            if found and total > bytes_max:
+                break
+            found.append(batch)
+            at += 1
+        return found
+
+
+# --- A sender alone, whose hub is the test
+
+
+class Peer:
+    """A sender and the frames that go in and out of it."""
+
+    def __init__(self, log: ModelLog, settings: SenderSettings | None = None) -> None:
+        self.sender = Sender(
+            log.hello(), 1, settings or SenderSettings(), lambda: WALL, 0, high_watermark=log.high_watermark
+        )
+        for lane in log.lanes():
+            self.sender.open_lane(lane, log.state(lane.lane))
+        self._encoder, self._decoder = FrameEncoder(), FrameDecoder()
+        hello, *openings = self.heard()
+        assert isinstance(hello, Hello)
+        assert [opening.lane for opening in openings if isinstance(opening, LaneOpen)] == [1, 2][: len(log.streams)]
+
+    def say(self, *frames: Frame, now: int = 0) -> list[SenderEvent]:
+        self.sender.receive_data(self._encoder.encode(list(frames)), now)
+        return self.sender.events()
+
+    def heard(self) -> list[Frame]:
+        frames: list[Frame] = []
+        while data := self.sender.data_to_send():
+            frames += self._decoder.decode(data)
+        return frames
+
+
+def welcome(*held: tuple[int, int], window: int = 1 << 20, batch: int = 1 << 20, record: int = 0) -> list[Frame]:
+    """The hub takes the link and both lanes, and has ``held`` of the first."""
+    taken = Welcome(1, "cluster", window, batch, WALL + 7, "test", record_bytes_max=record)
+    return [taken, LaneOpened(1, list(held)), LaneOpened(2, [])]

@@ -17,9 +17,8 @@ from typing import NamedTuple
 from unittest import mock
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.fabric import check_log, read_chunks
+from tests.cloud_hub.fabric import check_log, name_each_other, read_chunks
 from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM
-from tests.cloud_hub.routes import name_each_other
 from tests.cloud_hub.virtual_time import now_ns
 from tests.edge_node.derived.node import Inline
 from tests.simulation.edge import DERIVED, DROPPED, KEPT, LIMIT, VirtualEdge

@@ -16,7 +16,7 @@ from bench.log_writer import Delivery, LogWriter
 from spark_sinks.runtime.session import session
 from tests.cloud_hub.tables.latest_tables import drain_latest, latest
 from tests.support.spark_classes import end_with_java
-from tests.support.spark_processes import QUICK
+from tests.support.spark_cluster import QUICK
 from weft.cloud_hub.tables.buckets import Key
 from weft.cloud_hub.tables.latest import LatestTierer
 from weft.protocols import batch

@@ -16,8 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_sinks.runtime.session import cache_directory, find_java_home
-from tests.end_to_end.page_blocks import blocks
-from tests.end_to_end.page_reader import java_options
+from tests.end_to_end.page_reader import blocks, java_options
 from tests.spark_sinks.conftest import Hub
 from tests.support.third_party import DELTA_SPARK, DUCKDB_DELTA
 from weft.config.load import parse_schema

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,12 +12,14 @@ import venv
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from docs.tools.prose import Text, findings
+from docs.tutorial.notebook import PATH, execute, pictures, read_notebook, texts
 from spark_sinks.runtime.session import cache_directory, find_java_home
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import STREAM, Hub
 
-pytestmark = [pytest.mark.search(turns=4), pytest.mark.spark, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
 RUN_SECONDS_MAX = 200
 OWN_SESSION = """
@@ -75,6 +79,9 @@ def run(script: str, hub: Hub, other_python: Path, tmp_path: Path, **variables: 
     return done.stdout
 
 
+@pytest.mark.search(turns=4)
+@pytest.mark.spark
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("script", [EVERY_WAY, REGISTER_FIRST], ids=["read", "register"])
 def test_workers_run_where_the_script_runs(hub: Hub, other_python: Path, tmp_path: Path, script: str) -> None:
     hub.write(2)
@@ -83,6 +90,9 @@ def test_workers_run_where_the_script_runs(hub: Hub, other_python: Path, tmp_pat
     assert said.splitlines() == [*expected, "own function ['pyarrow']"]
 
 
+@pytest.mark.search(turns=4)
+@pytest.mark.spark
+@pytest.mark.timeout(240)
 def test_a_job_may_have_modules_of_its_own_with_the_names_of_our_folders(
     hub: Hub, other_python: Path, tmp_path: Path
 ) -> None:
@@ -94,6 +104,9 @@ def test_a_job_may_have_modules_of_its_own_with_the_names_of_our_folders(
     assert said.splitlines()[:4] == ["config storage protocols", "read 40", "source 40", "stream 40"]
 
 
+@pytest.mark.search(turns=4)
+@pytest.mark.spark
+@pytest.mark.timeout(240)
 def test_a_python_that_lacks_libraries_is_named_with_the_setting(hub: Hub, other_python: Path, tmp_path: Path) -> None:
     hub.write(1)
     chosen = {"PYSPARK_PYTHON": str(other_python), "PYTHONPATH": str(ROOT)}
@@ -105,3 +118,44 @@ def test_a_python_that_lacks_libraries_is_named_with_the_setting(hub: Hub, other
     assert helper.endswith(
         f"set PYSPARK_PYTHON to {sys.executable}, or leave it out, before the Spark session starts\n"
     )
+
+
+# --- The tutorial's notebook runs from its first cell to its last, and says what it says in the repository
+
+
+def colours(image: Image.Image) -> int:
+    small = image.convert("RGB").resize((90, 46), Image.Resampling.NEAREST)
+    return len(small.getcolors(90 * 46) or [])
+
+
+@pytest.mark.search(turns=4)
+@pytest.mark.spark
+@pytest.mark.processes
+@pytest.mark.timeout(590)
+def test_the_notebook_does_what_it_shows() -> None:
+    shown = read_notebook()
+    done = execute(copy.deepcopy(shown))
+    for number, (here, there) in enumerate(zip(texts(done), texts(shown), strict=True)):
+        assert here == there, f"cell {number}: run `python -m docs.tutorial.notebook` and look at what has changed"
+    # Lines, shades and text: no picture is empty.
+    assert [colours(image) > 3 for image in pictures(done)] == [True] * len(pictures(shown))
+
+
+def test_the_notebook_is_kept_with_its_outputs() -> None:
+    """It is read where it cannot be run, too."""
+    shown = read_notebook()
+    assert len(pictures(shown)) == 5
+    said = "\n".join(texts(shown))
+    assert "complete until 2020-07-13T08:00:00+00:00" in said
+    assert "complete until 2020-07-14T00:00:00+00:00" in said
+    assert "369 budget" in said
+    assert "equal: True True" in said
+    assert "good: every record is in the log once" in said
+
+
+def test_the_text_of_the_notebook_reads_well_and_leads_somewhere() -> None:
+    text = "\n".join(cell.source for cell in read_notebook().cells if cell.cell_type == "markdown")
+    links = re.findall(r"\]\(([^)#]+)", text)
+    assert links
+    assert [link for link in links if not (PATH.parent / link).exists()] == []
+    assert list(findings(Text(1, "comment", text))) == []

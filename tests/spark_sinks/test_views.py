@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from spark_sinks import ReadError, register
 from tests.spark_sinks.conftest import EDGES, STREAM, Hub, records
-from tests.spark_sinks.source.test_through_hub import Serving
+from tests.spark_sinks.source.test_hub import Serving
 from weft.cli import cli
 from weft.cloud_hub.facts.streams import set_schema
 from weft.commands import spark as sql

@@ -1,3 +1,5 @@
+"""Tests of ``storage/chunk_log.py``."""
+
 from __future__ import annotations
 
 import msgspec
@@ -6,15 +8,15 @@ from crc32c import crc32c
 
 from tests.protocols.strategies import make_batch, make_section
 from weft.protocols import chunk
-from weft.protocols.chunk_index import FIRST_LEVEL, GapRange, LaneUpdate, Mark
+from weft.protocols.chunk_index import FIRST_LEVEL, Chunk, GapRange, LaneUpdate, Mark
 from weft.protocols.errors import Corrupt, UnsupportedVersion
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage import hub_keys
-from weft.storage.chunk_log import Manifest, ShardLog
+from weft.storage.chunk_log import LOOK_VALIDITY_NS, CollectedPast, Manifest, ShardLog
 from weft.storage.chunk_log import encode as encode_manifest
 from weft.storage.cluster import NEW_SHARDS, Cluster, ClusterUnusable, open_cluster
-from weft.storage.object_store import AlreadyExists, NotFound, StoreError
+from weft.storage.object_store import AlreadyExists, NotFound, StoreError, open_store
 from weft.storage.object_store.directory import MemoryStore
 
 CLUSTER = Cluster(b"c" * 16, 4)
@@ -316,3 +318,163 @@ def test_the_gap_and_manifest_formats_are_what_was_first_written() -> None:
     assert msgspec.msgpack.encode(GapRange(1, 2, 3)) == b"\x93\x01\x02\x03"
     written = b'{"snapshot_n":7,"snapshot":"key","watermark":3,"must_understand":0}'
     assert encode_manifest(Manifest(7, "key", 3)) == written
+
+
+# --- Readers of a shard's log that slept while the collector worked, and logs that lost an object in the middle
+
+
+SHARD = 2
+
+
+class CountingStore(MemoryStore):
+    """A store that notes which manifests and listings were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manifests = self.lists = 0
+
+    async def get(self, key: str):  # type: ignore[no-untyped-def]
+        self.manifests += key.endswith("/manifest")
+        return await super().get(key)
+
+    async def list(self, prefix: str, after: str | None = None, limit: int | None = None):  # type: ignore[no-untyped-def]
+        self.lists += 1
+        return await super().list(prefix, after, limit)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1
+
+    def __call__(self) -> int:
+        return self.now
+
+    def sleep(self) -> None:
+        self.now += LOOK_VALIDITY_NS + 1
+
+
+@pytest.fixture
+def log_readers_store() -> CountingStore:
+    return CountingStore()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def log_readers_log(log_readers_store: CountingStore, clock: Clock) -> ShardLog:
+    return ShardLog(log_readers_store, CLUSTER, SHARD, clock)
+
+
+@pytest.fixture
+def writer(log_readers_store: CountingStore) -> Writer:
+    return Writer(ShardLog(log_readers_store, CLUSTER, SHARD))
+
+
+async def collect(writer: Writer, store: MemoryStore, watermark: int) -> None:
+    await writer.snapshot()
+    manifest, etag = await writer.log.manifest()
+    assert await writer.log.swap_manifest(Manifest(manifest.snapshot_n, manifest.snapshot, watermark), etag)
+    for n in range(watermark):
+        await store.delete(hub_keys.chunk_key(SHARD, n))
+
+
+async def test_a_reader_that_slept_through_a_collection_is_told_and_finds_everything_after_loading_again(
+    log_readers_store: CountingStore, log_readers_log: ShardLog, writer: Writer, clock: Clock
+) -> None:
+    await writer.write(3)
+    reader = await log_readers_log.load()
+    for _ in range(20):
+        await writer.write(1)
+    await collect(writer, log_readers_store, 15)
+    clock.sleep()
+    with pytest.raises(CollectedPast, match="watermark 15"):
+        await log_readers_log.extend(reader)
+    assert (await log_readers_log.load()).encode() == writer.state.encode()
+
+
+async def test_a_reader_that_slept_does_not_take_a_paused_writers_chunk_for_the_logs(
+    log_readers_store: CountingStore, log_readers_log: ShardLog, writer: Writer, clock: Clock
+) -> None:
+    await writer.write(3)
+    reader, paused = await log_readers_log.load(), Writer(ShardLog(log_readers_store, CLUSTER, SHARD))
+    paused.state = await ShardLog(log_readers_store, CLUSTER, SHARD).load()
+    for _ in range(20):
+        await writer.write(1)
+    await collect(writer, log_readers_store, 15)
+    await paused.write(7)  # number 1 again, and it continues what the reader holds
+    clock.sleep()
+    with pytest.raises(CollectedPast):
+        await log_readers_log.extend(reader)
+    assert reader.n == 0
+
+
+async def test_a_reader_whose_sleep_begins_between_answer_and_look_is_told_as_well(
+    log_readers_store: CountingStore, log_readers_log: ShardLog, writer: Writer, clock: Clock
+) -> None:
+    await writer.write(3)
+    reader = await log_readers_log.load()
+
+    class Slow(ShardLog):
+        async def index(self, n: int, only: frozenset[tuple[str, str]] | None = None) -> Chunk | None:
+            found = await super().index(n, only)
+            if n == reader.n + 1 and found is None:
+                for _ in range(20):
+                    await writer.write(1)
+                await collect(writer, log_readers_store, 15)
+                clock.sleep()
+            return found
+
+    with pytest.raises(CollectedPast):
+        await Slow(log_readers_store, CLUSTER, SHARD, clock).extend(reader)
+
+
+async def test_a_reader_that_keeps_up_asks_for_the_manifest_once_a_minute_and_lists_only_when_it_loads(
+    log_readers_store: CountingStore, log_readers_log: ShardLog, writer: Writer, clock: Clock
+) -> None:
+    await writer.write(3)
+    reader = await log_readers_log.load()
+    log_readers_store.manifests = log_readers_store.lists = 0
+    for _ in range(60):
+        clock.now += LOOK_VALIDITY_NS // 20
+        await writer.write(1)
+        await log_readers_log.extend(reader)
+    assert reader.encode() == writer.state.encode()
+    assert log_readers_store.manifests <= 3
+    assert log_readers_store.lists == 0
+
+
+@pytest.mark.parametrize("kind", ["memory", "directory"])
+@pytest.mark.parametrize("snapshot_after", [None, 4, 8])
+async def test_a_chunk_that_is_missing_in_the_middle_is_damage_with_its_name_and_not_the_head(
+    log_readers_store: CountingStore, tmp_path: object, kind: str, snapshot_after: int | None
+) -> None:
+    place = log_readers_store if kind == "memory" else open_store(str(tmp_path))
+    writer = Writer(ShardLog(place, CLUSTER, SHARD))
+    for n in range(12):
+        await writer.write(1)
+        if n == snapshot_after:
+            await writer.snapshot()
+    key = hub_keys.chunk_key(SHARD, 9)
+    lost = (await place.get(key)).data
+    await place.delete(key)
+    with pytest.raises(Corrupt, match=f"{key} is missing, though .* restore it from a backup"):
+        await ShardLog(place, CLUSTER, SHARD).load()
+    await place.create(key, lost)
+    assert (await ShardLog(place, CLUSTER, SHARD).load()).encode() == writer.state.encode()
+
+
+async def test_a_follower_whose_next_chunk_was_lost_says_so_as_soon_as_a_snapshot_shows_it(
+    log_readers_store: CountingStore, log_readers_log: ShardLog, writer: Writer, clock: Clock
+) -> None:
+    await writer.write(3)
+    reader = await log_readers_log.load()
+    for _ in range(5):
+        await writer.write(1)
+    await writer.snapshot()
+    await log_readers_store.delete(hub_keys.chunk_key(SHARD, 1))
+    clock.sleep()
+    with pytest.raises(Corrupt, match="is missing"):
+        await log_readers_log.extend(reader)

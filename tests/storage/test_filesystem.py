@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.fakes import FakeFileSystem, eio
-from weft.storage.filesystem import DirectoryInUse, FileSystem, OSFileSystem, write_atomically
+from tests.storage.fakes import ERRNOS, FakeFile, FakeFileSystem, Inode, Write, eio, injected
+from weft.storage.filesystem import DirectoryInUse, FileSystem, OSFileSystem, replace_private_file, write_atomically
 
 
 @pytest.fixture(params=["real", "fake"])
@@ -215,3 +215,163 @@ def test_the_fake_never_makes_durable_what_a_failed_sync_dropped() -> None:
     file.sync()
     assert disk.read("/d/a") == b"x"
     assert disk.power_cut(random.Random(0)).read("/d/a") == b""
+
+
+# --- private file
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+SERVICE = 54_321
+
+
+def facts(path: Path) -> tuple[int, int, int]:
+    stat = path.stat()
+    return stat.st_uid, stat.st_gid, stat.st_mode & 0o777
+
+
+@pytest.fixture
+def generous_mask() -> None:
+    os.umask(0o022)
+
+
+@pytest.mark.usefixtures("generous_mask")
+def test_a_new_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    replace_private_file(str(tmp_path / "users"), b"x")
+    assert facts(tmp_path / "users") == (os.geteuid(), os.getegid(), 0o600)
+    assert (tmp_path / "users").read_bytes() == b"x"
+
+
+@pytest.mark.usefixtures("generous_mask")
+def test_a_known_file_keeps_its_mode_and_no_rest_stays(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    (tmp_path / "users.new").write_bytes(b"of a crash")
+    replace_private_file(str(path), b"new")
+    assert (path.read_bytes(), facts(path)[2]) == (b"new", 0o640)
+    assert os.listdir(tmp_path) == ["users"]
+
+
+@pytest.mark.usefixtures("generous_mask")
+@as_root
+@pytest.mark.parametrize(("folder_owner", "mode"), [(SERVICE, 0o600), (0, 0o640)])
+def test_what_root_makes_is_the_service_s(tmp_path: Path, folder_owner: int, mode: int) -> None:
+    os.chown(tmp_path, folder_owner, SERVICE)
+    replace_private_file(str(tmp_path / "tokens"), b"x")
+    assert facts(tmp_path / "tokens") == (folder_owner, SERVICE, mode)
+
+
+@pytest.mark.usefixtures("generous_mask")
+@as_root
+def test_what_root_changes_stays_the_service_s(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_bytes(b"old")
+    os.chown(path, SERVICE, SERVICE)
+    path.chmod(0o600)
+    replace_private_file(str(path), b"new")
+    assert facts(path) == (SERVICE, SERVICE, 0o600)
+
+
+@pytest.mark.usefixtures("generous_mask")
+@as_root
+def test_root_does_not_write_through_a_link_of_the_folder_s_owner(tmp_path: Path) -> None:
+    target = tmp_path / "of-root"
+    target.write_bytes(b"precious")
+    (tmp_path / "tokens.new").symlink_to(target)
+    replace_private_file(str(tmp_path / "tokens"), b"x")
+    assert target.read_bytes() == b"precious"
+
+
+# --- The forgetful disk forgets in every way that a real one may, and nothing that was synced
+
+
+SEEDS = range(200)
+
+
+@pytest.fixture
+def disk() -> FakeFileSystem:
+    disk = FakeFileSystem()
+    disk.make_directory("/d")
+    return disk
+
+
+def synced_file(disk: FakeFileSystem, content: bytes) -> FakeFile:
+    file = disk.create("/d/a")
+    file.write_at(0, content)
+    file.sync()
+    disk.sync_directory("/d")
+    return file
+
+
+def outcomes(disk: FakeFileSystem, path: str = "/d/a") -> set[bytes]:
+    return {disk.power_cut(random.Random(seed)).read(path) for seed in SEEDS}
+
+
+def test_unsynced_writes_survive_in_any_order(disk: FakeFileSystem) -> None:
+    file = synced_file(disk, b"....")
+    file.write_at(0, b"1")
+    file.write_at(2, b"2")
+    assert outcomes(disk) == {b"....", b"1...", b"..2.", b"1.2."}
+
+
+def test_a_write_tears_at_sectors_and_its_length_may_come_first(disk: FakeFileSystem) -> None:
+    file = synced_file(disk, b"")
+    file.write_at(0, b"a" * 1024)
+    first, second, none = b"a" * 512, bytes(512) + b"a" * 512, b""
+    assert outcomes(disk) >= {none, first, second, first + bytes(512), bytes(1024), b"a" * 1024}
+
+
+def test_a_rename_may_be_lost_whole_and_never_by_half(disk: FakeFileSystem) -> None:
+    synced_file(disk, b"old").close()
+    disk.create("/d/b").sync()
+    disk.sync_directory("/d")
+    disk.rename("/d/b", "/d/a")
+    left = {tuple(disk.power_cut(random.Random(seed)).list_names("/d")) for seed in SEEDS}
+    assert left == {("a", "b"), ("a",)}
+    assert outcomes(disk) == {b"old", b""}
+
+
+def test_removals_before_one_sync_may_be_lost_one_by_one(disk: FakeFileSystem) -> None:
+    for name in "xy":
+        disk.create(f"/d/{name}")
+    disk.sync_directory("/d")
+    for name in "xy":
+        disk.remove(f"/d/{name}")
+    left = {tuple(disk.power_cut(random.Random(seed)).list_names("/d")) for seed in SEEDS}
+    assert left == {(), ("x",), ("y",), ("x", "y")}
+
+
+def test_a_full_disk_takes_a_part_and_says_so(disk: FakeFileSystem) -> None:
+    file = synced_file(disk, b"1234")
+    disk.capacity = 8
+    assert disk.free_bytes("/d") == 4
+    with pytest.raises(OSError, match="no space left"):
+        file.allocate(9)
+    with pytest.raises(OSError, match="no space left"):
+        file.write_at(4, b"56789")
+    assert disk.read("/d/a") == b"123456"
+    file.write_at(0, b"4321")
+    disk.capacity = None
+    file.allocate(100)
+
+
+@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.__getitem__)
+def test_an_injected_error_is_what_the_system_would_raise(number: int) -> None:
+    with pytest.raises(OSError) as expected:
+        raise OSError(number, "real")
+    assert type(injected(number)) is type(expected.value)
+    assert injected(number).errno == number
+
+
+def test_a_sync_answers_for_what_was_written_before_it_began() -> None:
+    node = Inode()
+    node.change(Write(0, b"a"))
+    began = node.changes
+    node.change(Write(1, b"b"))
+    node.sync(began)
+    assert bytes(node.durable) == b"a"
+    node.sync(began)
+    assert bytes(node.durable) == b"a"
+    node.sync()
+    assert bytes(node.durable) == b"ab"

@@ -17,7 +17,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from spark_sinks.runtime.session import session
-from tests.support.spark_processes import QUICK, archive_of_classes
+from tests.support.spark_cluster import QUICK, archive_of_classes
 
 JAVA_ENDS_S_MAX = 240.0
 """Java writes the archive when it ends."""

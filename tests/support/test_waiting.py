@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 
 from tests.support.clocks import Clock
+from tests.support.speed import Stopwatch
 from tests.support.waiting import PATIENCE_S, Patience, by_the_clock, share, until, wait_until
 
 
@@ -73,3 +80,59 @@ async def test_an_event_loop_waits_for_what_is_asked_with_await_too() -> None:
     await until(answer)
     with pytest.raises(TimeoutError):
         await until(lambda: False, 0)
+
+
+# --- A stopwatch takes off a wait what other programs of the machine caused, and nothing else
+
+
+HOGS = 4
+WORK_S = 0.3
+
+
+@pytest.fixture
+def crowded() -> Iterator[None]:
+    """One processor for this thread and some programs that never rest."""
+    usual = os.sched_getaffinity(0)
+    one = {min(usual)}
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(HOGS)]
+    try:
+        for hog in hogs:
+            os.sched_setaffinity(hog.pid, one)
+        os.sched_setaffinity(0, one)
+        yield
+    finally:
+        os.sched_setaffinity(0, usual)
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+def work() -> None:
+    end = time.thread_time() + WORK_S
+    while time.thread_time() < end:
+        pass
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the system does not count it")
+@pytest.mark.slow
+def test_what_other_programs_take_of_the_processor_is_no_wait(crowded: None) -> None:
+    began, stopwatch = time.perf_counter(), Stopwatch(os.getpid())
+    work()
+    waited, wall = stopwatch.seconds(), time.perf_counter() - began
+    assert 0.9 * WORK_S < waited < wall / 2
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the system does not count it")
+def test_the_node_s_own_work_is_a_wait() -> None:
+    worker = threading.Thread(target=work)
+    stopwatch = Stopwatch(os.getpid())
+    worker.start()
+    worker.join()
+    assert stopwatch.seconds() > 0.9 * WORK_S
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the system does not count it")
+def test_a_node_that_does_nothing_keeps_its_clients_waiting() -> None:
+    stopwatch = Stopwatch(os.getpid())
+    time.sleep(WORK_S)
+    assert stopwatch.seconds() > 0.9 * WORK_S

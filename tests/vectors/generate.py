@@ -20,33 +20,45 @@ from crc32c import crc32c
 
 from tests.vectors import notation
 from tests.vectors.goldens import (
+    ACTED,
     APART_CHUNK,
     APART_STATE,
+    CANARY,
     CHUNK,
+    CONFIG,
+    CONTROL,
+    DATA,
+    DOWN,
+    EMPTY,
     EMPTY_CHUNK,
     EMPTY_STATE,
     FIRST_POSITION,
     FULL,
     LARGE,
     LAST,
+    LAST_WORDS,
     MADE,
     MOVED,
+    NODE_REPORT,
     OPEN,
     OWNED,
+    PULL,
     RENAMED_CHUNK,
     RENAMED_STATE,
     SEALED_CHUNK,
     SEGMENT,
+    SEVERAL,
     SMALL,
+    SNAPSHOT,
     SPLIT_STATE,
     STATE,
+    THROTTLED,
     TOGETHER,
     TWO_STREAMS,
     TYPED,
+    WITHDRAWN,
 )
-from tests.vectors.goldens_cluster import ACTED, EMPTY, SEVERAL, SNAPSHOT, WITHDRAWN
-from tests.vectors.goldens_cluster import DECLARED as DECLARED_FACT
-from tests.vectors.goldens_link import CANARY, CONFIG, CONTROL, DATA, DOWN, LAST_WORDS, NODE_REPORT, PULL, THROTTLED
+from tests.vectors.goldens import DECLARED as DECLARED_FACT
 from tests.vectors.notation import Notation
 from weft.protocols import batch, chunk, link, segment
 from weft.protocols.link import FrameEncoder

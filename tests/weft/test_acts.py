@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from examples.demo.fabric import free_port
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run
-from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from tests.cloud_hub.tables.test_tiering import drain, new_tierer
 from tests.support.processes import Start, weft
 from tests.support.tokens import create_token
 from tests.support.waiting import wait_until
@@ -49,6 +49,7 @@ READING = {
     ("config", "sign"): "writes a file",
     ("config", "sign-code"): "writes a file",
     ("config", "verify"): "reads",
+    ("edge", "browse"): "reads",
     ("edge", "check"): "reads",
     ("edge", "config"): "reads",
     ("edge", "doctor"): "reads",
@@ -59,6 +60,8 @@ READING = {
     ("edge", "status"): "reads",
     ("edge", "tail"): "reads",
     ("edge", "test-function"): "runs on a file",
+    ("edge", "test-source"): "reads",
+    ("edge", "trust"): "writes a certificate into a file beside the configuration",
     ("hub", "acts"): "reads",
     ("hub", "backup"): "copies the store, and leaves it as it is",
     ("hub", "check"): "reads",

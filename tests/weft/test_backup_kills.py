@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.processes import Start, publish, weft
 from tests.support.waiting import wait_until
-from tests.weft.test_import import TOPIC, Fabric
+from tests.weft.test_edge_log import IMPORT_TOPIC as TOPIC
+from tests.weft.test_edge_log import Fabric
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

@@ -5,25 +5,37 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
 
 from docs.tools.commands import contexts
+from docs.tools.manuals import manuals
 from docs.tools.prose import FOLDERS, ROOT, texts
 from tests.support import forked
+from tests.support.process_facts import HEAVY
+from tests.support.processes import weft as processes_weft
 from tests.support.waiting import PATIENCE_S
 from weft.cli import cli
+from weft.commands.completion import SHELLS, VARIABLE
+from weft.commands.groups import COMMANDS, Command, Group
 from weft.commands.running import RunningHub, get_status, whole
 from weft.hub_api.answers import EdgesAnswer, TokensAnswer
-from weft.output import Failed
+from weft.output import Failed, counted, print_facts, print_table
+from weft.text.rows import print_rows
 
 CONFIG = "node: press-shop-7\ndata_dir: data\nstreams: {telemetry: {from: 'plant/{line}/telemetry'}}\n"
 FREE = CONFIG + "listeners: {mqtt: {bind: '127.0.0.1:0'}}\nhttp: null\n"
@@ -218,3 +230,202 @@ def test_every_command_that_a_message_names_exists_with_its_options() -> None:
                     assert given <= options[command] | {"--help"}, place
                     named += 1
     assert named > 100
+
+
+# --- The table of commands: what it says of each is what the command says, and a list of commands imports none
+
+
+def commands(group: Group, path: str = "weft") -> Iterator[tuple[str, Command]]:
+    for name, entry in group.commands.items():
+        if isinstance(entry, Group):
+            yield from commands(entry, f"{path} {name}")
+        else:
+            yield f"{path} {name}", entry
+
+
+ALL = dict(commands(COMMANDS))
+
+
+def test_each_command_stands_in_the_table_once() -> None:
+    places = Counter(entry.place for entry in ALL.values())
+    assert [place for place, count in places.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_a_list_of_commands_says_what_the_command_says(path: str) -> None:
+    """Cut at any width, as click cuts the docstring."""
+    entry = ALL[path]
+    command, listed = entry.load("name"), click.Command(None, help=entry.summary)
+    rooms = range(20, 140)  # ./run fix writes the summaries
+    assert [listed.get_short_help_str(room) for room in rooms] == [command.get_short_help_str(room) for room in rooms]
+
+
+def run(code: str) -> str:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["hub", "--help"], ["hub", "table"], ["hub", "tale"]])
+def test_a_list_of_commands_imports_none(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom weft.cli import cli\n"
+        f"try: cli.main({arguments!r}, 'weft')\nexcept SystemExit: pass\n"
+        "print(sorted(each for each in sys.modules if each.startswith(('weft.commands.', 'msgspec'))))"
+    )
+    assert run(code).splitlines()[-1] == "['weft.commands.groups']"
+
+
+def test_the_heads_of_commands_import_nothing_heavy() -> None:
+    """An edge has them without the libraries of hubs, and shows their help."""
+    modules = sorted({f"weft.commands.{entry.place.partition(':')[0]}" for entry in ALL.values()})
+    heavy = (*HEAVY, "pyspark")
+    code = f"import sys\nimport {', '.join(modules)}\nprint([each for each in {heavy!r} if each in sys.modules])"
+    assert run(code).strip() == "[]"
+
+
+def test_a_shell_completes_from_the_table() -> None:
+    complete = ShellComplete(cli, {}, "weft", "_WEFT_COMPLETE")
+    found = {each.value: each.help for each in complete.get_completions(["hub"], "sta")}
+    assert found == {"status": "Show every edge that the hub HUB knows,..."}
+    assert "--help" in [each.value for each in complete.get_completions(["hub"], "--")]
+    assert complete.get_completions(["no-such-command"], "sta") == []
+
+
+def test_a_name_that_is_usual_elsewhere_names_the_right_one() -> None:
+    result = CliRunner().invoke(cli, ["hub", "token", "revoke"], prog_name="weft")
+    assert str(result.exception) == "`weft hub token revoke` is called `weft hub token remove`"
+
+
+def test_an_unknown_command_names_the_nearest() -> None:
+    said = CliRunner().invoke(cli, ["hub", "nodse"], prog_name="weft").output
+    assert "No such command 'nodse'. Did you mean 'nodes'?" in said
+    assert (
+        "No such command 'xyzzy'. See weft hub --help."
+        in CliRunner().invoke(cli, ["hub", "xyzzy"], prog_name="weft").output
+    )
+
+
+# --- Completion and manual pages: made from the command line itself, and readable for shells and groff
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_understands_its_code(shell: str, tmp_path: Path) -> None:
+    code = processes_weft("completion", shell).output
+    assert VARIABLE in code
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (tmp_path / "code").write_text(code)
+    done = subprocess.run([shell, "-n", tmp_path / "code"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_shell_is_refused_with_the_ones_that_there_are() -> None:
+    assert "'bash', 'zsh', 'fish'" in str(processes_weft("completion", "tcsh").exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "wanted"),
+    [
+        ([], "e", {"edge"}),
+        (["edge"], "in", {"init"}),
+        (["edge", "init"], "--gen", {"--generate-password"}),
+        (["hub", "token"], "a", {"add"}),
+        (["edge", "run", "--log-level"], "w", {"warning"}),
+    ],
+)
+def test_commands_options_and_choices_are_completed(words: list[str], begun: str, wanted: set[str]) -> None:
+    found = ShellComplete(cli, {}, "weft", VARIABLE).get_completions(words, begun)
+    assert wanted <= {each.value for each in found}
+
+
+def test_a_configuration_is_completed_as_a_file() -> None:
+    found = ShellComplete(cli, {}, "weft", VARIABLE).get_completions(["edge", "check"], "ed")
+    assert [each.type for each in found] == ["file"]
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return manuals("1.2.3")
+
+
+def test_every_command_has_a_page_with_its_options(pages: dict[str, str]) -> None:
+    paths = [context.command_path for context in contexts("weft", cli)]
+    assert list(pages) == [f"{path.replace(' ', '-')}.1" for path in paths]
+    assert len(pages) > 80
+    page = pages["weft-edge-init.1"]
+    assert r"\fB\-\-generate\-password\fP" in page
+    assert "weft 1.2.3" in page
+
+
+def test_groff_has_nothing_to_say_of_a_page(pages: dict[str, str], tmp_path: Path) -> None:
+    if shutil.which("groff") is None:
+        pytest.skip("groff is not installed")
+    for name, text in pages.items():
+        (tmp_path / name).write_text(text)
+    files = [tmp_path / name for name in pages]
+    done = subprocess.run(["groff", "-man", "-ww", "-Tutf8", "-z", *files], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_example_keeps_its_lines_and_its_characters(pages: dict[str, str], tmp_path: Path) -> None:
+    if shutil.which("groff") is None:
+        pytest.skip("groff is not installed")
+    done = subprocess.run(
+        ["groff", "-man", "-Tascii", "-P-bcu", "-rLL=100n"],
+        input=pages["weft-edge-init.1"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shown = " ".join(done.stdout.split())
+    assert r"--stream 'telemetry=plant/#' --hub https://hub.example.com \ --token-file press-7.token" in shown
+
+
+# --- What commands print for people stays in its columns, and loses nothing on a narrow terminal
+
+
+_STYLE = re.compile("\x1b\\[[0-9;]*m")
+
+
+def on_a_terminal(columns: int, show: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines that a terminal so wide gets."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    controller, terminal = pty.openpty()
+    with os.fdopen(terminal, "w") as file, monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", file)
+        show()
+    text = b""
+    with contextlib.suppress(OSError):  # EIO: everything was read
+        while part := os.read(controller, 1 << 16):
+            text += part
+    os.close(controller)
+    return [line.rstrip() for line in _STYLE.sub("", text.decode()).splitlines()]
+
+
+def test_long_facts_are_wrapped_in_their_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"log": "word " * 20, "next start": "first\nsecond"}
+    lines = on_a_terminal(40, lambda: print_facts(facts), monkeypatch)
+    assert lines[0].startswith("log         word word")
+    assert max(map(len, lines)) <= 40
+    assert lines[-2:] == ["next start  first", "            second"]
+    assert {line[:12] for line in lines[1:-2]} == {" " * 12}
+
+
+def test_a_table_says_every_name_in_full_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("press-shop", 200_760, 6_022_300, 0, 0), ("a-stream-with-a-name-that-is-long", 1, 1, 0, 0)]
+    columns = ("stream", "in the log", "next seq", "lost", "waiting for the disk")
+    lines = on_a_terminal(60, lambda: print_table(columns, rows), monkeypatch)
+    assert max(map(len, lines)) <= 60
+    assert "…" not in "".join(lines)
+    (press_shop,) = [line for line in lines if "press-shop" in line]
+    assert press_shop.split() == ["press-shop", "200760", "6022300", "0", "0"]
+
+
+def test_wide_characters_do_not_shift_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows(("a", "b"), [("漢字", 1), ("kanji", 2)], "table")
+    assert capsys.readouterr().out.splitlines() == ["a      b", "-----  -", "漢字   1", "kanji  2"]
+
+
+def test_counts() -> None:
+    assert (counted(0, "stream"), counted(1, "stream"), counted(2, "stream")) == ("0 streams", "1 stream", "2 streams")

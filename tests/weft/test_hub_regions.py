@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from tests.cloud_hub.regions.fabric import LANE
-from tests.cloud_hub.regions.test_two_regions import OTHER
+from tests.cloud_hub.regions.test_regions import OTHER
 from tests.cloud_hub.tables.logs import TOPICS, LogWriter, Run
 from tests.support.processes import weft
 from weft.protocols.chunk_index import GapRange

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +19,8 @@ from examples.demo.fabric import free_port
 from tests.support import forked
 from tests.support.processes import STOP_S_MAX, Log, Start, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
+from weft import free_resources
 from weft.output import Failed, Refused
-
-pytestmark = pytest.mark.processes
 
 TOPIC = "plant/a/m1/telemetry"
 EDGE = """\
@@ -101,6 +101,7 @@ def follow(tmp_path: Path) -> Iterator[Callable[..., Follower]]:  # ended before
         assert status == 130, "Ctrl-C is the only end of --follow, and no fault"
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_query_finds_every_acknowledged_record_and_no_other(start: Start, edge_yaml: Path) -> None:
     node = start("edge", edge_yaml)
@@ -118,6 +119,7 @@ def test_a_query_finds_every_acknowledged_record_and_no_other(start: Start, edge
     assert [count(target) for target in targets(edge_yaml)] == [304, 304]
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_while_devices_publish_nothing_acknowledged_is_missed_and_the_node_is_not_disturbed(
     start: Start, edge_yaml: Path
@@ -140,6 +142,7 @@ def test_while_devices_publish_nothing_acknowledged_is_missed_and_the_node_is_no
     assert node.stop() == 0
 
 
+@pytest.mark.processes
 def test_a_follower_sees_each_record_once_through_a_kill_and_a_restart(
     start: Start, follow: Callable[..., Follower], edge_yaml: Path
 ) -> None:
@@ -170,6 +173,7 @@ def test_a_follower_sees_each_record_once_through_a_kill_and_a_restart(
     ]
 
 
+@pytest.mark.processes
 def test_a_tail_for_people(start: Start, edge_yaml: Path) -> None:
     strange = "\x1b[2Jtext\nthat clears the screen"
     node = start("edge", edge_yaml)
@@ -186,6 +190,7 @@ def test_a_tail_for_people(start: Start, edge_yaml: Path) -> None:
     assert weft("edge", "tail", edge_yaml, "--from", "2000-01-01", "telemetry", "--filter", "other/#").stdout == ""
 
 
+@pytest.mark.processes
 def test_tails_that_cannot_be(edge_yaml: Path) -> None:
     for arguments in (("--last", 1, "--seq", 1), ("--filter", "a#"), ("misspelt",), ("--seq", 1), ("--from", "soon")):
         done = weft("edge", "tail", edge_yaml, *arguments)
@@ -194,6 +199,7 @@ def test_tails_that_cannot_be(edge_yaml: Path) -> None:
     assert "holds no log" in str(weft("edge", "tail", edge_yaml.parent).exception)
 
 
+@pytest.mark.processes
 def test_query_output(start: Start, edge_yaml: Path) -> None:
     node = start("edge", edge_yaml)
     publish(node.mqtt_port, TOPIC, ['{"t": 21.5}', '{"t": 19}'])
@@ -216,6 +222,7 @@ def test_query_output(start: Start, edge_yaml: Path) -> None:
     assert isinstance(weft("edge", "query", edge_yaml, "SELECT seq FROM telemetry", "--rows-max", 1).exception, Failed)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_ctrl_c_ends_a_query(start: Start, edge_yaml: Path) -> None:
     node = start("edge", edge_yaml)
@@ -234,6 +241,7 @@ def test_ctrl_c_ends_a_query(start: Start, edge_yaml: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.processes
 def test_status_of_a_node_that_runs_and_of_one_that_does_not(start: Start, edge_yaml: Path) -> None:
     node = start("edge", edge_yaml)
     publish(node.mqtt_port, TOPIC, ["x"] * 100)
@@ -269,6 +277,7 @@ def test_status_of_a_node_that_runs_and_of_one_that_does_not(start: Start, edge_
     assert weft("log", "dump", folder).return_value == 0, "what is torn is no damage"
 
 
+@pytest.mark.processes
 def test_what_no_stream_matches_is_on_disk_when_it_is_acknowledged_and_can_be_looked_at(
     start: Start, edge_yaml: Path, log: Log
 ) -> None:
@@ -293,6 +302,7 @@ def test_what_no_stream_matches_is_on_disk_when_it_is_acknowledged_and_can_be_lo
     assert node.stop() == 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("policy", "words"), [("live", "sent to subscribers and not kept"), ("refuse", "refused")])
 def test_what_is_not_kept_by_choice_is_said_in_status_and_log(
     start: Start, edge_yaml: Path, policy: str, words: str, log: Log
@@ -309,6 +319,7 @@ def test_what_is_not_kept_by_choice_is_said_in_status_and_log(
     assert "'test'" in lines[0]
 
 
+@pytest.mark.processes
 @pytest.mark.slow  # half a minute passes before a node looks for what is too old
 def test_what_was_kept_still_ends_when_it_is_kept_no_more(start: Start, edge_yaml: Path) -> None:
     node = start("edge", edge_yaml)
@@ -320,6 +331,7 @@ def test_what_was_kept_still_ends_when_it_is_kept_no_more(start: Start, edge_yam
     assert node.stop() == 0
 
 
+@pytest.mark.processes
 def test_status_of_a_stopped_node_says_what_its_next_start_finds(start: Start, edge_yaml: Path) -> None:
     node = start("edge", edge_yaml)
     folder = edge_yaml.parent / "data"
@@ -349,8 +361,45 @@ def test_status_of_a_stopped_node_says_what_its_next_start_finds(start: Start, e
     assert json.loads(weft("edge", "status", edge_yaml, "--json").stdout)["recovery"]["records_lost"] == 1
 
 
+@pytest.mark.processes
 def test_status_without_a_log_says_so(edge_yaml: Path) -> None:
     done = weft("edge", "status", edge_yaml)
     assert isinstance(done.exception, Failed)
     assert "does not answer (Connection refused)" in str(done.exception)
     assert "holds no log" in str(done.exception)
+
+
+# --- A query on a node's machine leaves the node its memory and its disk
+
+
+@pytest.mark.parametrize(
+    ("available_kib", "given_bytes"), [(8 << 20, 768 << 20), (512 << 10, 256 << 20), (10 << 10, 96 << 20)]
+)
+def test_half_of_the_memory_that_is_left_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, available_kib: int, given_bytes: int
+) -> None:
+    facts = tmp_path / "meminfo"
+    facts.write_text(f"MemTotal:       8000000 kB\nMemAvailable:   {available_kib} kB\n")
+    monkeypatch.setattr(free_resources, "_MEMORY_FACTS", facts)
+    assert free_resources.within_free_memory(768 << 20) == given_bytes
+    facts.unlink()
+    assert free_resources.within_free_memory(768 << 20) == 768 << 20
+
+
+def test_half_of_the_space_that_is_left_where_temporary_files_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def disk_usage(path: str) -> shutil._ntuple_diskusage:
+        asked.append(path)
+        return shutil._ntuple_diskusage(0, 0, 1000)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
+    assert (free_resources.within_free_space(400), free_resources.within_free_space(600)) == (400, 500)
+    assert asked == [str(tmp_path)] * 2
+    monkeypatch.delenv("SQLITE_TMPDIR")
+    free_resources.within_free_space(1)
+    assert asked[-1] == "/var/tmp"

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from hypothesis import given
@@ -17,7 +18,8 @@ from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.cloud_hub.auth.access import Charged
 from weft.cloud_hub.http import answers as bounds
-from weft.cloud_hub.http.answers import Answers, LongAnswer
+from weft.cloud_hub.http.answers import PIECE_BYTES, Answers, LongAnswer, pieces
+from weft.cloud_hub.reads.views import Part
 from weft.hub_api.answers import ApiError
 
 MiB = 1 << 20
@@ -223,3 +225,22 @@ async def take(steps: list[tuple[tuple[str, Any], bool]]) -> None:
     assert not waiting
     assert answers.bytes == 0
     assert not answers._queues, "nothing is remembered of those who waited"
+
+
+# --- A long answer goes out in pieces that are its bytes
+
+
+SIZES = st.lists(
+    st.sampled_from([0, 1, 2, 100_000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 600_000]), max_size=8
+)
+
+
+@given(SIZES)
+def test_pieces_are_the_bytes_of_all_parts_and_none_is_long(sizes: list[int]) -> None:
+    parts = [bytes([number]) * size for number, size in enumerate(sizes, 1)]
+    left: list[Part] = [msgspec.Raw(part) if number % 2 else part for number, part in enumerate(parts)]
+    found = list(pieces(left))
+    assert not left, "what was sent is not held"
+    assert b"".join(found) == b"".join(parts)
+    assert all(len(piece) == PIECE_BYTES for piece in found[:-1])
+    assert all(0 < len(piece) <= PIECE_BYTES for piece in found)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.cloud_hub.api.test_application import records
+from tests.cloud_hub.http.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.hub_api.answers import BY_PATH, check_answer
 from tests.support.waiting import until

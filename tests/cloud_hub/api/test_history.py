@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import deltalake
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, TOPICS, LogWriter, Run
@@ -17,15 +21,31 @@ from weft.client import Client
 from weft.client.operations import HubRefusal
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.reads import history
-from weft.cloud_hub.reads.history import Histories, PastPlace, TableFiles, TableReading
-from weft.cloud_hub.reads.views import Search
+from weft.cloud_hub.reads import history, records
+from weft.cloud_hub.reads.history import (
+    READERS_MAX,
+    Histories,
+    LaneFiles,
+    LowestRecords,
+    LowestTable,
+    PastPlace,
+    TableFiles,
+    TableReading,
+    _Readers,
+)
+from weft.cloud_hub.reads.records import RecordReader
+from weft.cloud_hub.reads.views import FoundRecord, Search
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
 from weft.config.load import parse_schema
-from weft.protocols.lane import Origin, OriginKind
+from weft.hub_api.answers import RecordOfStream
+from weft.protocols.chunk_index import Chunk, GapRange, StreamKey
+from weft.protocols.lane import Lane, Origin, OriginKind, format_log_id
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.segment import GapReason
 from weft.storage.chunk_log import ShardLog
+from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.table.schemas import StreamSchema
 from weft.storage.table_writer.service import TableService
 from weft.storage.table_writer.settings import TableSettings, TableTerms
@@ -335,3 +355,261 @@ async def test_files_that_are_sorted_by_machine_give_the_records_in_the_logs_ord
     assert groups == 40 + 3 + 2 + 1, "row groups without a wanted row are not read"
     for n in (1, 7, 24, 39):
         assert await histories.since(place, START + n * 60 * SECOND - SECOND) == 10 * n
+
+
+# --- What one tenant's reads of the past cost does not depend on what others have, and does not hold up theirs
+
+
+OTHERS, CHUNKS = 300, 8
+
+
+async def test_indexes_are_decoded_for_the_stream_that_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = await LogWriter.open(MemoryStore(), 1)
+    for n in range(CHUNKS):
+        others = [Run(LANE._replace(tenant="busy", stream=f"s{at}"), n, 1) for at in range(OTHERS)]
+        await writer.append(0, Run(LANE, 5 * n, 5), *others)
+    decoded = []
+    index = ShardLog.index
+
+    async def counted(log: ShardLog, n: int, only: frozenset[StreamKey] | None = None) -> Chunk | None:
+        chunk = await index(log, n, only)
+        if chunk is not None:
+            decoded.append(len(chunk.footer.streams))
+        return chunk
+
+    monkeypatch.setattr(ShardLog, "index", counted)
+    reader = RecordReader(ShardLog(writer.store, writer.cluster, 0), 1 << 20)
+    helping = await reader.read(STREAM, 0, 5 * CHUNKS, 1000)
+    assert [record.record.seq for record in helping.records] == list(range(5 * CHUNKS))
+    beginning = await reader.first(writer.states[0], STREAM, Search(), since=writer.created)
+    assert beginning.offset == 0
+    assert set(decoded) == {1}
+
+
+def found(row: dict[str, int]) -> FoundRecord:
+    record = RecordOfStream(
+        shard=0,
+        offset=row["offset"],
+        edge="",
+        log="",
+        stream="",
+        seq=0,
+        time="",
+        clock="",
+        received="",
+        key="",
+        resent=False,
+    )
+    return FoundRecord(record, row["bytes"])
+
+
+def lowest(rows: list[dict[str, int]], limit: int, bytes_max: int) -> list[int]:
+    """The rows that are wanted, by the rule alone."""
+    kept: list[int] = []
+    size = 0
+    for each in sorted(rows, key=lambda each: each["offset"])[:limit]:
+        size += each["bytes"]
+        if kept and size > bytes_max:
+            break
+        kept.append(each["offset"])
+    return kept
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_in_any_order_leave_the_lowest_and_each_batch_is_cut_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = Random(seed)
+    rows = [{"offset": offset, "bytes": random.choice((0, 1, 90, 900))} for offset in range(400)]
+    random.shuffle(rows)
+    limit, bytes_max = random.choice((1, 50, 1_000)), random.choice((1, 5_000, 1_000_000))
+    cuts: list[int] = []
+    cut = LowestRecords.cut
+
+    def counted(rows: LowestRecords, end: int) -> None:
+        cuts.append(end)
+        cut(rows, end)
+
+    monkeypatch.setattr(LowestRecords, "cut", counted)
+    kept = LowestRecords(1_000, limit, bytes_max, found)
+    kept.add(pa.Table.from_pylist(rows[:200]))
+    kept.add(pa.Table.from_pylist(rows[200:]))
+    assert sorted(kept.rows) == lowest(rows, limit, bytes_max)
+    assert len(cuts) <= 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_lowest_rows_as_arrow_are_as_many_as_the_bounds_allow(seed: int) -> None:
+    chance = Random(seed)
+    limit, bytes_max = chance.choice((1, 50, 1_000)), chance.choice((1, 5_000, 1_000_000))
+    end = chance.choice((90, 999))
+    offsets = chance.sample(range(1_000), 300)
+    rows = pa.table({"_offset": offsets, "payload": [b"x" * chance.randrange(200) for _ in offsets]})
+    found = LowestTable(end, limit, bytes_max, lambda rows: rows)
+    for first in range(0, 300, 30):
+        found.add(rows.slice(first, 30))
+    below = rows.sort_by("_offset").filter(pc.less(pc.field("_offset"), end)).combine_chunks()
+    count = found.table().num_rows
+    assert found.table() == below.slice(0, count)
+    assert count == 1 or (count <= limit and found.table().nbytes <= bytes_max)
+    if count < below.num_rows:
+        assert found.end == below["_offset"][count].as_py(), "the next row is not lost"
+        assert count == limit or below.slice(0, count + 1).nbytes > bytes_max
+
+
+async def test_tenants_take_turns_at_tables() -> None:
+    readers, order = _Readers(), []
+    may_end = asyncio.Event()
+
+    async def read(tenant: str) -> None:
+        async with readers.place(tenant):
+            order.append(tenant)
+            await may_end.wait()
+
+    tasks = [asyncio.create_task(read("evil")) for _ in range(20)]
+    await asyncio.sleep(0)
+    tasks.append(asyncio.create_task(read("good")))
+    await asyncio.sleep(0)
+    tasks[READERS_MAX].cancel()  # a reader that left while it waited
+    may_end.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order.index("good") <= READERS_MAX + 1
+    assert len(order) == 20
+    async with readers.place("good"), readers.place("evil"):
+        pass
+
+
+# --- The way of one record: from a number of a lane to its chunk and its row, before and after the log was collected
+
+
+TRACE = "/v1/streams/telemetry/trace"
+
+
+def of(lane: Lane, seq: int) -> str:
+    return f"{TRACE}?edge={lane.edge}&log={format_log_id(lane.log_id)}&seq={seq}"
+
+
+async def traced(hub: Hub, path: str) -> tuple[dict[str, Any], int]:
+    """The answer at the end of a search, and the number of requests."""
+    status, answer = await get(hub, path)
+    requests = 1
+    while answer["next_shard"] is not None:
+        assert requests < 100
+        name = "shard" if "offset=" in path else "from_shard"
+        more = f"&{name}={answer['next_shard']}" if name == "from_shard" else ""
+        if answer["next_chunk"] is not None:
+            more += f"&chunk={answer['next_chunk']}"
+        status, answer = await get(hub, path + more)
+        requests += 1
+    assert status == 200, answer
+    return answer, requests
+
+
+def row_at(store: ObjectStore, place: dict[str, Any]) -> dict[str, Any]:
+    uri, _ = store.location(table_key("default", "telemetry"))
+    rows: list[dict[str, Any]] = pq.read_table(f"{uri}/{place['file']}").slice(place["number"], 1).to_pylist()
+    return rows[0]
+
+
+@pytest.mark.slow
+async def test_a_message_is_followed_to_its_row_and_back_before_and_after_the_collector(store: ObjectStore) -> None:
+    log = await tabled(store, 4, origin=lambda n: FUNCTION if n % 2 else None)
+    found: list[list[dict[str, Any]]] = []
+    for collected in (False, True):
+        if collected:
+            assert await collect(log) == [20, 20]
+        found.append([])
+        async with running_hub(store) as hub:
+            for lane, shard in ((LANE, 0), (OTHER, 1)):
+                for seq in (0, 15, 199, 200, 399):
+                    answer, _ = await traced(hub, of(lane, seq))
+                    record = answer["record"]
+                    assert (record["edge"], record["seq"], record["shard"]) == (lane.edge, seq, shard)
+                    assert record.get("origin", "") == ("clean@1#68617368" if seq // 10 % 2 else "")
+                    row = row_at(store, answer["row"])
+                    assert (row["_edge"], row["_seq"], row["_offset"]) == (lane.edge, seq, record["offset"])
+                    back, _ = await traced(hub, f"{TRACE}?shard={shard}&offset={record['offset']}")
+                    assert {**back, "gap": None} == {**answer, "gap": None}
+                    found[-1].append(answer)
+    before, after = found
+    for one, other in zip(before, after, strict=True):
+        number = one["record"]["seq"] // 10
+        assert one["chunk"] == {"shard": one["record"]["shard"], "n": number, "key": one["chunk"]["key"]}
+        assert await store.get(one["chunk"]["key"]) if number >= 20 else other["chunk"] is None
+        assert (one["standing"], one["row"], one["record"]["offset"]) == (
+            "here",
+            other["row"],
+            other["record"]["offset"],
+        )
+    uri, options = store.location(table_key("default", "telemetry"))
+    DeltaTable(uri, storage_options=options).delete("_edge = 'press-1' and _seq = 15")
+    async with running_hub(store) as hub:
+        for path in (of(LANE, 15), f"{TRACE}?shard=0&offset={before[1]['record']['offset']}"):
+            answer, _ = await traced(hub, path)
+            assert (answer["standing"], answer["record"], answer["row"]) == ("gone", None, None), (path, answer)
+
+
+@pytest.mark.slow
+async def test_a_search_in_the_log_goes_on_where_it_ended(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "Search", partial(Search, 4))
+    log = await LogWriter.open(store, 2)
+    for n in range(30):
+        await log.append(0, Run(LANE, 10 * n, 10), Run(LANE._replace(edge="press-3"), 10 * n, 10))
+        await log.append(1, Run(OTHER, 10 * n, 10))
+    async with running_hub(store) as hub:
+        for lane, seq, chunk in ((LANE, 5, 0), (LANE, 299, 29), (OTHER, 123, 12)):
+            answer, requests = await traced(hub, of(lane, seq))
+            assert (answer["record"]["seq"], answer["chunk"]["n"], answer["row"]) == (seq, chunk, None)
+            assert requests <= 2 + chunk // 3
+        # The place of an edge is the word of its lane: what is behind it is still to come.
+        answer, requests = await traced(hub, of(LANE, 300))
+        assert (answer["standing"], answer["record"]) == ("to_come", None)
+        back, _ = await traced(hub, f"{TRACE}?shard=0&offset=255")
+        assert (back["record"]["edge"], back["record"]["seq"]) == ("press-3", 125)
+
+
+@pytest.mark.slow
+async def test_what_never_comes_and_what_nobody_knows_is_said(store: ObjectStore) -> None:
+    log = await LogWriter.open(store, 2)
+    await log.append(0, Run(LANE, 0, 5))
+    await log.append(0, Run(LANE, 9, 1, gaps=[GapRange(5, 9, GapReason.BUDGET)]))
+    async with running_hub(store) as hub:
+        answer, _ = await traced(hub, of(LANE, 7))
+        assert (answer["standing"], answer["record"], answer["chunk"], answer["row"]) == (
+            "never_comes",
+            None,
+            None,
+            None,
+        )
+        assert answer["gap"] == {"first": 5, "end": 9, "reason": "budget"}
+        assert (await traced(hub, of(LANE, 9)))[0]["standing"] == "here"
+        assert (await traced(hub, of(LANE._replace(edge="nobody"), 7)))[0]["standing"] == "unknown"
+        assert (await traced(hub, f"{TRACE}?shard=0&offset=6"))[0]["standing"] == "unknown"
+        for path, word in (
+            (TRACE, "edge= is missing"),
+            (f"{TRACE}?offset=1", "shard= is missing"),
+            (of(LANE, 1) + "&offset=1", "offset"),
+            (f"{TRACE}?edge=press-1&log=x&seq=1", "log"),
+            (f"{TRACE}?edge=press-1&log={7:016x}", "seq= is missing"),
+        ):
+            status, answer = await get(hub, path)
+            assert (status, word in answer["detail"]) == (400, True), answer
+
+
+def test_files_are_chosen_by_edge_and_number() -> None:
+    import pyarrow as pa
+
+    bounds = {
+        "min._edge": ["a", "c", None, "c"],
+        "max._edge": ["b", "c", None, "e"],
+        "min._seq": [0, 0, None, 100],
+        "max._seq": [9, 9, None, 200],
+    }
+    files = LaneFiles.of(pa.table(bounds))
+    chosen = {(edge, seq): [*map(bool, files.may_have(edge, seq))] for edge in "abbdz" for seq in (5, 150)}
+    assert chosen["a", 5] == [True, False, True, False]
+    assert chosen["b", 150] == [False, False, True, False]
+    assert chosen["d", 150] == [False, False, True, True]
+    assert chosen["z", 5] == [False, False, True, False]
+    assert [*map(bool, files.may_have("c", 5))] == [False, True, True, False]
+    assert [*map(bool, LaneFiles.of(pa.table({"path": ["x"]})).may_have("a", 5))] == [True]

@@ -11,7 +11,7 @@ import aiohttp
 import pyarrow as pa
 import pytest
 
-from tests.cloud_hub.api.test_application import EDGE, STREAM, deliver, records
+from tests.cloud_hub.http.test_application import EDGE, STREAM, deliver, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.hub_api.answers import check_answer
 from tests.support.tokens import create_token

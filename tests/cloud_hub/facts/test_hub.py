@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from tests.cloud_hub.api.test_application import EDGE, STREAM, records
+from tests.cloud_hub.http.test_application import EDGE, STREAM, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.waiting import until
 from weft.cloud_hub.auth.tokens import TokenIdentity, hash_token

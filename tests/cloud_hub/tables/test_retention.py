@@ -9,7 +9,7 @@ import pytest
 from tests.cloud_hub.tables.latest_tables import drain_latest, latest, new_latest
 from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_crashes import Boundaries, Crash, WatchedStore
-from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from tests.cloud_hub.tables.test_tiering import drain, new_tierer
 from weft.cloud_hub.facts.streams import TableDocument
 from weft.cloud_hub.tables import retention as places
 from weft.cloud_hub.tables.retention import Retention

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, START, LogWriter, Run, contents
-from tests.cloud_hub.tables.test_erasing import collect
+from tests.cloud_hub.tables.test_erasure import collect
 from tests.support.processes import weft
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import Ending

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, table
-from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from tests.cloud_hub.tables.test_tiering import drain, new_tierer
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.table.actions import DataFile
 from weft.storage.table.delta import DeltaHandle

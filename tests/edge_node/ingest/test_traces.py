@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Collection
 from itertools import count
 
-from tests.edge_node.ingest.test_tick_batch import NotedSource
+from tests.edge_node.ingest.test_ingest import NotedSource
 from weft.edge_node.counters import TraceCounters
 from weft.edge_node.ingest.record import Destination, Gathering, Route
 from weft.edge_node.ingest.traces import AWAITED_MAX, Traces, TraceSettings

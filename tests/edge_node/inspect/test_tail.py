@@ -11,16 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.edge_node.inspect.view.logs import (
-    T0,
-    append,
-    corrupt,
-    mark,
-    newest_segment,
-    one_batch,
-    open_log,
-    write_segment,
-)
+from tests.edge_node.inspect.logs import T0, append, corrupt, mark, newest_segment, one_batch, open_log, write_segment
 from weft.edge_node.inspect.tail import Item, LogReplaced, Missing, Start, TailGap, TailRecord, follow, newest_records
 from weft.edge_node.inspect.view import Choice, DamagedBytes, Durability, LogDirectory
 from weft.protocols.lane import OriginKind

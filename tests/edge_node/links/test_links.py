@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import itertools
+import logging
 import os
 import random
+import shutil
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from tests.cloud_hub.live import running_hub
+from tests.cloud_hub.live import get, running_hub
 from tests.replication.loopback import Hub
+from tests.storage.fakes import FakeFileSystem
+from tests.storage.segment_log.helpers import DIRECTORY, commit_all
 from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub.settings import SequencerSettings
 from weft.config.functions.settings import Payload
@@ -29,14 +36,15 @@ from weft.protocols.lane import NodeName
 from weft.protocols.link import RefuseCode
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
-from weft.protocols.segment import GapReason
+from weft.protocols.segment import EntryKind, GapReason
 from weft.replication.events import LinkState
 from weft.replication.runner import LinkRefused
 from weft.replication.source import Epochs, intersection
-from weft.storage.filesystem import OSFileSystem
+from weft.storage.filesystem import File, OSFileSystem
 from weft.storage.object_store import StoreError
 from weft.storage.object_store.directory import MemoryStore
-from weft.storage.segment_log import LogSettings, SegmentLog
+from weft.storage.segment_log import LogSettings, SegmentLog, StreamPolicy
+from weft.storage.segment_log.scan import inspect_log
 
 NAME = NodeName("default", "edge-1")
 ticks = itertools.count(1_700_000_000_000_000_000, 1000)
@@ -365,3 +373,342 @@ async def test_the_nodes_own_streams_never_leave_it(tmp_path: Path, log: Segment
     await until(lambda: links.statuses[0].state is LinkState.CONNECTED)
     await links.close()
     assert {lane.stream for lane in hub.openings} == {"telemetry"}
+
+
+# --- Losses travel: a real hub names whatever an edge's log gave up or lost, with its reason, and then the log
+# forgets
+
+
+SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
+SECOND = 10**9
+ahead = [0]
+
+
+def links_gaps_wall_clock() -> int:
+    return next(ticks) + ahead[0]
+
+
+def links_gaps_open_log(disk: FakeFileSystem) -> SegmentLog:
+    return SegmentLog.open(
+        DIRECTORY,
+        SETTINGS,
+        filesystem=disk,
+        wall_clock=links_gaps_wall_clock,
+        clock_reading=lambda: ClockReading(1, next(ticks), ClockState.SYNCED),
+        random_bits=lambda bits: 0xABC,
+        post=lambda deliver: deliver(),
+        start_writer=False,
+    )
+
+
+def put(log: SegmentLog, stream: str, count: int) -> None:
+    for _ in range(count):
+        log.append(log.stream(stream), links_gaps_wall_clock(), [b"plant/1"], [bytes(100)])
+        commit_all(log)
+
+
+def links_of(directory: Path, log: SegmentLog, *urls: str, streams: tuple[str, ...]) -> Links:
+    links = {f"link-{at}": LinkConfig(to=(url,), retry_min_s=0.01, retry_max_s=0.05) for at, url in enumerate(urls)}
+    config = EdgeConfig(
+        node="edge-1",
+        data_dir=str(directory),
+        streams={name: Stream(from_=(f"{name}/+",)) for name in streams},
+        links=links,
+    )
+    return Links(config, log, wall_clock=links_gaps_wall_clock)
+
+
+async def completeness(hub: Any, stream: str) -> dict[str, Any]:
+    status, answer = await get(hub, f"/v1/streams/{stream}/completeness")
+    return answer["lanes"][0] if status == 200 and answer["lanes"] else {}
+
+
+async def test_a_hub_names_every_loss_with_its_reason_and_then_the_log_forgets_it(tmp_path: Path) -> None:
+    disk = FakeFileSystem()
+    log = links_gaps_open_log(disk)
+    numbers = {name: log.stream(name) for name in ("budget", "expired", "operator", "corruption")}
+    put(log, "corruption", 3)
+    batch = next(item for item in inspect_log(DIRECTORY, disk) if item.kind is EntryKind.BATCH)
+    disk.flip(f"{DIRECTORY}/{batch.segment}", batch.offset + 60)
+    log.read(numbers["corruption"], 0, 1)
+    put(log, "operator", 5)
+    log.drop_backlog(numbers["operator"], 0, 4)
+    put(log, "expired", 2)
+    log.set_policy(numbers["expired"], StreamPolicy(retain_s=100))
+    log.set_policy(numbers["budget"], StreamPolicy(when_full="drop_oldest"))
+    ahead[0] += 60 * SECOND
+    log.committer.housekeep()  # seals
+    ahead[0] += 60 * SECOND
+    log.committer.housekeep()  # expires
+    put(log, "expired", 2)
+    put(log, "budget", 400)
+    ends = {"corruption": 1, "operator": 4, "expired": 2}
+    ends["budget"] = log.gaps(numbers["budget"])[0].end
+    assert ends["budget"] > 100
+    async with running_hub(MemoryStore()) as hub:
+        links = links_of(tmp_path, log, hub.url, streams=tuple(numbers))
+        links.start()
+
+        async def all_named() -> bool:
+            lanes = {name: await completeness(hub, name) for name in numbers}
+            return all(
+                lane and lane["complete_below_seq"] == log.next_seq(numbers[name]) for name, lane in lanes.items()
+            )
+
+        await until(all_named)
+        for name, end in ends.items():
+            lane = await completeness(hub, name)
+            assert lane["gaps"] == [{"first": 0, "end": end, "reason": name}]
+            assert lane["holes"] == []
+        await until(lambda: not log._state.lanes[numbers["budget"]].released.missing(0, 400))
+        # Hubs have the notices: with their segments they go.
+        for end in range(430, 700, 30):
+            put(log, "budget", 30)
+            newest = (end - 30, end)
+            await until(lambda: not log._state.lanes[numbers["budget"]].released.missing(*newest))
+        assert not log.gaps(numbers["budget"])
+        await links.close()
+    log.close()
+
+
+async def test_a_hub_takes_a_notice_that_says_up_to_how_many(tmp_path: Path) -> None:
+    """Where the newest records stood the disk cannot be read: the stream continues far behind them."""
+    disk = FakeFileSystem()
+    log = links_gaps_open_log(disk)
+    put(log, "telemetry", 3)
+    disk.kill_process()
+    disk.lose_blocks(f"{DIRECTORY}/{next(inspect_log(DIRECTORY, disk)).segment}", 0, 4096)
+    log = links_gaps_open_log(disk)
+    put(log, "telemetry", 2)
+    stream = log.stream("telemetry")
+    end = log.next_seq(stream)
+    assert end > 65_536
+    async with running_hub(MemoryStore()) as hub:
+        links = links_of(tmp_path, log, hub.url, streams=("telemetry",))
+        links.start()
+
+        async def complete() -> bool:
+            return (await completeness(hub, "telemetry")).get("complete_below_seq") == end
+
+        await until(complete)
+        assert (await completeness(hub, "telemetry"))["gaps"] == [{"first": 0, "end": end - 2, "reason": "corruption"}]
+        await links.close()
+    log.close()
+
+
+async def test_a_hub_that_comes_later_is_told_what_is_gone(tmp_path: Path) -> None:
+    disk = FakeFileSystem()
+    log = links_gaps_open_log(disk)
+    stream = log.stream("telemetry")
+    for _ in range(30):
+        put(log, "telemetry", 10)
+        log.release(stream, RangeSet([(0, log.durable_end(stream))]))
+    ((_, gone),) = log.snapshot(stream).gone
+    async with running_hub(MemoryStore()) as hub:
+        links = links_of(tmp_path, log, hub.url, streams=("telemetry",))
+        links.start()
+
+        async def complete() -> bool:
+            return (await completeness(hub, "telemetry")).get("complete_below_seq") == 300
+
+        await until(complete)
+        assert (await completeness(hub, "telemetry"))["gaps"] == [{"first": 0, "end": gone, "reason": "absent"}]
+        await links.close()
+    log.close()
+
+
+@pytest.mark.parametrize("offline_starts", [0, 2])
+@pytest.mark.parametrize("new", [0, 1, 30])
+async def test_numbers_that_a_damaged_log_gives_out_again_never_reach_the_hub(
+    tmp_path: Path, new: int, offline_starts: int
+) -> None:
+    disk = FakeFileSystem()
+    log = links_gaps_open_log(disk)
+    put(log, "telemetry", 3)
+    async with running_hub(MemoryStore()) as hub:
+        links = links_of(tmp_path, log, hub.url, streams=("telemetry",))
+        links.start()
+        await until(lambda: links.statuses[0].records_acked == 3)
+        await links.close()
+        # A crash, and rot that takes the last commit with its mark.
+        last = [item for item in inspect_log(DIRECTORY, disk) if item.kind is EntryKind.STREAMS][-1]
+        disk.flip(f"{DIRECTORY}/{last.segment}", last.offset + 2)
+        disk.kill_process()
+        log = links_gaps_open_log(disk)
+        assert log.next_seq(log.stream("telemetry")) == 2
+        for _ in range(offline_starts):
+            links_of(tmp_path, log, hub.url, streams=("telemetry",))
+            put(log, "telemetry", new)
+            disk.kill_process()
+            log = links_gaps_open_log(disk)
+        links = links_of(tmp_path, log, hub.url, streams=("telemetry",))
+        put(log, "telemetry", new)
+        links.start()
+        await until(lambda: links.statuses[0].state is LinkState.CONFLICT)
+        assert "gave it none beyond 2" in (links.statuses[0].last_error or "")
+        await asyncio.sleep(0)
+        assert (await completeness(hub, "telemetry"))["complete_below_seq"] == 3
+        await links.close()
+    log.close()
+
+
+# --- Links notice a log that has forgotten what hubs hold, and stop for no other
+
+
+NOBODY = LinkConfig(to=("http://127.0.0.1:9",), retry_min_s=0.01, retry_max_s=0.05)
+
+
+@pytest.fixture
+async def links_restored_hub() -> AsyncIterator[Hub]:
+    async with running("hub") as hub:
+        yield hub
+
+
+@contextlib.asynccontextmanager
+async def running(cluster_id: str) -> AsyncIterator[Hub]:
+    hub = Hub(cluster_id)
+    await hub.start()
+    yield hub
+    await hub.stop()
+
+
+class Life:
+    """A node's, as far as its log and links go."""
+
+    def __init__(self, directory: Path, filesystem: OSFileSystem | None = None, **links: LinkConfig) -> None:
+        self.log: SegmentLog = open_log(directory / "log")
+        self.links = Links(config(directory, **links), self.log, wall_clock=wall_clock, filesystem=filesystem)
+        self.telemetry = self.log.stream("telemetry")
+
+    async def __aenter__(self) -> Life:
+        self.links.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.links.close()
+        await asyncio.to_thread(self.log.close)
+
+    async def append(self, count: int) -> None:
+        await append(self.log, "telemetry", count)
+
+    def state(self, at: int = 0) -> LinkState:
+        return self.links.statuses[at].state
+
+    async def until_at(self, hub: Hub, end: int) -> None:
+        await until(lambda: hub.held.get(self.telemetry, RangeSet()).covers(0, end))
+
+
+async def offline(directory: Path, count: int) -> None:
+    """A life in which no hub can be reached, though the link tries and looks at what is pending."""
+    async with Life(directory, cloud=NOBODY) as life:
+        await life.append(count)
+        await until(lambda: life.links.statuses[0].pending_seconds > 0)
+
+
+def put_back(copy: Path, directory: Path) -> None:
+    shutil.rmtree(directory)
+    shutil.copytree(copy, directory)
+
+
+@pytest.mark.parametrize("offline_lives", [0, 1, 2])
+async def test_a_restored_old_copy_is_noticed_however_often_it_ran_since(
+    tmp_path: Path, links_restored_hub: Hub, offline_lives: int
+) -> None:
+    directory, copy = tmp_path / "node", tmp_path / "copy"
+    async with Life(directory, cloud=link_to(links_restored_hub)) as life:
+        await life.append(50)
+        await life.until_at(links_restored_hub, 50)
+        shutil.copytree(directory, copy)
+        await life.append(50)
+        await life.until_at(links_restored_hub, 100)
+    put_back(copy, directory)
+    for _ in range(offline_lives):
+        await offline(directory, 80)
+    async with Life(directory, cloud=link_to(links_restored_hub)) as life:
+        await life.append(80)
+        await until(lambda: life.state() is LinkState.CONFLICT)
+        reported = life.links.statuses[0].last_error
+        assert "stream telemetry up to seq 100, but this log gave it none beyond 50" in reported
+        assert "restored from an old copy" in reported
+        assert "start with an empty one, which gets a new log id" in reported
+        # Counted at the next look: the conflict may be noticed before the log's news of the 80 is.
+        await until(lambda: life.links.statuses[0].pending_records == 50 + 80 * (offline_lives + 1))
+    assert links_restored_hub.held[life.telemetry] == RangeSet([(0, 100)])
+
+
+async def test_a_hub_that_lags_does_not_hide_what_another_hub_holds(tmp_path: Path, links_restored_hub: Hub) -> None:
+    directory, copy = tmp_path / "node", tmp_path / "copy"
+    async with running("laggard") as laggard:
+        async with Life(directory, a=link_to(laggard), b=link_to(links_restored_hub)) as life:
+            await life.append(50)
+            await life.until_at(links_restored_hub, 50)
+            await life.until_at(laggard, 50)
+            shutil.copytree(directory, copy)
+            await laggard.stop()
+            await life.append(50)
+            await life.until_at(links_restored_hub, 100)
+        put_back(copy, directory)
+        await laggard.start()
+        await offline(directory, 80)
+        async with Life(directory, a=link_to(laggard)) as life:
+            await life.until_at(laggard, 130)
+        async with Life(directory, a=link_to(laggard), b=link_to(links_restored_hub)) as life:
+            await until(lambda: life.state(1) is LinkState.CONFLICT)
+            await until(lambda: life.state(0) is LinkState.CONNECTED)
+
+
+async def test_two_links_to_one_hub_know_of_each_other(tmp_path: Path, links_restored_hub: Hub) -> None:
+    async with Life(tmp_path, a=link_to(links_restored_hub, ("telemetry",)), b=NOBODY) as life:
+        await life.append(50)
+        await life.until_at(links_restored_hub, 50)
+    async with Life(tmp_path, a=NOBODY, b=link_to(links_restored_hub)) as life:
+        await until(lambda: life.links.statuses[1].pending_records == 0 and life.state(1) is LinkState.CONNECTED)
+        await life.append(5)
+        await life.until_at(links_restored_hub, 55)
+
+
+async def test_a_hub_that_was_given_only_gaps_is_no_conflict_when_the_link_comes_back(
+    tmp_path: Path, links_restored_hub: Hub
+) -> None:
+    async with Life(tmp_path, cloud=NOBODY) as life:
+        await life.append(50)
+        life.log.set_policy(life.telemetry, StreamPolicy())
+        life.log.drop_backlog(life.telemetry)
+        await append(life.log, "alarms", 1)
+        assert not life.log.ranges(life.telemetry)
+    for _ in range(2):
+        async with Life(tmp_path, cloud=link_to(links_restored_hub)) as life:
+            for _ in range(2):
+                await life.until_at(links_restored_hub, 50)
+                await links_restored_hub.stop()
+                await until(lambda: life.state() is not LinkState.CONNECTED)
+                await links_restored_hub.start()
+                await until(lambda: life.state() is LinkState.CONNECTED)
+    assert {lane for lane, _ in links_restored_hub.stored} == {life.log.stream("alarms")}
+
+
+class FullDisk(OSFileSystem):
+    """No new file can be made for the high watermarks; the epochs find room."""
+
+    full = True
+
+    def create(self, path: str) -> File:
+        if self.full and "known-ends" in path:
+            raise OSError(errno.ENOSPC, "no space left on device", path)
+        return super().create(path)
+
+
+async def test_a_full_disk_keeps_records_from_being_given_and_nothing_else(
+    tmp_path: Path, links_restored_hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "weft.edge_node.links.high_watermarks")
+    disk = FullDisk()
+    async with Life(tmp_path, disk, cloud=link_to(links_restored_hub)) as life:
+        (record,) = [record for record in caplog.records if record.name == "weft.edge_node.links.high_watermarks"]
+        assert "known-ends cannot be written" in record.getMessage()
+        await life.append(50)
+        await until(lambda: "no space left" in life.links.statuses[0].last_error)
+        assert not links_restored_hub.stored
+        disk.full = False
+        await life.until_at(links_restored_hub, 50)
+    assert set(links_restored_hub.stored.values()) == {1}

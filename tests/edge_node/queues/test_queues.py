@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.edge_node.queues.room import Room
 from tests.support.waiting import PATIENCE_S
+from weft.bounds import Bound, Owner, OwnerKind, Quota, Refusals
+from weft.config.load import load
+from weft.config.metrics.edge import QUEUE_METRICS
+from weft.config.metrics.exposition import Sample
+from weft.config.models import EdgeConfig
+from weft.edge_node.node import EdgeNode
 from weft.edge_node.queues import consuming, ready, state
-from weft.edge_node.queues.definitions import QueueError, Reason
+from weft.edge_node.queues.definitions import QueueArguments, QueueError, Reason
+from weft.edge_node.queues.definitions import QueueDefinition as Definition
+from weft.edge_node.queues.limits import QueueLimits, QueueShares
+from weft.edge_node.queues.queue import Consumption, Credit, Getter, Queue, QueueClient
 from weft.edge_node.queues.ready import Outcome
+from weft.edge_node.status.facts import samples
+from weft.text.status import show_queues
 
 
 async def test_a_message_goes_to_its_queue_and_is_confirmed_when_it_is_durable() -> None:
@@ -282,3 +298,215 @@ async def test_a_page_that_cannot_be_read_is_read_again(error: Exception, monkey
             await room.settle_down()
             await asyncio.sleep(0.005)
     assert taker.payloads == [b"1", b"2"]
+
+
+# --- Turns of consumers: a run of messages goes to those that one message after the other would go to
+
+
+OWNERS = [Owner(OwnerKind.USER, name) for name in ("ann", "bob")]
+
+
+class Reader:
+    """The identity of a client that may read some topics."""
+
+    unrestricted = False
+
+    def may_read(self, topic: bytes) -> bool:
+        return topic != b"secret"
+
+
+class Wish(NamedTuple):
+    """A consumer to make."""
+
+    priority: int
+    channel: int
+    prefetch: int
+    owner: int
+    needs_acks: bool
+    may_read_all: bool
+
+
+WISHES = st.builds(
+    Wish, st.integers(0, 1), st.integers(0, 2), st.integers(0, 4), st.integers(0, 1), st.booleans(), st.booleans()
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("deliver"), st.integers(1, 12), st.sampled_from([b"open", b"secret"])),
+        st.tuples(st.just("settle"), st.integers(0, 5), st.integers(1, 3)),
+        st.tuples(st.just("cancel"), st.integers(0, 5), st.just(0)),
+    ),
+    max_size=12,
+)
+
+
+class TurnsRoom:
+    """The consumers of one queue, with a credit for each channel and one for each consumer."""
+
+    def __init__(self, wishes: Sequence[Wish], share: int, *, single_active: bool) -> None:
+        arguments = QueueArguments(single_active=single_active)
+        self.queue = Queue(Definition(1, "q", False, False, False, arguments, OWNERS[0].kind, OWNERS[0].name, since=0))
+        self.shares = Bound(Quota("queues.unacknowledged", 2 * share - 1, share, "deliveries"), Refusals(lambda: 0.0))
+        channels = [Credit(5, comes_back=True), Credit(2, comes_back=True), Credit(comes_back=True)]
+        self.all: list[Consumption] = []
+        for wish in wishes:
+            reader: Any = None if wish.may_read_all else Reader()
+            credit = [channels[wish.channel]]
+            if wish.prefetch:
+                credit.append(Credit(wish.prefetch, comes_back=True))
+            consumption = Consumption(
+                self.queue,
+                QueueClient(OWNERS[wish.owner], reader),
+                Getter(self.queue, lambda _: None),
+                credit if wish.needs_acks else [],
+                lambda _: None,
+                needs_acks=wish.needs_acks,
+                exclusive=False,
+                priority=wish.priority,
+            )
+            self.all.append(consumption)
+            self.queue.consumptions.add(consumption)
+        self.unsettled = dict.fromkeys(self.all, 0)
+
+    def deliver(self, count: int, topic: bytes, *, by_turns: bool) -> list[int]:
+        """Give messages to consumers; return the consumer of each."""
+        found: list[int] = []
+        consumers = self.queue.consumptions
+        while len(found) < count:
+            first = consumers.choose(topic, self.shares.fits)
+            if first is None:
+                break
+            group: Sequence[Consumption] = (first,)
+            run = 1
+            if by_turns:
+                group, run = consumers.by_turns(first, topic, self.shares, count - len(found))
+            for at in range(run):
+                each = group[at % len(group)]
+                each.take(1)
+                if each.needs_acks:
+                    self.shares.hold(each.client.owner)
+                    self.unsettled[each] += 1
+                found.append(self.all.index(each))
+            consumers.took(group, run)
+        return found
+
+    def settle(self, number: int, count: int) -> None:
+        """Free the credit and the share of some messages of a consumer."""
+        each = self.all[number % len(self.all)]
+        for _ in range(min(count, self.unsettled[each])):
+            self.unsettled[each] -= 1
+            self.shares.free(each.client.owner)
+            for credit in each.credits:
+                credit.give(1)
+
+    def cancel(self, number: int) -> None:
+        """End a consumer."""
+        each = self.all[number % len(self.all)]
+        if each.active:
+            each.end()
+            self.queue.consumptions.remove(each)
+
+
+@given(st.lists(WISHES, min_size=1, max_size=6), st.integers(1, 8), st.booleans(), STEPS)
+def test_a_run_goes_where_its_messages_would_go_one_by_one(
+    wishes: list[Wish], share: int, single_active: bool, steps: list[tuple[str, int, Any]]
+) -> None:
+    rooms = [TurnsRoom(wishes, share, single_active=single_active) for _ in range(2)]
+    for what, first, second in steps:
+        if what == "deliver":
+            one_by_one, in_runs = [
+                room.deliver(first, second, by_turns=by_turns)
+                for room, by_turns in zip(rooms, (False, True), strict=True)
+            ]
+            assert in_runs == one_by_one
+            continue
+        for room in rooms:
+            if what == "settle":
+                room.settle(first, second)
+            else:
+                room.cancel(first)
+
+
+# --- Queues as a part of a node: there when a listener has or had them, bounded by settings, told in the status
+
+
+ANN = Owner(OwnerKind.USER, "ann")
+CONFIG = """
+node: n
+data_dir: {folder}/data
+http: null
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+disk: {{budget: 64MiB}}
+queues: {{unacknowledged: 8}}
+"""
+
+
+def node(folder: Path) -> EdgeNode:
+    file = folder / "edge.yaml"
+    file.write_text(CONFIG.format(folder=folder))
+    return EdgeNode(load(str(file), EdgeConfig).config)
+
+
+async def test_a_node_that_has_no_queues_pays_nothing_and_one_that_had_some_keeps_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = node(tmp_path)
+    shares = QueueShares(QueueLimits.of(first.config), Refusals(time.monotonic))
+    assert shares.unacknowledged.share == 2
+    assert (shares.waiting.total, shares.waiting.share) == (16 << 20, 4 << 20)
+    await first.start()
+    assert first.queues is None
+    assert "weft-queues" not in first.log.streams()
+    await first.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.edge_node.node.has_listener", lambda *_: True)
+        second = node(tmp_path)
+        await second.start()
+    assert second.queues is not None
+    second.queues.declarations.declare_queue(QueueClient(ANN), "jobs", durable=True)
+    second.queues.declarations.bind(QueueClient(ANN), "jobs", "amq.topic", "plant.#")
+    await second.log.durable()
+    await second.close()
+    third = node(tmp_path)
+    await third.start()
+    assert third.queues is not None, "what was bound continues taking messages"
+    route = third.queues.arrivals.of_topic(b"plant/a")
+    assert route is not None
+    facts = third.status.facts()["queues"]
+    assert facts["longest"][0]["queue"] == "jobs"
+    reported = {each.name: each.value for each in samples(third.status) if isinstance(each, Sample)}
+    catalogue = {metric.name for metric in QUEUE_METRICS}
+    assert catalogue <= reported.keys(), "every metric of queues is exported"
+    assert reported["weft_edge_queues"] == 1
+    show_queues(facts)
+    shown = capsys.readouterr().out
+    assert "0 messages in 1 queue" in shown
+    assert "jobs" in shown
+    await third.close()
+
+
+async def test_what_became_of_messages_is_counted_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    room = Room()
+    show_queues(room.queues.figures.facts())
+    assert capsys.readouterr().out == "", "a node without queues says nothing of them"
+    room.queues.declarations.declare_queue(room.client, "dead", durable=True)
+    gone = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    room.queues.declarations.declare_queue(room.client, "q", durable=True, arguments={**gone, "x-max-length": 3})
+    taker = room.consume(prefetch=2)
+    room.publish(b"1", b"2", b"3", b"4", b"5", b"6")
+    await room.settle_down()
+    taker.settle(Outcome.ACCEPT, count=1)
+    await room.settle_down()
+    taker.settle(Outcome.REQUEUE, count=1)
+    taker.settle(Outcome.REJECT, count=1)
+    await room.settle_down()
+    facts = room.queues.figures.facts()
+    assert (facts["acknowledged"], facts["dropped"], facts["dead_lettered"]) == (1, 1, 2)
+    assert facts["published"] == 8, "six, and two dead letters"
+    assert facts["redelivered"] == 1
+    assert facts["delivered"] == len(taker.got)
+    assert facts["consumers"] == 1
+    assert facts["messages"] + facts["unacknowledged"] == 5, facts
+    show_queues(facts)
+    shown = capsys.readouterr().out
+    assert "1 acknowledged" in shown
+    assert "2 dead letters" in shown

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.servers.clients import PROTOCOLS, Amqp1, Mqtt, ProtocolClient, Refused, Way
+from tests.edge_node.servers.clients import PROTOCOLS, Amqp1, Mqtt, ProtocolClient, Refused, Way, proxy
 from tests.edge_node.servers.mqtt.test_listeners import changed, running, stored, write
-from tests.edge_node.servers.proxy import proxy
 from tests.support.certificates import Authority, Pem
 from tests.support.waiting import PATIENCE_S, until
 from weft.config.units import Address

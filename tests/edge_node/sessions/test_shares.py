@@ -6,19 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.edge_node.sessions.room import NODES, Room, RoomClient, close_all
-from tests.edge_node.sessions.store.helpers import StoredNode
+from tests.edge_node.sessions.room import NODES, Room, RoomClient, StoredNode, close_all
 from weft.config.limits import EdgeLimits
 from weft.config.streams import State
-from weft.edge_node.sessions.records import StateSettings
+from weft.edge_node.sessions.persistence import ReaderPositions
+from weft.edge_node.sessions.records import JournalRecord, SharedEnded, SharedMoved, SharedRecord, StateSettings
 from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.session_store import read_journal
+from weft.edge_node.sessions.sessions import SHARED_IDLE_MAX
+from weft.edge_node.streams import SESSION_JOURNAL_STREAM
 from weft.protocols.mqtt.packets import ConnectRefused, Properties, ReasonCode, Will
+from weft.storage.segment_log import LogFull
 
 WILL = Will(b"plant/gone", b"x" * 500, 1, properties=Properties(will_delay_interval=1000))
 """About 1,000 bytes, which are kept for long."""
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _close() -> Iterator[None]:
     yield
     close_all()
@@ -37,6 +41,7 @@ def refused(room: Room) -> dict[tuple[str, str], int]:
     return {(each.bound, str(each.owner)): each.times for each in room.node.state.refusals}
 
 
+@pytest.mark.usefixtures("_close")
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_flood_of_sessions_evicts_its_own(restarts: bool) -> None:
     room = Room(limits=EdgeLimits(sessions=10, user_share=0.3))
@@ -49,6 +54,7 @@ def test_a_flood_of_sessions_evicts_its_own(restarts: bool) -> None:
     assert room.counters.sessions_evicted == 2
 
 
+@pytest.mark.usefixtures("_close")
 def test_the_owner_with_most_sessions_makes_room_first() -> None:
     room = Room(limits=EdgeLimits(sessions=5, user_share=1))
     stay_away(room, "a", user="alice")
@@ -59,6 +65,7 @@ def test_the_owner_with_most_sessions_makes_room_first() -> None:
     assert names(room) == {"a", "3", "4", "b", "5"}, "nobody has more, so it makes room itself"
 
 
+@pytest.mark.usefixtures("_close")
 def test_an_owner_whose_clients_are_all_connected_gets_no_more_sessions() -> None:
     room = Room(limits=EdgeLimits(sessions=10, user_share=0.2))
     stay_away(room, "a", user="alice")
@@ -71,6 +78,7 @@ def test_an_owner_whose_clients_are_all_connected_gets_no_more_sessions() -> Non
     assert refused(room) == {("limits.user_share of limits.sessions", "user mallory"): 1}
 
 
+@pytest.mark.usefixtures("_close")
 @pytest.mark.parametrize("expiry", [0, 1000])
 def test_one_user_has_a_share_of_the_connections(expiry: int) -> None:
     room = Room(limits=EdgeLimits(connections=8))
@@ -87,6 +95,7 @@ def test_one_user_has_a_share_of_the_connections(expiry: int) -> None:
     assert refused(room) == {("limits.user_share of limits.connections", "user mallory"): 1}
 
 
+@pytest.mark.usefixtures("_close")
 def test_clients_without_a_user_are_charged_by_address() -> None:
     room = Room(limits=EdgeLimits(sessions=10, user_share=0.2))
     room.leave(room.connect("a", address="10.0.0.1"))
@@ -97,6 +106,7 @@ def test_clients_without_a_user_are_charged_by_address() -> None:
     assert names(room) == {"a", "3", "4"}
 
 
+@pytest.mark.usefixtures("_close")
 @pytest.mark.parametrize("restarts", [False, True])
 def test_wills_of_one_owner_leave_room_for_those_of_others(restarts: bool) -> None:
     room = Room(limits=EdgeLimits(wills_bytes=20_000, user_share=0.25))
@@ -111,6 +121,7 @@ def test_wills_of_one_owner_leave_room_for_those_of_others(restarts: bool) -> No
     assert room.counters.wills_published == 0
 
 
+@pytest.mark.usefixtures("_close")
 def test_of_full_wills_the_owner_with_most_has_its_oldest_published() -> None:
     room = Room(limits=EdgeLimits(wills_bytes=6_000, user_share=1))
     stay_away(room, *"12345", user="mallory", will=WILL)
@@ -121,6 +132,7 @@ def test_of_full_wills_the_owner_with_most_has_its_oldest_published() -> None:
         room.connect("6", user="mallory", will=WILL)
 
 
+@pytest.mark.usefixtures("_close")
 @pytest.mark.parametrize("restarts", [False, True])
 def test_subscriptions_of_one_owner_leave_room_for_those_of_others(restarts: bool) -> None:
     room = Room(limits=EdgeLimits(subscriptions_total=10, user_share=0.4))
@@ -137,6 +149,7 @@ def test_subscriptions_of_one_owner_leave_room_for_those_of_others(restarts: boo
     assert room.subscribe(mallory, "y/1") == 1
 
 
+@pytest.mark.usefixtures("_close")
 def test_of_full_subscriptions_absent_sessions_of_the_owner_with_most_go() -> None:
     room = Room(limits=EdgeLimits(filters_total_bytes=10 * 401, user_share=1))
     for name in "1234":
@@ -152,6 +165,7 @@ def test_of_full_subscriptions_absent_sessions_of_the_owner_with_most_go() -> No
     assert room.subscribe_all(bob, *"xyz") == [1, ReasonCode.QUOTA_EXCEEDED, ReasonCode.QUOTA_EXCEEDED]
 
 
+@pytest.mark.usefixtures("_close")
 async def test_messages_that_one_owner_does_not_acknowledge_leave_memory_for_others() -> None:
     room = Room(limits=EdgeLimits(session_queues_bytes=100_000, user_share=0.2))
     slow = [room.connect(name, user="mallory") for name in "123"]
@@ -167,6 +181,7 @@ async def test_messages_that_one_owner_does_not_acknowledge_leave_memory_for_oth
     assert sum(len(session_of(each).window.in_flight.deliveries) for each in slow) <= 18
 
 
+@pytest.mark.usefixtures("_close")
 @pytest.mark.parametrize("stops", [False, True])
 def test_who_changes_sessions_too_often_has_absences_noted_later(stops: bool) -> None:
     room = Room(
@@ -200,6 +215,7 @@ def test_who_changes_sessions_too_often_has_absences_noted_later(stops: bool) ->
     assert session.absence.disconnected_at is not None
 
 
+@pytest.mark.usefixtures("_close")
 def test_a_crash_before_an_absence_is_noted_loses_nothing_of_the_session() -> None:
     room = Room(
         StoredNode(
@@ -221,3 +237,136 @@ def test_a_crash_before_an_absence_is_noted_loses_nothing_of_the_session() -> No
 def session_of(client: RoomClient) -> Session:
     assert client.session is not None
     return client.session
+
+
+# --- Shared subscriptions in the journal: noted when they move, with what is owed only when that has changed
+
+
+NAME = "$share/g/plant/+"
+
+
+@pytest.fixture
+def _close_rooms() -> Iterator[None]:
+    yield
+    close_all()
+
+
+def noted(room: Room) -> list[JournalRecord]:
+    """What the journal says of shared subscriptions."""
+    room.node.commit()
+    stream = room.node.log.stream(SESSION_JOURNAL_STREAM)
+    found = read_journal(room.node.log, stream, 0, room.node.log.durable_end(stream))
+    return [each for each in found if isinstance(each.entry, SharedMoved | SharedEnded)]
+
+
+@pytest.mark.usefixtures("_close_rooms")
+async def test_what_is_owed_is_noted_when_it_changes() -> None:
+    room = Room()
+    assert isinstance(room.context.positions, ReaderPositions)
+    stays = room.connect("stays")
+    room.subscribe(stays, NAME)
+    streams = dict.fromkeys(room.ingest.routing.streams, 0)
+    assert noted(room) == [(NAME, SharedMoved(streams, ()))]
+    room.subscribe(stays, NAME, 2)
+    assert len(noted(room)) == 1
+    room.leave(stays)
+    passing = room.connect("passing", expiry=0)
+    room.subscribe(passing, NAME)
+    telemetry = room.node.log.stream("telemetry")
+    room.publish(b"plant/a", b"1")
+    room.node.commit()
+    room.sessions.note_positions()
+    room.sessions.note_positions()
+    entries = [each.entry for each in noted(room)[1:]]
+    assert len(entries) <= 2
+    room.leave(passing)
+    room.sessions.note_positions()
+    last = noted(room)[-1].entry
+    assert isinstance(last, SharedMoved)
+    assert last.positions[telemetry] <= 1
+    assert stays.session is not None
+    room.sessions.end(stays.session)
+    assert noted(room)[-1] == (NAME, SharedEnded())
+    assert room.context.shared.all() == []
+
+
+@pytest.mark.usefixtures("_close_rooms")
+async def test_one_that_ends_with_its_members_is_not_noted() -> None:
+    room = Room()
+    passing = room.connect("passing", expiry=0)
+    room.subscribe(passing, NAME)
+    room.publish(b"plant/a", b"1")
+    room.sessions.note_positions()
+    room.leave(passing)
+    assert noted(room) == []
+
+
+@pytest.mark.usefixtures("_close_rooms")
+async def test_a_delivery_that_needs_the_note_is_not_sent_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise LogFull("no room")
+
+    room = Room()
+    stays = room.connect("stays")
+    room.subscribe(stays, NAME, 2)
+    monkeypatch.setattr(room.node.state.journal, "shared_moved", full)
+    room.publish(b"plant/a", b"1", qos=2)
+    assert stays.closed is not None
+    assert stays == []
+    room.context.positions.note_share("unknown")
+
+
+@pytest.mark.usefixtures("_close_rooms")
+async def test_the_next_node_has_the_record() -> None:
+    room = Room()
+    room.subscribe(room.connect("stays"), NAME)
+    room.node.commit()
+    for _ in range(2):
+        room.node.kill()
+        assert room.node.state.journal.recover_shared() == [
+            SharedRecord(NAME, dict.fromkeys(room.ingest.routing.streams, 0))
+        ]
+        room.node.save()
+
+
+@pytest.mark.usefixtures("_close_rooms")
+async def test_only_those_that_moved_are_noted_at_once() -> None:
+    """The log grows behind all of them with every message; most give none of it to a member."""
+    room, count = Room(), 2 * SHARED_IDLE_MAX + 50
+    stays = room.connect("stays")
+    for number in range(count):
+        room.subscribe(stays, f"$share/g/quiet/{number}")
+    room.subscribe(stays, NAME)
+    before = len(noted(room))
+
+    def round_of(payload: bytes) -> list[str]:
+        nonlocal before
+        room.publish(b"plant/a", payload)
+        room.node.commit()
+        for _ in room.sessions.positions_to_note():
+            pass
+        found = [each.key for each in noted(room)][before:]
+        before += len(found)
+        return found
+
+    rounds = [round_of(b"%d" % number) for number in range(4)]
+    assert all(NAME in names for names in rounds)
+    assert max(map(len, rounds)) <= SHARED_IDLE_MAX + 1
+    assert {name for names in rounds for name in names} == {each.name for each in room.context.shared.all()}
+
+
+@pytest.mark.usefixtures("_close_rooms")
+async def test_one_that_ends_while_positions_are_noted_is_left_out() -> None:
+    room = Room()
+    stays = room.connect("stays")
+    for number in range(3):
+        room.subscribe(stays, f"$share/g{number}/plant/+")
+    room.publish(b"plant/a", b"1")
+    noting = room.sessions.positions_to_note()
+    next(noting)
+    assert stays.session is not None
+    room.sessions.end(stays.session)
+    for _ in noting:
+        pass
+    last = dict(noted(room))
+    assert set(map(type, last.values())) == {SharedEnded}

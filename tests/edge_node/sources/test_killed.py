@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from examples.demo.fabric import free_port
-from tests.edge_node.sources import test_amqp_source as amqp
+from tests.edge_node.sources import test_amqp as amqp
 from tests.edge_node.sources.nodes import NODE, assert_whole, mqtt_source, publish, running
 from tests.support.brokers import Mosquitto, RabbitMq
 from tests.support.processes import Node

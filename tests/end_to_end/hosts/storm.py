@@ -30,8 +30,7 @@ from examples.demo.fabric import FabricError
 from tests.end_to_end.hosts.fleet import STREAM, Fleet
 from tests.end_to_end.hosts.network import BRIDGE_ADDRESS, Host, make_bridge
 from tests.end_to_end.storms import HubNode
-from tests.support.s3_servers import VERSITYGW, S3Server, built
-from tests.support.store_path import StorePath, Way
+from tests.support.s3_servers import VERSITYGW, S3Server, StorePath, Way, built
 from tests.support.waiting import Patience
 from weft.proofs.audit.audit import audit
 from weft.storage.hub_keys import table_key

@@ -9,7 +9,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, START, LogWriter, Run, rows, table
-from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from tests.cloud_hub.tables.test_tiering import drain, new_tierer
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import Ending
 from weft.proofs.audit.audit import Rows, find_rows, stored

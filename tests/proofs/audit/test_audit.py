@@ -1,10 +1,14 @@
+"""Tests of ``proofs/audit/audit.py``."""
+
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,9 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, START, LogWriter, Run, rows, table
-from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from tests.cloud_hub.tables.test_tiering import drain, new_tierer
 from tests.proofs.audit.stores import collect
+from tests.support.processes import weft
 from weft.cloud_hub.shard import lane_ends
+from weft.output import Failed, Refused
 from weft.proofs.audit.audit import audit
 from weft.proofs.audit.counts import NameOfLog, SeqCounts, explained
 from weft.proofs.audit.report import AuditReport
@@ -26,9 +32,11 @@ from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import ShardLog
+from weft.storage.chunk_log import ShardLog, changed
 from weft.storage.cluster import ClusterUnusable
+from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.table.actions import TableError
 
 
 @pytest.fixture
@@ -412,3 +420,222 @@ def overwrite(store: ObjectStore, data: pa.Table) -> None:
     """Replace the rows of the table; its positions stay."""
     uri, _ = store.location("tables/default/telemetry")
     write_deltalake(uri, data, mode="overwrite")
+
+
+# --- The audit tells rows that were deleted as declared from rows that are lost
+
+
+KEY = ("default", "telemetry")
+Declare = Callable[..., str]
+in_thread = asyncio.to_thread
+
+
+@pytest.fixture
+def deletions_store(tmp_path: Path) -> ObjectStore:
+    (tmp_path / "hub.yaml").write_text(f"store: {tmp_path / 'store'}\n")
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+async def deletions_log(deletions_store: ObjectStore) -> LogWriter:
+    log = await LogWriter.open(deletions_store)
+    await log.append(0, Run(LANE, 0, 10))
+    await log.append(1, Run(OTHER, 0, 5))
+    await log.append(0, Run(LANE, 10, 10))
+    await drain(await new_tierer(deletions_store, log))
+    return log
+
+
+def counts(found: AuditReport) -> tuple[int, int]:
+    """Deleted and missing."""
+    assert sum(shard.deleted for shard in found.shards) == found.total("deleted")
+    assert sum(shard.missing for shard in found.shards) == found.total("missing")
+    return found.total("deleted"), found.total("missing")
+
+
+@pytest.fixture
+def declare(tmp_path: Path) -> Declare:
+    def run(*options: str) -> str:
+        result = weft("hub", "declare-deletion", tmp_path / "hub.yaml", "telemetry", "--reason", "a request", *options)
+        if result.exception is not None:
+            raise result.exception
+        return result.output
+
+    return run
+
+
+async def test_what_was_declared_before_is_no_loss_and_all_else_is(
+    deletions_store: ObjectStore, deletions_log: LogWriter, declare: Declare
+) -> None:
+    table(deletions_store).delete("_edge = 'press-1' and _seq = 12")  # lost before: no declaration covers it
+    said = await in_thread(declare, "--edge", "press-1", "--from", "10", "--to", "16", "--yes")
+    assert said.startswith("declared 5 rows of default/telemetry (edge press-1, first 10, end 16) as deleted")
+    assert counts(await audit(deletions_store, *KEY)) == (0, 1)  # declared, and still there: neither deleted nor lost
+    table(deletions_store).delete("_edge = 'press-1' and _seq in (3, 13, 14)")
+    found = await audit(deletions_store, *KEY, payloads=True)
+    assert counts(found) == (2, 2)
+    assert "press-1/0000000000000007: 2 records are missing from the table" in found.problems
+    # Records that come later are not covered, though the choice would take them in.
+    await in_thread(declare, "--until", "2100-01-01", "--yes")
+    await deletions_log.append(0, Run(LANE, 20, 4))
+    await drain(await new_tierer(deletions_store, deletions_log))
+    table(deletions_store).delete("_edge = 'press-1' and _seq = 21")
+    assert counts(await audit(deletions_store, *KEY)) == (2, 3)
+
+
+@pytest.mark.slow
+async def test_a_deletion_that_has_happened_is_declared_by_the_version_that_had_the_rows(
+    deletions_store: ObjectStore, deletions_log: LogWriter, declare: Declare
+) -> None:
+    version = table(deletions_store).version()
+    table(deletions_store).delete("_edge = 'press-2' and _seq < 3")
+    with pytest.raises(Failed, match="has no such rows: edge press-2, end 3"):
+        await in_thread(declare, "--edge", "press-2", "--to", "3", "--yes")
+    assert counts(await audit(deletions_store, *KEY)) == (0, 3)
+    await in_thread(declare, "--edge", "press-2", "--to", "3", "--version", str(version), "--yes")
+    found = await audit(deletions_store, *KEY, payloads=True)
+    assert (counts(found), found.problems) == ((3, 0), [])
+    assert deletions_log.cluster is not None
+
+
+async def test_what_is_no_declaration_is_refused_in_a_sentence(
+    deletions_store: ObjectStore, deletions_log: LogWriter, declare: Declare
+) -> None:
+    with pytest.raises(Refused, match="name the rows"):
+        await in_thread(declare, "--yes")
+    with pytest.raises(Refused, match=r"nothing was declared: there is no terminal to ask on\. Add --yes"):
+        await in_thread(declare, "--edge", "press-1")
+    await deletions_store.create("deletions/default/telemetry/" + "0" * 20, b'{"format": 2}')
+    with pytest.raises(TableError, match="written by a later release of Weft"):
+        await audit(deletions_store, *KEY)
+    assert deletions_log.cluster is not None
+
+
+# --- Audits of a log whose older chunks the collector has really deleted: the table stands for them
+
+
+async def collected_collect(log: LogWriter, watermark: int, shard: int = 0) -> None:
+    """Publish a watermark and delete what is below it."""
+    shard_log = ShardLog(log.store, log.cluster, shard)
+    manifest, etag = await shard_log.manifest()
+    assert await shard_log.swap_manifest(changed(manifest, watermark=watermark), etag)
+    for n in range(watermark):
+        await log.store.delete(chunk_key(shard, n))
+
+
+@pytest.fixture
+async def collected_log(store: ObjectStore) -> LogWriter:
+    """Two lanes, six chunks in the table, of which three are gone; and one chunk that is not in the table."""
+    log = await LogWriter.open(store)
+    for n in range(5):
+        gaps = [GapRange(50, 52, GapReason.BUDGET)] if n == 1 else ()
+        await log.append(0, Run(LANE, 10 * n, 10, gaps=gaps), Run(OTHER, 5 * n, 5))
+    await log.append(1, Run(LANE._replace(edge="press-9", log_id=9), 0, 4))
+    await drain(await new_tierer(store, log))
+    await log.snapshot(0)
+    await log.append(0, Run(LANE, 52, 8))
+    await collected_collect(log, 3)
+    return log
+
+
+async def test_collected_records_are_in_the_table(store: ObjectStore, collected_log: LogWriter) -> None:
+    found = await audit(store, "default", "telemetry", payloads=True)
+    assert (found.problems, found.damage, found.agrees) == ([], [], True)
+    lane = next(lane for lane in found.lanes if lane.edge == LANE.edge)
+    assert (lane.records, lane.table_records, lane.waiting, lane.holes) == (58, 50, 8, 0)
+    assert lane.gaps == {"budget": 2}
+    assert [(shard.chunks, shard.log_end, shard.position) for shard in found.shards] == [(3, 83, 75), (1, 4, 4)]
+
+
+async def test_a_stream_all_of_whose_chunks_were_collected(store: ObjectStore, collected_log: LogWriter) -> None:
+    await collected_log.append(0, Run(LANE._replace(stream="alarms"), 0, 3))
+    await drain(await new_tierer(store, collected_log))
+    await collected_log.snapshot(0)
+    await collected_collect(collected_log, 6)
+    found = await audit(store, "default", "telemetry")
+    assert (found.problems, found.total("records"), found.total("waiting")) == ([], 87, 0)
+
+
+async def test_a_collected_record_without_a_row_is_missing(store: ObjectStore, collected_log: LogWriter) -> None:
+    table(store).delete("_seq = 3 and _edge = 'press-1'")
+    found = await audit(store, "default", "telemetry")
+    assert "press-1/0000000000000007: 1 records are missing from the table" in found.problems
+    assert "shard 0: 1 offsets below the table's position have no row" in found.problems
+
+
+async def test_a_collected_record_with_two_rows_is_doubled(store: ObjectStore, collected_log: LogWriter) -> None:
+    write_deltalake(table(store), rows(store).slice(3, 2), mode="append")
+    found = await audit(store, "default", "telemetry")
+    assert "press-1/0000000000000007: 2 records are in the table twice" in found.problems
+    assert not any("log twice" in problem for problem in found.problems)
+
+
+async def test_a_collected_record_that_came_again_is_doubled_in_the_log(
+    store: ObjectStore, collected_log: LogWriter
+) -> None:
+    collected_log.states[0].lanes.clear()  # a sequencer with a fault
+    await collected_log.append(0, Run(LANE, 5, 2))
+    found = await audit(store, "default", "telemetry")
+    assert "press-1/0000000000000007: 2 records are in the log twice" in found.problems
+
+
+async def test_collected_chunks_without_a_table_are_a_problem(store: ObjectStore, tmp_path: Path) -> None:
+    log = await LogWriter.open(store)
+    for n in range(3):
+        await log.append(0, Run(LANE, 10 * n, 10))
+    await log.snapshot(0)
+    await collected_collect(log, 2)
+    found = await audit(store, "default", "telemetry")
+    assert found.damage == ["shard 0: chunks with offsets up to 20 were deleted, and the table ends at 0"]
+
+
+async def test_rows_above_the_chunks_that_are_left_are_not_the_logs(
+    store: ObjectStore, collected_log: LogWriter
+) -> None:
+    strange = rows(store).slice(0, 1)
+    for name, value in (("_seq", 777), ("_offset", 900)):
+        index = strange.schema.get_field_index(name)
+        strange = strange.set_column(index, strange.schema.field(index), pa.array([value], pa.int64()))
+    write_deltalake(table(store), strange, mode="append")
+    found = await audit(store, "default", "telemetry")
+    assert "press-1/0000000000000007: 1 records are in the table and not in the log" in found.problems
+
+
+async def test_the_collector_passes_an_audit_that_reads(
+    store: ObjectStore, collected_log: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two chunks that are in the table are deleted between the index of the first and its records."""
+    section = ShardLog.section
+    collected: list[int] = []
+
+    async def slow(self: ShardLog, n: int, wanted: object) -> bytes:
+        if not collected:
+            collected.append(n)
+            await collected_collect(collected_log, 5)
+        return await section(self, n, wanted)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ShardLog, "section", slow)
+    found = await audit(store, "default", "telemetry", payloads=True)
+    assert collected == [3]
+    assert (found.problems, found.total("records"), found.total("waiting")) == ([], 87, 8)
+
+
+async def test_a_table_that_is_older_than_what_was_collected_is_read_again(
+    store: ObjectStore, collected_log: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = ShardLog.load_snapshot
+    ran: list[bool] = []
+
+    async def slow(self: ShardLog, *only: Any) -> object:
+        if not ran:
+            ran.append(True)
+            await drain(await new_tierer(store, collected_log))
+            await collected_log.append(0, Run(LANE, 60, 1))
+            await collected_log.snapshot(0)
+            await collected_collect(collected_log, 6)
+            await self.manifest()
+        return await load(self, *only)
+
+    monkeypatch.setattr(ShardLog, "load_snapshot", slow)
+    found = await audit(store, "default", "telemetry")
+    assert (found.problems, found.total("records"), found.total("waiting")) == ([], 88, 1)

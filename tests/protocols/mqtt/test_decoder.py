@@ -1,15 +1,20 @@
+"""Tests of ``protocols/mqtt/decoder.py``."""
+
+from __future__ import annotations
+
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocols.mqtt.strategies import VECTORS, VECTORS_5, VERSIONS, packets
-from weft.protocols.mqtt.decoder import FILTERS_MAX, decode, packet_end
-from weft.protocols.mqtt.encoder import REMAINING_LENGTH_MAX, encode, encode_length
-from weft.protocols.mqtt.fields import PROPERTIES_MAX
+from tests.protocols.mqtt.strategies import IDS, PACKETS, TOPICS, VECTORS, VECTORS_5, VERSIONS, packets, publishes
+from weft.protocols.mqtt.decoder import FILTERS_MAX, Reassembly, decode, packet_end
+from weft.protocols.mqtt.encoder import REMAINING_LENGTH_MAX, encode, encode_length, encode_publish, publish_parts
+from weft.protocols.mqtt.fields import PROPERTIES_MAX, encode_properties, property_body, variable
 from weft.protocols.mqtt.packets import (
     NO_PROPERTIES,
+    PACKET_IDS_MAX,
     TABLE,
     ConnAck,
     Connect,
@@ -18,6 +23,7 @@ from weft.protocols.mqtt.packets import (
     MalformedPacket,
     MqttError,
     Packet,
+    PacketIds,
     PacketType,
     Properties,
     ProtocolViolation,
@@ -480,3 +486,153 @@ def test_fields_of_one_packet_are_bounded(packet: str, count_max: int) -> None:
     with pytest.raises(MqttError, match=f"more than {count_max} .*s; s") as caught:
         decode(encode(_many(packet, count_max + 1), 5), 0, LIMIT, 5)
     assert caught.value.code is ReasonCode.QUOTA_EXCEEDED
+
+
+# --- encoder
+
+
+@given(VERSIONS, st.data())
+@settings(deadline=None)
+def test_the_fast_way_to_a_publish_gives_the_same_bytes(version: int, data: st.DataObject) -> None:
+    packet = data.draw(publishes(version))
+    topic = data.draw(TOPICS | st.just(b"x" * 300))
+    packet = Publish(topic, packet.payload, packet.qos, packet.packet_id, packet.retain, packet.dup, packet.properties)
+    whole = encode_publish(
+        topic,
+        packet.payload,
+        packet.qos,
+        packet.packet_id,
+        retain=packet.retain,
+        dup=packet.dup,
+        version=version,
+        properties=packet.properties,
+    )
+    assert encode(packet, version) == whole
+    assert decode(whole, 0, 1 << 20, version) == (packet, len(whole))
+
+
+@given(VERSIONS, publishes(5), IDS)
+@settings(deadline=None)
+def test_one_publish_is_every_subscribers_with_its_own_identifier(
+    version: int, packet: Publish, packet_id: int
+) -> None:
+    """v5 [MQTT-2.2.1-4]; v3 [MQTT-2.3.1-4]."""
+    head, tail = publish_parts(b"a", packet.payload, 1, retain=True, version=version, properties=packet.properties)
+    properties = packet.properties if version == 5 else NO_PROPERTIES
+    decoded = decode(head + packet_id.to_bytes(2, "big") + tail, 0, 1 << 20, version)
+    assert decoded is not None
+    assert decoded[0] == Publish(b"a", packet.payload, 1, packet_id, True, properties=properties)
+
+
+@pytest.mark.parametrize("length", [126, 127, 128, 129, 16_383, 16_384])
+@pytest.mark.parametrize("topic_bytes", [1, 100, 255, 256])
+def test_lengths_around_their_borders(length: int, topic_bytes: int) -> None:
+    packet = Publish(b"t" * topic_bytes, bytes(max(0, length - topic_bytes - 4)), 1, 7)
+    data = encode(packet)
+    assert decode(data, 0, len(data)) == (packet, len(data))
+
+
+def test_properties_can_be_added_behind_others() -> None:
+    body = property_body(Properties(content_type="text")) + b"\x0b" + variable(7)
+    both = Properties(content_type="text", subscription_identifiers=(7,))
+    decoded = decode(b"\x30" + variable(4 + len(body)) + b"\0\1a" + variable(len(body)) + body, 0, 100, 5)
+    assert decoded is not None
+    assert decoded[0] == Publish(b"a", b"", properties=both)
+
+
+def test_empty_properties_take_one_byte_or_none() -> None:
+    """v5 [MQTT-2.2.2-1]."""
+    assert encode_properties(Properties()) == encode_properties(NO_PROPERTIES) == b"\0"
+    assert encode(PubAck(1), 5) == bytes.fromhex("40 02 0001")
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [Unsubscribe(1, ("x" * 65_536,)), Publish(b"a", b"", properties=Properties(correlation_data=bytes(65_536)))],
+)
+def test_what_a_field_cannot_hold_is_the_callers_error(packet: Packet) -> None:
+    with pytest.raises(ValueError, match="MQTT has room for 65535"):
+        encode(packet, 5)
+
+
+# --- reassembly
+
+
+def receive(reads: list[bytes]) -> list[Packet]:
+    """Decode a stream that comes in these reads, as a server does."""
+    partial, packets = Reassembly(LIMIT), []
+    for data in reads:
+        at = 0
+        if partial:
+            whole, at = partial.complete(data)
+            if whole:
+                decoded = decode(whole, 0, LIMIT)
+                assert decoded is not None
+                assert decoded[1] == len(whole)
+                packets.append(decoded[0])
+        while (decoded := decode(data, at, LIMIT)) is not None:
+            packets.append(decoded[0])
+            at = decoded[1]
+        if at < len(data):
+            assert not partial
+            partial.keep(data[at:])
+    assert not partial
+    return packets
+
+
+@given(st.lists(PACKETS, max_size=5), st.data())
+@settings(deadline=None)
+def test_any_cuts_give_the_same_packets(packets: list[Packet], data: st.DataObject) -> None:
+    stream = b"".join(map(encode, packets))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    reads = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)]) if start < end]
+    assert receive(reads) == packets
+
+
+@given(st.lists(PACKETS, min_size=1, max_size=3))
+@settings(deadline=None)
+def test_byte_by_byte(packets: list[Packet]) -> None:
+    stream = b"".join(map(encode, packets))
+    assert receive([stream[at : at + 1] for at in range(len(stream))]) == packets
+
+
+def test_a_packet_over_the_limit_is_refused_before_it_is_kept() -> None:
+    with pytest.raises(MalformedPacket, match="the limit is 100"):
+        Reassembly(100).keep(b"\x30\x63")
+    partial = Reassembly(100)
+    partial.keep(b"\x30")
+    with pytest.raises(MalformedPacket, match="the limit is 100"):
+        partial.complete(b"\x63" + bytes(50))
+
+
+def test_a_length_without_end_is_refused() -> None:
+    partial = Reassembly(LIMIT)
+    partial.keep(b"\x30\xff\xff")
+    with pytest.raises(MalformedPacket, match="more than four bytes"):
+        partial.complete(b"\xff\xff")
+
+
+# --- packet ids
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([1, 2, 7, 8, 9, 255, 256, 65_534, 65_535]))))
+def test_behaves_as_a_set(steps: list[tuple[bool, int]]) -> None:
+    ids, model = PacketIds(), set()
+    for add, packet_id in steps:
+        if add:
+            assert ids.add(packet_id) is (packet_id not in model)
+            model.add(packet_id)
+        else:
+            ids.discard(packet_id)
+            model.discard(packet_id)
+        assert len(ids) == len(model)
+        assert (packet_id in ids) is (packet_id in model)
+        assert list(ids) == sorted(model)
+
+
+def test_all_of_them_come_back() -> None:
+    ids = PacketIds()
+    assert list(ids) == []
+    for packet_id in range(PACKET_IDS_MAX, 0, -1):
+        ids.add(packet_id)
+    assert list(ids) == list(range(1, PACKET_IDS_MAX + 1))

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.spark_sinks.cluster.conftest import JOB_S_MAX, Place
-from tests.support.spark_cluster import SparkCluster
-from tests.support.spark_processes import temporary_of_spark
+from tests.support.spark_cluster import SparkCluster, temporary_of_spark
 
 
 @dataclass(frozen=True)

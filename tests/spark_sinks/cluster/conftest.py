@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.s3_servers import VERSITYGW, S3Server, built
-from tests.support.spark_cluster import SparkCluster
-from tests.support.spark_processes import temporary_of_spark
+from tests.support.spark_cluster import SparkCluster, temporary_of_spark
 
 JOB_S_MAX = 580
 """For a machine that has much else to do: a job takes seconds."""

@@ -20,8 +20,7 @@ from deltalake import DeltaTable
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.spark_sinks.sinks.killed_jobs import KILL
 from tests.support.outcomes import outcome
-from tests.support.spark_cluster import SparkCluster
-from tests.support.spark_processes import kill_group, temporary_of_spark
+from tests.support.spark_cluster import SparkCluster, kill_group, temporary_of_spark
 from weft.storage.hub_keys import table_key
 
 ROOT = Path(__file__).parents[3]

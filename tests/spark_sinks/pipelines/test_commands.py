@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from spark_sinks.pipelines.catalog import names
 from spark_sinks.pipelines.shipped.features import FEATURES, write_model
 from tests.spark_sinks.conftest import EDGES, Hub
-from tests.spark_sinks.source.test_through_hub import Serving
+from tests.spark_sinks.source.test_hub import Serving
 from tests.support.tokens import create_token
 from weft.cli import cli
 from weft.client import Client

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import EDGES, Hub
-from tests.support.spark_processes import kill_group, temporary_of_spark
+from tests.support.spark_cluster import kill_group, temporary_of_spark
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_sinks import session
 from spark_sinks.sinks import JdbcSink, KafkaSink
 from spark_sinks.sinks.jdbc import Batch
-from tests.support.spark_processes import temporary_of_spark
+from tests.support.spark_cluster import temporary_of_spark
 
 ROOT = Path(__file__).parents[3]
 RUN_S_MAX = 240

@@ -18,7 +18,7 @@ from typing import Any
 
 from spark_sinks.sinks import StreamSink
 from spark_sinks.sinks.delta.table import DurableTable
-from tests.support.spark_processes import kill_group, temporary_of_spark
+from tests.support.spark_cluster import kill_group, temporary_of_spark
 from weft.storage.table.delta_log import TableLog
 
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.spark_sinks.sinks.delivery_job import AFTER_COMMIT, BEFORE_COMMIT, COPIED, SENDING, Settings, run
-from tests.support.kafka import Kafka, connector_jars, kafka
+from tests.support.brokers import Kafka, connector_jars, kafka
 from tests.support.postgresql import PASSWORD, needs_postgresql, postgresql
 
 psycopg = pytest.importorskip("psycopg")

@@ -196,7 +196,7 @@ def test_rows_from_behind_are_refused(
     """They would be left out as rows that the table has. Those of a repetition are, and are counted."""
     sink = database.sink(name="copy")
     sink(rows(spark, (0, 5), (1, 0)), 0)
-    with pytest.raises(SinkError, match=r"a row of offset 3 of shard 0 comes behind .*, which ended at 6"):
+    with pytest.raises(SinkError, match=r"a row of offset 3 of shard 0 comes after rows of .*, which ended at 6"):
         sink(rows(spark, (0, 3), (0, 6)), 1)
     sink(rows(spark, (0, 5), (1, 0), (1, 1)), 0)
     assert "batch 0: left out 2 rows that" in caplog.text

@@ -17,7 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.cloud_hub.live import running_hub
-from tests.cloud_hub.test_setting_apart import ACME, OTHER, TenantEdge, apart
+from tests.cloud_hub.test_splits import ACME, OTHER, TenantEdge, apart
 from tests.spark_sinks.source.following import Follower
 from tests.support.s3_servers import ACCESS, BUCKET, SECRET, VERSITYGW, S3Server, built
 from weft.proofs.audit.audit import audit

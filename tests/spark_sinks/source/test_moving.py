@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from bench.log_writer import Delivery
 from spark_sinks.errors import ReadError
+from spark_sinks.sinks import DeltaSink
 from spark_sinks.source.moving import MovedPosition, moved_position
 from spark_sinks.source.options import READ, ReadOptions
 from spark_sinks.source.partitions import read_partition
@@ -20,11 +26,12 @@ from spark_sinks.source.readers import WeftStreamReader
 from spark_sinks.source.stream_log import subset
 from tests.cloud_hub.live import running_hub, running_link
 from tests.cloud_hub.regions.fabric import LANE, NODE, has, log_of, to
-from tests.cloud_hub.regions.test_two_regions import OTHER, OTHER_NODE
+from tests.cloud_hub.regions.test_regions import OTHER, OTHER_NODE
 from tests.spark_sinks.conftest import EDGES, SECOND, START, STREAM, TOPIC, Hub, encoded, payload
 from tests.spark_sinks.source.following import Follower, Place, Record, collect
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
+from weft.cli import cli
 from weft.cloud_hub.shard.lane_ends import Ending, write_ending
 from weft.protocols.chunk_index import Control, ControlKind
 from weft.protocols.lane import Lane
@@ -35,6 +42,7 @@ from weft.storage.object_store import open_store
 from weft.storage.table.rows import row_schema
 
 pytestmark = pytest.mark.spark
+
 BATCHES = 8
 """Batches of ten records of each edge."""
 Batch = tuple[str, int]
@@ -263,3 +271,129 @@ async def test_a_query_goes_over_between_two_hubs_and_reads_each_record_once(tmp
         await until(lambda: has(east, 12))
     assert READ not in follow("east", at)
     assert sorted(read) == [(edge, seq) for edge, end in ((LANE.edge, 12), (OTHER.edge, 6)) for seq in range(end)]
+
+
+# --- ``weft spark move`` on files as Spark writes them: what it replaces, keeps and refuses
+
+
+BATCH = '{"batchWatermarkMs":0,"batchTimestampMs":1795832083943,"conf":{}}'
+
+
+def checkpoint(folder: Path, *sources: Any, done: int = 10) -> Path:
+    """Write the files of a query whose batch 10 is planned, and make ``done`` the last complete one."""
+    for kind, last in (("offsets", 10), ("commits", done)):
+        (folder / kind).mkdir(parents=True)
+        for number in (9, last):
+            lines = ["v1", BATCH, *map(json.dumps, sources)] if kind == "offsets" else ["v1", "{}"]
+            (folder / kind / str(number)).write_text("\n".join(lines))
+            (folder / kind / f".{number}.crc").write_bytes(b"crc")
+    return folder
+
+
+def move(folder: Path, there: Region, here: Region, *options: str) -> tuple[int, str]:
+    command = ["spark", "move", str(folder), "--from", there.root, "--to", here.root, *options]
+    result = CliRunner().invoke(cli, command)
+    return result.exit_code, f"{result.output} {result.exception}"
+
+
+def read_up(region: Region) -> dict[str, Any]:
+    return Follower(region).batch(Follower(region).reader.initialOffset())[0]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Region, Region]:
+    west, east = regions(tmp_path)
+    west.take((EDGES[0], 0))
+    east.take((EDGES[1], 0), (EDGES[0], 0))
+    return west, east
+
+
+@pytest.mark.parametrize("of_several", [False, True])
+def test_the_last_position_is_replaced_and_all_else_stays(
+    pair: tuple[Region, Region], tmp_path: Path, *, of_several: bool
+) -> None:
+    west, east = pair
+    at = read_up(west)
+    folder = checkpoint(tmp_path / "query", {"streams": {STREAM: at}} if of_several else at)
+    before = (folder / "offsets" / "9").read_text()
+    status, reported = move(folder, west, east, *([] if of_several else ["--stream", STREAM]))
+    assert status == 0, reported
+    assert "10 records read" in reported
+    version, batch, position = (folder / "offsets" / "10").read_text().splitlines()
+    assert (version, batch) == ("v1", BATCH)
+    assert (folder / "offsets" / "9").read_text() == before
+    assert not (folder / "offsets" / ".10.crc").exists(), "Hadoop would compare it with the new file"
+    found = json.loads(position)
+    assert Follower(east).batch(found["streams"][STREAM] if of_several else found)[1] == rows([(EDGES[1], 0)])
+
+
+def test_what_cannot_be_moved_is_refused_and_stays(pair: tuple[Region, Region], tmp_path: Path) -> None:
+    west, east = pair
+    at = read_up(west)
+    stream = ("--stream", STREAM)
+    for name, folder, options, reported in (
+        ("one", checkpoint(tmp_path / "a", at, done=9), stream, "batch 10 of the query"),
+        ("two", checkpoint(tmp_path / "b", at, at), stream, "several sources"),
+        ("unnamed", checkpoint(tmp_path / "c", at), (), "name the stream"),
+        ("other", checkpoint(tmp_path / "d", read_up(east)), stream, "checkpoint: "),
+        ("none", tmp_path / "e", stream, "no offsets of a streaming query"),
+    ):
+        file = folder / "offsets" / "10"
+        before = file.read_text() if file.exists() else None
+        status, answer = move(folder, west, east, *options)
+        assert status != 0, name
+        assert reported in " ".join(answer.split()), name
+        assert (file.read_text() if file.exists() else None) == before, name
+
+
+# --- ``weft spark move`` on the checkpoints of Spark's own queries: docs/how-to/two-regions.md
+
+
+def moved_queries_move(checkpoint: Path, there: Region, here: Region) -> tuple[int, str]:
+    command = ["spark", "move", str(checkpoint), "--from", there.root, "--to", here.root, "--stream", STREAM]
+    result = CliRunner().invoke(cli, command)
+    return result.exit_code, result.output
+
+
+@pytest.mark.slow
+def test_rows_and_state_go_on_in_the_other_region(spark: SparkSession, tmp_path: Path) -> None:
+    """A table gets each record once, and a count continues, although the other log has another order and lacks some."""
+    west, east = regions(tmp_path)
+    a, b = EDGES[:2]
+    counts: dict[str, int] = {}
+
+    def count(frame: DataFrame, _: int) -> None:
+        counts.update({row["_edge"]: row["count"] for row in frame.collect()})
+
+    def drain(region: Region, name: str) -> None:
+        sink = DeltaSink(tmp_path / "table", store=region.root, stream=STREAM, name=name)
+        plain = spark.readStream.format("weft").options(store=region.root, stream=STREAM, max_records_per_trigger=15)
+        run(plain.load(), sink, "rows")
+        run(plain.load().groupBy("_edge").count(), count, "counts")
+
+    def run(frame: DataFrame, sink: Any, name: str) -> None:
+        writer = frame.writeStream.foreachBatch(sink).trigger(availableNow=True).outputMode("update")
+        writer.option("checkpointLocation", str(tmp_path / name)).start().awaitTermination()
+
+    def table() -> list[tuple[str, int, bytes]]:
+        found = DeltaTable(str(tmp_path / "table")).to_pyarrow_table(columns=["_edge", "_seq", "payload"]).to_pylist()
+        return sorted((row["_edge"], row["_seq"], row["payload"]) for row in found)
+
+    west.take((a, 0), (b, 0))
+    west.take((a, 1))
+    east.take((b, 1), (b, 0))
+    drain(west, "west")
+    commits = tmp_path / "rows" / "commits"
+    last = max((file for file in commits.iterdir() if file.name.isdecimal()), key=lambda file: int(file.name))
+    shutil.move(last, tmp_path / "kept")
+    status, reported = moved_queries_move(tmp_path / "rows", west, east)
+    assert (status, "is not complete" in reported) == (1, True)
+    shutil.move(tmp_path / "kept", last)
+    for name in ("rows", "counts"):
+        assert moved_queries_move(tmp_path / name, west, east)[0] == 0
+    drain(east, "east")
+    assert table() == rows([(a, 0), (a, 1), (b, 0), (b, 1)])
+    east.take((a, 0), (a, 1), (a, 2))
+    drain(east, "east")
+    assert table() == rows([(a, 0), (a, 1), (a, 2), (b, 0), (b, 1)])
+    assert counts == {a: 30, b: 20}

@@ -18,7 +18,7 @@ import pytest
 from examples.demo.fabric import get_json
 from tests.spark_sinks.sinks.stream.conftest import StreamHub, rows, send
 from tests.spark_sinks.tables.test_query import rows as table_rows
-from tests.support.spark_processes import kill_group, temporary_of_spark
+from tests.support.spark_cluster import kill_group, temporary_of_spark
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.object_store.emulators import Endpoint
-from tests.storage.object_store.fixtures import az, gs, s3  # noqa: F401
+from tests.storage.object_store.buckets import (
+    Endpoint,
+    az,  # noqa: F401
+    gs,  # noqa: F401
+    s3,  # noqa: F401
+)
 from weft.storage.object_store import ObjectStore, open_store
 
 BUCKETS = {

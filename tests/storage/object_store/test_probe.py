@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.object_store.emulators import GoogleEndpoint
+from tests.storage.object_store.buckets import GoogleEndpoint
 from tests.storage.object_store.racy_server import racy_server
 from tests.support.s3_servers import MINIO, VERSITYGW, Kind, S3Server, installed
-from tests.support.stopwatch import Stopwatch
+from tests.support.speed import Stopwatch
 from weft.storage.object_store import (
     AlreadyExists,
     NotFound,

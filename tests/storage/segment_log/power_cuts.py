@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import NamedTuple
 
-from tests.storage.segment_log.power_cuts_oracle import Violation
-from tests.storage.segment_log.power_cuts_workload import PowerCuts
+from tests.storage.segment_log.power_cuts_workload import PowerCuts, Violation
 from tests.support.silence import silent_logs
 
 SEEDS_AT_A_TIME = 4

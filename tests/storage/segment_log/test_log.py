@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.segment_log.helpers import (
     DIRECTORY,
     SMALL,
     Clock,
+    append,
     commit_all,
     open_log,
     put,
@@ -22,12 +29,21 @@ from tests.storage.segment_log.helpers import (
     segment_paths,
 )
 from tests.support.waiting import PATIENCE_S
-from weft.protocols.batch import HEADER_PAIRS_MAX, Flag, HeaderPairs, decode_header, records
+from weft.protocols.batch import (
+    CLOCK_STEP_NS_MAX,
+    HEADER_PAIRS_MAX,
+    ClockState,
+    Flag,
+    HeaderPairs,
+    decode_header,
+    records,
+)
 from weft.protocols.ranges import RangeSet
-from weft.protocols.segment import HEADER_BYTES, EntryKind
+from weft.protocols.segment import ENTRY_HEADER_BYTES, HEADER_BYTES, EntryKind, GapReason, Whole
 from weft.storage.filesystem import DirectoryInUse, OSFileSystem
-from weft.storage.segment_log import LogFailed, LogFull, LogSettings, RecordTooLarge
-from weft.storage.segment_log.scan import inspect_log
+from weft.storage.segment_log import LogFailed, LogFull, LogSettings, RecordTooLarge, SegmentLog, pending, scan
+from weft.storage.segment_log.scan import Inspected, inspect_log
+from weft.storage.segment_log.settings import COMMIT_BYTES_MAX
 
 
 @pytest.fixture
@@ -398,3 +414,383 @@ def test_a_clock_of_the_log_is_only_what_it_was_given(disk: FakeFileSystem) -> N
     put(log, stream, b"a")
     header = decode_header(log.read(stream, 0, 1)[0])
     assert (header.boot_id, header.first_time) == (7, 5)
+
+
+# --- Waiting for what was appended to be on the disk
+
+
+async def test_it_returns_when_everything_appended_so_far_is_durable(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    log.append(stream, 5, [b"k"], [b"a"])
+    waiting = asyncio.ensure_future(log.durable())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    commit_all(log)
+    await waiting
+    assert log.durable_end(stream) == 1
+    await log.durable()  # nothing waits: at once
+
+
+async def test_it_raises_what_keeps_the_log_from_writing(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    log.append(log.stream("one"), 5, [b"k"], [b"a"])
+    waiting = asyncio.ensure_future(log.durable())
+    await asyncio.sleep(0)
+    disk.fail = lambda name, path: eio() if name == "sync" else None
+    commit_all(log)
+    for each in (waiting, log.durable()):
+        with pytest.raises(LogFailed):
+            await each
+
+
+async def test_who_waits_no_longer_is_not_called(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    log.append(stream, 5, [b"k"], [b"a"])
+    waiting = asyncio.ensure_future(log.durable())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert put(log, stream, b"b") == 1
+    assert log.durable_end(stream) == 2
+
+
+# --- Runs of records of different times, as functions append them
+
+
+TIMES = st.lists(st.integers(0, 10 * CLOCK_STEP_NS_MAX), min_size=1, max_size=30)
+
+
+@given(runs=st.lists(TIMES, min_size=1, max_size=4), is_synced=st.booleans(), records_max=st.sampled_from([3, 65_536]))
+@settings(max_examples=100, deadline=None)
+def test_every_record_keeps_its_time(runs: list[list[int]], is_synced: bool, records_max: int) -> None:
+    disk = FakeFileSystem()
+    log = open_log(disk)
+    with_state = log._state.queue._clock_reading()._replace(state=ClockState(is_synced))
+    log._state.queue._clock_reading = lambda: with_state
+    with mock.patch.object(pending, "BATCH_RECORDS_MAX", records_max):
+        stream = log.stream("out")
+        for times in runs:
+            log.append(stream, 10**18, [b"k"] * len(times), [b"%d" % time for time in times], times=times)
+            log.append(stream, 10**18, [b"k"], [b"now"])
+        commit_all(log)
+    found = []
+    for data in log.read(stream, 0, 1 << 20):
+        header = decode_header(data)
+        own = [record.time for record in records(data)]
+        assert own == sorted(own)
+        assert len(own) <= records_max
+        if not is_synced:
+            assert all(after - first <= CLOCK_STEP_NS_MAX for first, after in itertools.pairwise(own))
+        assert (header.first_time, header.last_time) == (own[0], own[-1])
+        found += [(record.time, record.payload) for record in records(data)]
+    assert found == [each for times in runs for each in [*((time, b"%d" % time) for time in times), (10**18, b"now")]]
+
+
+def test_a_mark_knows_the_oldest_of_them() -> None:
+    log = open_log(FakeFileSystem())
+    stream = log.stream("out")
+    log.append(stream, 100, [b"k"] * 3, [b"x"] * 3, times=[50, 40, 60])
+    assert log.mark(stream, 100) == (39, 0)
+    commit_all(log)
+    assert log.mark(stream, 100) == (100, 3)
+
+
+# --- Appends that belong together: one commit, all or nothing, and what leads stands first in it
+
+
+ROOMY = LogSettings(segment_bytes=32 << 20, budget_bytes=256 << 20)
+
+
+def order_on_disk(disk: FakeFileSystem) -> list[int]:
+    """Streams of the batches, as they stand in the log."""
+    return [decode_header(item.data).stream for item in inspect_log(DIRECTORY, disk) if item.data]
+
+
+def test_one_commit_however_long_it_becomes(disk: FakeFileSystem) -> None:
+    log = open_log(disk, ROOMY)
+    one, two = log.stream("one"), log.stream("two")
+    with log.together(0):
+        append(log, one, bytes(COMMIT_BYTES_MAX))
+        append(log, one, bytes(COMMIT_BYTES_MAX))
+        append(log, two, b"x")
+    append(log, two, b"in the next")
+    assert log.committer.run_once()
+    assert (log.durable_end(one), log.durable_end(two)) == (2, 1)
+    assert log.committer.run_once()
+    assert log.durable_end(two) == 2
+
+
+def test_a_full_commit_is_not_made_longer(disk: FakeFileSystem) -> None:
+    log = open_log(disk, ROOMY)
+    one = log.stream("one")
+    append(log, one, bytes(COMMIT_BYTES_MAX))
+    with log.together(100):
+        append(log, one, b"x")
+    log.committer.run_once()
+    assert log.durable_end(one) == 1
+
+
+def test_leading_streams_stand_first_in_their_commits(disk: FakeFileSystem) -> None:
+    log = open_log(disk, ROOMY)
+    data, journal = log.stream("data"), log.stream("journal")
+    log.lead(journal)
+    for _ in range(2):
+        append(log, data, b"a")
+        append(log, journal, bytes(1 << 20))
+        append(log, journal, b"a second batch of it")
+        append(log, data, bytes(1 << 20))
+        append(log, journal, b"b")
+        commit_all(log)
+    commit = [journal, journal, data, data]
+    assert order_on_disk(disk) == [*commit, *commit]
+    assert read_all(open_log_again(log, disk), journal)[5] == b"b"
+
+
+def open_log_again(log: SegmentLog, disk: FakeFileSystem) -> SegmentLog:
+    log.close()
+    return open_log(disk, ROOMY)
+
+
+def test_what_was_appended_is_told_within(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    one, two = log.stream("one"), log.stream("two")
+    put(log, one, b"x")
+    assert log.appended_together() is None
+    with log.together(100):
+        append(log, one, b"a", b"b")
+        append(log, two)
+        append(log, two, b"c")
+        assert log.appended_together() == [(one, 1, 2), (two, 0, 1)]
+    assert log.appended_together() is None
+
+
+def test_what_fits_the_reserve_is_never_refused(disk: FakeFileSystem) -> None:
+    small = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, pending_bytes_max=1 << 16)
+    log = open_log(disk, small)
+    one, two = log.stream("one"), log.stream("two")
+    refused = False
+    while not refused:
+        before = (log.next_seq(one), log.next_seq(two))
+        try:
+            with log.together(3000):
+                append(log, one, bytes(900))
+                append(log, two, bytes(900))
+        except LogFull:
+            refused = True
+            assert (log.next_seq(one), log.next_seq(two)) == before
+        commit_all(log)
+    assert before[0] == before[1] > 3
+    assert log.stats().bytes_on_disk <= small.budget_bytes
+    append(log, one, b"there is room for less")
+
+
+def test_a_failed_log_is_not_entered(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    one = log.stream("one")
+    append(log, one, b"x")
+    disk.fail = lambda call, path: eio() if call == "sync" else None
+    log.committer.run_once()
+    with pytest.raises(LogFailed), log.together(0):
+        raise AssertionError
+    # The lock is free again: another thread gets it.
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(log.durable_end(one)))
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert seen == [0]
+
+
+def test_a_mistake_within_leaves_the_log_usable(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    one = log.stream("one")
+    with pytest.raises(ZeroDivisionError), log.together(100):  # noqa: PT012 - both belong inside
+        append(log, one, b"x")
+        raise ZeroDivisionError
+    put(log, one, b"y")
+    assert log.durable_end(one) == 2
+
+
+def test_the_writer_never_takes_half(disk: FakeFileSystem) -> None:
+    halves = []
+
+    def post(deliver) -> None:  # type: ignore[no-untyped-def]
+        halves.append((log.durable_end(one), log.durable_end(two)))
+        deliver()
+
+    log = open_log(disk, ROOMY, start_writer=True)
+    log.committer._post = post
+    one, two = log.stream("one"), log.stream("two")
+    for _ in range(30):
+        durable = threading.Event()
+        for _ in range(10):
+            with log.together(1000):
+                append(log, one, b"x")
+                append(log, two, b"y")
+        log.on_durable(lambda _, durable=durable: durable.set())  # type: ignore[misc]
+        assert durable.wait(PATIENCE_S)
+    log.close()
+    assert len(halves) > 1
+    assert all(left == right for left, right in halves)
+
+
+# --- What was appended together: after a power cut all of it counts, or none, whatever byte the cut tears at
+
+
+WHOLE_ROOMY = LogSettings(segment_bytes=1 << 13, budget_bytes=1 << 20, tail_bytes=0)
+NAMES = ("input", "state", "output")
+
+
+def inspected(disk: FakeFileSystem) -> list[Inspected]:
+    return list(inspect_log(DIRECTORY, disk))
+
+
+def lives(disk: FakeFileSystem, *, gap: bool = False) -> tuple[int, int, dict[str, int]]:
+    """A log whose last commit belongs together. Returns where that begins and ends, and what each stream had before."""
+    log = open_log(disk, WHOLE_ROOMY)
+    streams = [log.stream(name) for name in NAMES]
+    for stream in streams:
+        put(log, stream, b"before")
+    begin = log._state.segments[-1].end
+    before = {name: log.durable_end(stream) for name, stream in zip(NAMES, streams, strict=True)}
+    if gap:
+        log.drop_backlog(streams[0], 0, 1)
+    with log.together(1000):
+        for stream in streams:
+            append(log, stream, b"one", b"two")
+    commit_all(log)
+    disk.kill_process()
+    return begin, log._state.segments[-1].end, before
+
+
+def ends(log: SegmentLog) -> dict[str, int]:
+    return {name: log.next_seq(log.stream(name)) for name in NAMES}
+
+
+def torn_everywhere() -> Iterator[tuple[int, FakeFileSystem, dict[str, int]]]:
+    """The log with zeros, or what the disk held before, from each byte of the last commit on."""
+    begin, end, _ = lives(FakeFileSystem())
+    for at in range(begin, end + 1):
+        disk = FakeFileSystem()
+        before = lives(disk)[2]
+        disk.content(segment_paths(disk)[0])[at:end] = bytes(end - at)
+        yield at, disk, before
+
+
+def halves() -> list[int]:
+    """Bytes at which a cut leaves some of the commit's records and not others."""
+    found = []
+    for at, disk, before in torn_everywhere():
+        now = ends(open_log(disk, WHOLE_ROOMY))
+        after = {name: end + 2 for name, end in before.items()}
+        if now not in (before, after):
+            found.append(at)
+    return found
+
+
+def test_cut_at_every_byte_all_of_a_commit_counts_or_none() -> None:
+    assert halves() == []
+
+
+def test_without_looking_at_the_fence_the_cuts_are_found_that_part_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "_first_missing", lambda *_: None)
+    assert len(halves()) > 100
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sets(st.integers(0, 63), min_size=1), st.booleans())
+def test_pieces_of_a_commit_that_reach_the_disk_out_of_order_leave_all_or_none(lost: set[int], gap: bool) -> None:
+    disk = FakeFileSystem()
+    begin, end, before = lives(disk, gap=gap)
+    content, size = disk.content(segment_paths(disk)[0]), -(-(end - begin) // 64)
+    for piece in lost:
+        start, stop = begin + piece * size, min(end, begin + (piece + 1) * size)
+        content[start:stop] = bytes(max(0, stop - start))
+    now = ends(open_log(disk, WHOLE_ROOMY))
+    assert now in (before, {name: value + 2 for name, value in before.items()})
+
+
+def test_a_torn_group_is_reported_as_one_and_its_numbers_are_given_out_again() -> None:
+    disk = FakeFileSystem()
+    begin, end, _ = lives(disk)
+    fence = next(item for item in inspected(disk) if item.kind is EntryKind.WHOLE)
+    assert isinstance(fence.value, Whole)
+    assert fence.offset + ENTRY_HEADER_BYTES + 4 + fence.value.length == end > begin
+    disk.content(segment_paths(disk)[0])[end - 1] ^= 1
+    torn = [item for item in inspected(disk) if item.is_torn]
+    assert [item.offset for item in torn] == [fence.offset]
+    log = open_log(disk, WHOLE_ROOMY)
+    assert (log.recovery.torn_offset, log.recovery.torn_bytes) == (fence.offset, end - fence.offset)
+    assert not log.recovery.gaps
+    assert put(log, log.stream("state"), b"again") == 1
+    disk.kill_process()
+    assert read_all(open_log(disk, WHOLE_ROOMY), 2) == {0: b"before", 1: b"again"}
+
+
+def test_damage_in_a_group_that_was_acknowledged_takes_no_more_than_what_it_hit() -> None:
+    disk = FakeFileSystem()
+    _, end, _ = lives(disk)
+    log = open_log(disk, WHOLE_ROOMY)
+    put(log, log.stream("input"), b"later")
+    disk.kill_process()
+    disk.content(segment_paths(disk)[0])[end - 1] ^= 1
+    log = open_log(disk, WHOLE_ROOMY)
+    commit_all(log)
+    assert log.recovery.torn_bytes == 0
+    assert [(gap.stream, gap.first, gap.end, gap.reason) for gap in log.recovery.gaps] == [
+        (3, 1, 3, GapReason.CORRUPTION)
+    ]
+    assert ends(log) == {"input": 4, "state": 3, "output": 3}
+
+
+def test_one_batch_needs_no_fence() -> None:
+    disk = FakeFileSystem()
+    log = open_log(disk, WHOLE_ROOMY)
+    one, two = log.stream("one"), log.stream("two")
+    with log.together(1000):
+        append(log, one, b"a")
+        append(log, one, b"b")
+    commit_all(log)
+    append(log, one, b"c")
+    append(log, two, b"d")
+    commit_all(log)
+    assert not [item for item in inspected(disk) if item.kind is EntryKind.WHOLE]
+
+
+def test_a_group_is_moved_released_and_evicted_record_by_record() -> None:
+    disk = FakeFileSystem()
+    settings_ = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, tail_bytes=0)
+    log = open_log(disk, settings_)
+    keep, go = log.stream("keep"), log.stream("go")
+    chance = random.Random(5)
+    with log.together(2000):
+        append(log, keep, b"stays")
+        append(log, go, chance.randbytes(200))
+    commit_all(log)
+    with contextlib.suppress(LogFull):
+        for _ in range(100):
+            put(log, go, chance.randbytes(1000))
+    log.release(go, log._state.segments[0].index.lanes[go].ranges)
+    put(log, go, chance.randbytes(1000))
+    put(log, go, chance.randbytes(1000))
+    assert log.stats().moved_bytes > 0
+    disk.kill_process()
+    log = open_log(disk, settings_)
+    assert not log.recovery.gaps
+    assert log.recovery.torn_bytes == 0
+    assert read_all(log, keep) == {0: b"stays"}
+    assert 0 not in log.ranges(go)
+
+
+def test_a_reader_beside_the_writer_is_shown_no_half_of_a_group() -> None:
+    begin, end, _ = lives(FakeFileSystem())
+    for at in range(begin, end - 8, 7):
+        disk = FakeFileSystem()
+        lives(disk)
+        content = disk.content(segment_paths(disk)[0])
+        assert any(content[at:end])
+        content[at:end] = bytes(end - at)
+        shown = [item for item in inspected(disk) if item.kind is EntryKind.BATCH and item.offset >= begin]
+        assert shown == []

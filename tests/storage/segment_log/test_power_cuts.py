@@ -16,9 +16,7 @@ import pytest
 from tests.storage.fakes import ERRNOS, FailureHook, FakeFile, FakeFileSystem, injected
 from tests.storage.segment_log.helpers import Clock, commit_all, open_log, read_all, segment_paths
 from tests.storage.segment_log.power_cuts import run_seeds, shrink
-from tests.storage.segment_log.power_cuts_machine import Machine, act
-from tests.storage.segment_log.power_cuts_oracle import Oracle, Violation
-from tests.storage.segment_log.power_cuts_workload import PowerCuts
+from tests.storage.segment_log.power_cuts_workload import Machine, Oracle, PowerCuts, Violation, act
 from tests.support.sealed_logs import seal
 from tests.support.slices import SLICE
 from weft.protocols.ranges import RangeSet

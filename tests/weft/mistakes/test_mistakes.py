@@ -12,21 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.weft.mistakes import surroundings
-from tests.weft.mistakes.mistake import Mistake
-from tests.weft.mistakes.place import Place, Said, made
-from tests.weft.mistakes.table_access import ACCESS
-from tests.weft.mistakes.table_certificates import CERTIFICATES
-from tests.weft.mistakes.table_credentials import CREDENTIALS
-from tests.weft.mistakes.table_exposure import EXPOSURE
-from tests.weft.mistakes.table_machine import MACHINE
-from tests.weft.mistakes.table_pipelines import PIPELINES
-from tests.weft.mistakes.table_programs import PROGRAMS
-from tests.weft.mistakes.table_reading import READING
-from tests.weft.mistakes.table_schemas import SCHEMAS
-from tests.weft.mistakes.table_settings import SETTINGS
-from tests.weft.mistakes.table_usage import USAGE
-from tests.weft.mistakes.table_yaml import YAML
+from tests.weft.mistakes import place as surroundings
+from tests.weft.mistakes.place import Mistake, Place, Said, made
+from tests.weft.mistakes.table_access import ACCESS, CERTIFICATES, CREDENTIALS, EXPOSURE
+from tests.weft.mistakes.table_machine import MACHINE, PIPELINES, PROGRAMS, SCHEMAS
+from tests.weft.mistakes.table_reading import READING, USAGE
+from tests.weft.mistakes.table_settings import SETTINGS, YAML
 from weft.cli import main
 from weft.output import EXIT_CODES
 

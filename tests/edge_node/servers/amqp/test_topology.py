@@ -354,3 +354,36 @@ async def test_virtual_hosts_have_exchanges_and_queues_of_their_own(tmp_path: Pa
         assert await got(outside, "q") is None
         outside.publish("plant.7.line.3", b"all the same a topic")
         assert await got(inside, "q") == b"all the same a topic"
+
+
+# --- Names that clients give to exchanges and queues: those that cannot be shown are refused, all others are answered
+
+
+@pytest.fixture
+async def names_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RawClient]:
+    """A client that sends names which pamqp takes for invalid: other libraries send them."""
+    for method in (Queue.Declare, Exchange.Declare, Basic.Publish):
+        monkeypatch.setattr(method, "validate", lambda _: None)
+    async with serving(tmp_path) as node:
+        yield await RawClient.connect(node.port)
+
+
+@pytest.mark.parametrize("name", ["a\x1b]0;x", "a\nlog line", "a\x7f"])
+async def test_names_with_control_characters_are_refused(names_client: RawClient, name: str) -> None:
+    """406 precondition-failed at queue.declare and exchange.declare; the connection continues."""
+    for method in (Queue.Declare(queue=name), Exchange.Declare(exchange=name, exchange_type="fanout")):
+        names_client.send(method, channel=1)
+        assert (await names_client.channel_error()).reply_code == ReplyCode.PRECONDITION_FAILED
+    names_client.send(Queue.Declare(queue=name, passive=True), channel=1)
+    assert (await names_client.channel_error()).reply_code == ReplyCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("name", ["schlüssel", "a*b", "a.(1)", "訊息"])
+async def test_names_of_other_characters_are_answered(names_client: RawClient, name: str) -> None:
+    """queue.declare-ok: queue; basic.return: exchange."""
+    assert (await names_client.ask(Queue.Declare(queue=name), Queue.DeclareOk)).queue == name
+    names_client.publish(name, b"x", exchange="")
+    assert (await names_client.ask(Queue.Declare(queue=name, passive=True), Queue.DeclareOk)).message_count == 1
+    await names_client.ask(Exchange.Declare(exchange=name, exchange_type="fanout"), Exchange.DeclareOk)
+    names_client.publish("x", b"x", exchange=name, mandatory=True)
+    assert (await names_client.content(Basic.Return)).method.exchange == name

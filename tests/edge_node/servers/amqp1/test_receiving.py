@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,12 @@ from tests.edge_node.servers.amqp1.harness import (
     ulong,
 )
 from tests.edge_node.servers.mqtt.harness import RawClient
+from tests.storage.fakes import FakeFileSystem
+from tests.storage.segment_log.helpers import commit_all, open_log
 from tests.support.waiting import PATIENCE_S, until
+from weft.bounds import LOCAL, Bound, Owner, OwnerKind, Quota, Refusals
+from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.servers.amqp1.context import VERSION, LinkName, PersistedLink, PersistedLinks
 from weft.protocols.mqtt.packets import PubAck, Publish
 
 
@@ -329,3 +335,117 @@ async def test_receivers_of_one_user_get_long_messages_one_after_the_other(tmp_p
         await until(lambda: bytes_held(node) == 0)
         for client in clients:
             await client.close()
+
+
+# --- Queues that clients of AMQP 1.0 send to and receive from
+
+
+def declare(node: Amqp, name: str = "orders", **arguments: object) -> None:
+    assert node.parts.queues is not None
+    client = QueueClient(Owner(OwnerKind.ADDRESS, LOCAL))
+    node.parts.queues.declarations.declare_queue(client, name, durable=True, arguments=arguments)
+
+
+async def test_what_is_sent_to_a_queue_is_received_once(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        declare(node)
+        client = await node.client()
+        await in_thread(client.send, "queue/orders", *[Message(body=b"%d" % i, inferred=True) for i in range(5)])
+        first = await in_thread(client.receiver, "queue/orders")
+        found = await in_thread(client.receive, first, 3)
+        assert [bytes(each.body) for each in found] == [b"0", b"1", b"2"]
+        assert [each.first_acquirer for each in found] == [True] * 3
+        await client.close()
+        client = await node.client("another")
+        second = await in_thread(client.receiver, "queue/orders")
+        found = await in_thread(client.receive, second, 2)
+        assert [bytes(each.body) for each in found] == [b"3", b"4"]
+        assert [each.first_acquirer for each in found] == [False] * 2  # they were on their way to the first
+        await client.close()
+
+
+async def test_outcomes_are_those_of_the_queue(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        declare(node, "dead")
+        declare(node, "orders", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+        client = await node.client()
+        await in_thread(client.send, "queue/orders", Message(body=b"x", inferred=True))
+        receiver = await in_thread(client.receiver, "queue/orders", credit=1)
+
+        def handle() -> None:
+            assert receiver.receive(timeout=PATIENCE_S).delivery_count == 0
+            receiver.release(delivered=False)
+            again = receiver.receive(timeout=PATIENCE_S)
+            assert (again.delivery_count, again.first_acquirer) == (0, False)
+            receiver.fetcher.unsettled[0].local.failed = True
+            receiver.release(delivered=True)
+            assert receiver.receive(timeout=PATIENCE_S).delivery_count == 1
+            receiver.reject()
+
+        await in_thread(handle)
+        dead = await in_thread(client.receiver, "queue/dead")
+        (found,) = await in_thread(client.receive, dead, 1)
+        assert bytes(found.body) == b"x"
+        await client.close()
+
+
+async def test_a_queue_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        for attach in (client.receiver, client.sender):
+            with pytest.raises(LinkDetached) as refused:
+                await in_thread(attach, "queue/nothing")
+            assert refused.value.condition == "amqp:not-found"
+        await client.close()
+
+
+# --- Places of links in the log, as a start finds them
+
+
+NAME = LinkName(Owner(OwnerKind.USER, "ann"), "container", "link")
+
+
+async def test_a_link_does_not_pass_over_messages_that_have_the_numbers_of_lost_ones() -> None:
+    """What is written of a link may outlive messages of the same commit, when the power fails during that."""
+    log = open_log(FakeFileSystem())
+    stream = log.stream("telemetry")
+    log.append(stream, 0, [b"plant/1"] * 3, [b"0", b"1", b"2"])
+
+    def links() -> PersistedLinks:
+        return PersistedLinks(log, Bound(Quota("limits.sessions", 4, 4, ""), Refusals(time.monotonic)), lambda: 0, 60)
+
+    def sent(kept: PersistedLink) -> None:
+        kept.positions, kept.owed = {"telemetry": 9, "gone": 7}, {"telemetry": [1, 7], "gone": [2]}
+
+    state = PersistedLink(VERSION, ("user", "ann"), "container", "link", "plant/#", "plant/#")
+    assert links().attach(NAME, state, sent, 60)
+    commit_all(log)
+    found = links()
+    found.load()
+    kept = found.get(NAME)
+    assert kept is not None
+    assert kept.positions == {"telemetry": 3, "gone": 0}
+    assert kept.owed == {"telemetry": [1], "gone": []}
+    log.close()
+
+
+async def test_a_link_that_was_attached_in_a_crash_is_kept_for_its_time() -> None:
+    """A client needs longer to come back than the node needs to save its links for the first time."""
+    log, now = open_log(FakeFileSystem()), 10**18
+
+    def links() -> PersistedLinks:
+        bound = Bound(Quota("limits.sessions", 4, 4, ""), Refusals(time.monotonic))
+        return PersistedLinks(log, bound, lambda: now, 60)
+
+    state = PersistedLink(VERSION, ("user", "ann"), "container", "link", "plant/#", "plant/#")
+    assert links().attach(NAME, state, lambda _: None, float("inf"))
+    commit_all(log)
+    found = links()
+    found.load()
+    now += 59 * 10**9
+    found.save()
+    assert found.get(NAME) is not None
+    now += 2 * 10**9
+    found.save()
+    assert found.get(NAME) is None
+    log.close()

@@ -6,12 +6,15 @@ import gzip
 import json
 import random
 import zlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import zstandard
 
 from tests.edge_node.servers.http.harness import HttpNode, running
+from weft.edge_node.servers.http.part import Http
 from weft.protocols.message_headers import CONTENT_TYPE, SENT
 
 LINES = {"Content_Type": "application/x-ndjson"}
@@ -242,3 +245,151 @@ async def test_what_is_posted_reaches_subscribers_of_mqtt(http: HttpNode) -> Non
         async for message in client.messages:
             assert (str(message.topic), message.payload) == ("plant/a", b'{"v": 1}')
             break
+
+
+# --- CloudEvents 1.0: binary, structured and batched
+
+
+PATH = "/v1/streams/telemetry/plant/a"
+EVENT = {"specversion": "1.0", "id": "7", "source": "/press", "type": "measured", "time": "2026-01-31T12:00:00Z"}
+HEADERS = {
+    ("ce-specversion", "1.0"),
+    ("ce-id", "7"),
+    ("ce-source", "/press"),
+    ("ce-type", "measured"),
+    ("ce-time", "2026-01-31T12:00:00Z"),
+    (SENT, 1_769_860_800_000_000_000),
+}
+
+
+async def test_binary_events_keep_attributes_as_headers(http: HttpNode) -> None:
+    fields = {f"ce_{name}": value for name, value in EVENT.items()}
+    status, _, _ = await http.post(
+        PATH, b'{"v": 1}', Content_Type="application/json", ce_note="Euro%20%E2%82%AC", **fields
+    )
+    (record,) = http.stored()
+    assert (status, record.payload) == (200, b'{"v": 1}')
+    assert set(record.headers) == {*HEADERS, ("ce-note", "Euro €"), (CONTENT_TYPE, "application/json")}
+
+
+async def test_structured_events_give_their_data_as_it_is(http: HttpNode) -> None:
+    kind = "application/cloudevents+json; charset=utf-8"
+    events = [
+        json.dumps(EVENT)[:-1] + ', "data": {"v" :  1.0}, "count": 3, "ok": true}',
+        json.dumps({**EVENT, "data_base64": "AAH/", "datacontenttype": "application/octet-stream"}),
+        json.dumps({**EVENT, "data": "text", "datacontenttype": "text/plain"}),
+        json.dumps(EVENT),
+    ]
+    for event in events:
+        assert (await http.post(PATH, event, Content_Type=kind))[0] == 200
+    found = http.stored()
+    assert [record.payload for record in found] == [b'{"v" :  1.0}', b"\x00\x01\xff", b"text", b""]
+    assert set(found[0].headers) == {*HEADERS, ("ce-count", 3), ("ce-ok", True)}
+    assert set(found[2].headers) == {*HEADERS, (CONTENT_TYPE, "text/plain")}
+
+
+async def test_a_batch_of_events_is_stored_whole_or_not_at_all(http: HttpNode) -> None:
+    kind = "application/cloudevents-batch+json"
+    status, answer, _ = await http.post(PATH, json.dumps([EVENT, {**EVENT, "id": "8"}]), Content_Type=kind)
+    assert (status, answer["count"]) == (200, 2)
+    status, _, _ = await http.post(PATH, json.dumps([EVENT, {"id": "8"}]), Content_Type=kind)
+    assert status == 400
+    assert len(http.stored()) == 2
+
+
+async def test_the_key_may_have_attributes_in_it(http: HttpNode) -> None:
+    body = json.dumps({**EVENT, "line": "b"})
+    await http.post(
+        "/v1/streams/telemetry", body, Weft_Key="plant/{line}/{type}", Content_Type="application/cloudevents+json"
+    )
+    assert http.stored()[0].key == b"plant/b/measured"
+
+
+async def test_formats_that_are_not_known_are_no_plain_messages(http: HttpNode) -> None:
+    for kind in ("application/cloudevents+xml", "application/cloudevents-batch+avro", "application/CloudEvents"):
+        status, answer, _ = await http.post(PATH, b"<event/>", Content_Type=kind)
+        assert (status, "JSON" in answer["detail"]) == (415, True)
+    assert http.stored() == []
+
+
+NO_EVENTS: list[object] = [
+    {**EVENT, "id": ""},
+    {**EVENT, "specversion": "0.3"},
+    {**EVENT, "Type": "x"},
+    {**EVENT, "x": 1.5},
+    {**EVENT, "x": {"y": 1}},
+    {**EVENT, "x": 1 << 40},
+    {**EVENT, "time": "now"},
+    {**EVENT, "data_base64": "!"},
+    {**EVENT, "data": 1, "data_base64": "AA=="},
+    {"specversion": "1.0"},
+    [EVENT],
+]
+
+
+async def test_what_is_no_event_is_refused(http: HttpNode) -> None:
+    for event in NO_EVENTS:
+        status, answer, _ = await http.post(PATH, json.dumps(event), Content_Type="application/cloudevents+json")
+        assert (status, len(answer["detail"]) > 20) == (400, True), event
+    assert http.stored() == []
+
+
+# --- Messages that do not fit the stream that they are posted to: refused with a reason, unless the stream takes them
+
+
+STRICT = """  strict: {from: ["line/{line}/{machine}", "cell/+"], payload: json}
+  loose: {from: "line/#", payload: json, misfits: take}
+"""
+NO_TOPIC = "the request names no topic; send one that matches line/{line}/{machine}, cell/+ in the path or as Weft-Key"
+OFF = "the stream strict accepts topics that match line/{line}/{machine}, cell/+, and 'line/l4' does not; correct"
+CASES: tuple[tuple[str, bytes, dict[str, str], int, str | None], ...] = (
+    ("streams/strict", b"1", {}, 400, NO_TOPIC),
+    ("streams/strict/line/l4", b"1", {}, 422, OFF),
+    ("streams/strict", b'[{"m": "l4/m1"}]', {"Weft_Key": "line/{m}", **JSON}, 400, "cannot be a level"),
+    ("streams/strict", b'[{"l": "cell/l4"}, {"l": 4}]', {"Weft_Key": "line/l4", **JSON}, 422, OFF),
+    ("streams/strict/line/l4/m1", b'{"t":', JSON, 400, "is not JSON"),
+    ("streams/strict/line/l4/m1", b"", {}, 400, "is not JSON"),
+    ("streams/copies/plant/a/copied", b'{"t":', JSON, 200, None),
+    ("topics/cell/1", b'{"t":', {}, 400, "the stream strict has `payload: json`"),
+    ("topics/nowhere", b'{"t":', {}, 200, None),
+)
+
+
+@pytest_asyncio.fixture
+async def fitting(tmp_path: Path) -> AsyncIterator[HttpNode]:
+    async with running(tmp_path, more=STRICT) as node:
+        yield node
+
+
+async def test_what_does_not_fit_its_stream_is_refused_whole(fitting: HttpNode) -> None:
+    counters = fitting.node.part(Http).counters
+    for path, body, fields, status, error in CASES:
+        refused = counters.http_misfits_refused
+        found, answer, _ = await fitting.post(f"/v1/{path}", body, **fields)
+        assert (found, error is None or error in answer["detail"]) == (status, True), answer
+        assert counters.http_misfits_refused - refused == (error is not None and "a level" not in error)
+    assert fitting.stored("strict") == []
+
+
+async def test_a_stream_may_take_what_does_not_fit(fitting: HttpNode, caplog: pytest.LogCaptureFixture) -> None:
+    taken = fitting.node.part(Http).counters.http_misfits_taken
+    batch = b'["1", "2"]'
+    assert (await fitting.post("/v1/streams/loose", batch, **JSON))[1]["count"] == 2
+    assert (await fitting.post("/v1/streams/loose/far/off", b"{", Weft_Header_X="1"))[0] == 200
+    assert (await fitting.post("/v1/streams/loose/line/a", b"{"))[0] == 200
+    assert (await fitting.post("/v1/streams/loose/line/a/b/c", b"1"))[0] == 200
+    keys = [b"stream/loose", b"stream/loose", b"far/off", b"line/a", b"line/a/b/c"]
+    assert [record.key for record in fitting.stored("loose")][-5:] == keys
+    assert fitting.node.part(Http).counters.http_misfits_taken - taken == 2 + 2 + 1, "one of them for topic and JSON"
+    for _ in range(3):
+        await fitting.post("/v1/streams/strict", b"1")
+    assert caplog.text.count("refused a request that posts to the stream strict") <= 1
+
+
+async def test_points_of_influx_go_where_their_topics_go(fitting: HttpNode) -> None:
+    refused = fitting.node.part(Http).counters.http_misfits_refused
+    for bucket in ("cell", "nowhere"):
+        async with fitting.session.post(f"{fitting.url}/api/v2/write?bucket={bucket}", data=b"m v=1") as answer:
+            assert answer.status == 204
+    assert fitting.stored("strict")[-1].key == b"cell/m"
+    assert fitting.node.part(Http).counters.http_misfits_refused == refused

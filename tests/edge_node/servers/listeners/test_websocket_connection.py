@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
+import os
 import random
 import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import WSMsgType
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.network.echo import EchoListener, echoing
 from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
+from weft.edge_node.servers.listeners.websocket_connection import (
+    END,
+    REASON_LENGTH_MAX,
+    UpgradeRefused,
+    too_long,
+    upgrade,
+)
 from weft.network.admission import AdmissionLimits
 
 MESSAGE_BYTES_MAX = 64 << 10
@@ -304,3 +318,338 @@ def test_a_node_without_such_a_listener_does_not_load_the_library() -> None:
     code = "import sys, edge_node.node; print('websockets' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout == "False\n", done.stderr
+
+
+# --- websocket handshake
+
+
+SETTINGS = WebSocketSettings()
+FIELDS = {
+    "Host": "node.example:9001",
+    "Upgrade": "websocket",
+    "Connection": "keep-alive, Upgrade",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Protocol": "mqtt",
+}
+
+
+def request(first: str = "GET /mqtt HTTP/1.1", more: str = "", **changed: str) -> bytes:
+    fields = {name: changed.get(name.replace("-", "_"), value) for name, value in FIELDS.items()}
+    lines = [f"{name}: {value}" for name, value in fields.items() if value]
+    return "\r\n".join([first, *lines, *([more] if more else []), "", ""]).encode("latin-1")
+
+
+def test_the_example_of_the_standard() -> None:
+    """RFC 6455 section 1.3."""
+    answer = upgrade(request(), SETTINGS).decode()
+    assert answer.startswith("HTTP/1.1 101 ")
+    assert answer.endswith("\r\n\r\n")
+    assert "Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in answer
+    assert "Sec-WebSocket-Protocol: mqtt\r\n" in answer
+
+
+def test_there_are_no_extensions() -> None:
+    answer = upgrade(request(more="Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits"), SETTINGS)
+    assert b"Extensions" not in answer
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        request(Upgrade="WebSocket", Connection="upgrade"),
+        request("GET /mqtt?token=x HTTP/1.1"),
+        request(Sec_WebSocket_Protocol="chat, mqtt"),
+        request(Sec_WebSocket_Protocol="mqttv3.1, mqtt"),
+        request(Sec_WebSocket_Protocol="chat", more="sec-websocket-protocol: mqtt"),
+        request(more="Origin: http://127.0.0.1:9001", Host="127.0.0.1:9001"),
+        request(more="Origin: http://[::1]:9001", Host="[::1]:9001"),
+        request(more="Origin: http://localhost", Host="LocalHost:80"),
+        request(more="Cookie: a=\xe9"),
+    ],
+)
+def test_what_means_the_same(good: bytes) -> None:
+    answer = upgrade(good, SETTINGS)
+    assert answer.startswith(b"HTTP/1.1 101 ")
+    assert b"Sec-WebSocket-Protocol: mqtt\r\n" in answer
+
+
+# The first of websockets 15, the second of 17.
+WRONG_METHOD, WRONG_VERSION, WRONG_PATH = (400, 405), (400, 505), (404, 400)
+
+
+@pytest.mark.parametrize(
+    ("bad", "status"),
+    [
+        (request("POST /mqtt HTTP/1.1"), WRONG_METHOD),
+        (request("GET /mqtt HTTP/1.0"), WRONG_VERSION),
+        (request("GET /mqtt"), 400),
+        (request("GET /mqtt HTTP/2"), 400),
+        (b"\r\n\r\n", 400),
+        (b"\x10\x0e\x00\x04MQTT\x04\x02\x00\x00\x00\x02ab\r\n\r\n", 400),
+        (request("GET /other HTTP/1.1"), 404),
+        (request("GET /\xe9 HTTP/1.1"), WRONG_PATH),
+        (request(Upgrade=""), 426),
+        (request(Upgrade="h2c"), 426),
+        (request(Upgrade="\xe9"), 400),
+        (request(Connection="close"), 426),
+        (request(Sec_WebSocket_Version="8"), 400),
+        (request(Sec_WebSocket_Version=""), 400),
+        (request(Sec_WebSocket_Key=""), 400),
+        (request(Sec_WebSocket_Key="c2hvcnQ="), 400),
+        (request(Sec_WebSocket_Key="dGhlIHNhbXBsZSBub25jZQ\xe9="), 400),
+        (request(more="Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="), 400),
+        (request(Sec_WebSocket_Protocol="MQTT"), 400),
+        (request(Sec_WebSocket_Protocol="\xe9"), 400),
+        (request(Sec_WebSocket_Protocol=","), 400),
+        (request(Sec_WebSocket_Protocol=""), 400),
+        (request(more="Origin: https://evil.example"), 403),
+        (request(more="Origin: http://node.example:9001"), 403),  # its own name, which strangers can have as well
+        (request(more="Origin: http://localhost:3000", Host="localhost:9001"), 403),
+        (request(more="Origin: https://localhost:9001", Host="localhost:9001"), 403),
+        (request(more="Origin: http://127.0.0.1:9001", Host="localhost:9001"), 403),
+        (request(more="Origin: null"), 403),
+        (request(more="Origin: null", Host=""), 403),
+        (request(more="Origin: http://[x"), 403),
+        (request(more="Origin: https://node.example\r\nHost: node.example"), 403),
+        (request(more="Origin: https://node.example\r\nOrigin: https://node.example"), 400),
+        (request(more=" folded: x"), 400),
+        (request(more="no colon"), 400),
+        (request(more="Content-Length: 5"), 400),
+        (request(more="Transfer-Encoding: chunked"), 400),
+        (request(more="\r\n".join(["a:"] * 130)), 400),
+    ],
+)
+def test_what_is_refused(bad: bytes, status: int | tuple[int, int]) -> None:
+    with pytest.raises(UpgradeRefused) as caught:
+        upgrade(bad, SETTINGS)
+    assert caught.value.status in (status if isinstance(status, tuple) else (status,))
+    is_whole(caught.value)
+
+
+NAMED = ("https://Dash.example.com:443/", "app://dash")
+
+
+@pytest.mark.parametrize(
+    ("settings", "origin", "comes_in"),
+    [
+        (WebSocketSettings(is_loopback=False), "http://node.example:9001", True),
+        (WebSocketSettings(is_loopback=False), "http://node.example", False),
+        (WebSocketSettings(is_loopback=False), "https://node.example:9001", False),
+        (WebSocketSettings(is_loopback=False, scheme="https"), "https://node.example:9001", True),
+        (WebSocketSettings(is_loopback=False, scheme="https"), "http://node.example:9001", False),
+        (WebSocketSettings(origins=NAMED), "https://dash.example.com", True),
+        (WebSocketSettings(origins=NAMED), "http://dash.example.com", False),
+        (WebSocketSettings(origins=NAMED), "https://dash.example.com:8443", False),
+        (WebSocketSettings(origins=NAMED), "https://evil.example/dash.example.com", False),
+        (WebSocketSettings(origins=NAMED), "http://node.example:9001", False),
+        (WebSocketSettings(origins=NAMED), "app://dash", True),
+        (WebSocketSettings(origins=NAMED), "app://other", False),
+        (WebSocketSettings(origins=("*",)), "https://anyone.example", True),
+    ],
+)
+def test_origins_are_compared_by_scheme_host_and_port(settings: WebSocketSettings, origin: str, comes_in: bool) -> None:
+    head = request(more=f"Origin: {origin}")
+    if comes_in:
+        assert upgrade(head, settings).startswith(b"HTTP/1.1 101 ")
+    else:
+        with pytest.raises(UpgradeRefused, match=r"`websocket\.origins`"):
+            upgrade(head, settings)
+
+
+def test_what_goes_on_too_long() -> None:
+    assert too_long().status == 431
+    is_whole(too_long())
+
+
+def test_a_log_line_about_a_refusal_is_short() -> None:
+    with pytest.raises(UpgradeRefused) as caught:
+        upgrade(request(Sec_WebSocket_Version="1" * 5000), SETTINGS)
+    assert len(str(caught.value)) < REASON_LENGTH_MAX + 10
+
+
+@given(st.binary(max_size=400))
+def test_nothing_else_comes_of_any_bytes(data: bytes) -> None:
+    fields = ("Upgrade", "Connection", "Sec_WebSocket_Key", "Sec_WebSocket_Version", "Sec_WebSocket_Protocol")
+    for head in (
+        data,
+        request().rstrip() + data,
+        request(more="Origin: _").replace(b"_", data, 1),
+        *(request(**{field: "_"}).replace(b"_", data, 1) for field in fields),
+    ):
+        refused = None
+        try:
+            answer = upgrade(head.partition(END)[0] + END, SETTINGS)
+        except UpgradeRefused as error:
+            refused = error
+        if refused is None:
+            assert answer.startswith(b"HTTP/1.1 101 ")
+        else:
+            assert 400 <= refused.status < 500 or refused.status == 505
+            assert str(refused).replace("\t", " ").isprintable(), "it goes to the log"
+            is_whole(refused)
+
+
+def is_whole(refused: UpgradeRefused) -> None:
+    """Whether a client that reads the answer knows when it ends, and that the connection ends with it."""
+    head, _, body = refused.answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % refused.status)
+    assert b"Connection: close" in head
+    assert f"Content-Length: {len(body)}".encode() in head
+
+
+# --- WebSocket as clients know it: packets in any number of messages, and who may connect
+
+
+WEBSOCKET_LIMITS = AdmissionLimits(websocket_message_bytes_max=MESSAGE_BYTES_MAX, connect_timeout_s=0.5)
+
+
+@pytest.fixture
+async def websocket_listener() -> AsyncIterator[EchoListener]:
+    async with echoing(websocket=WebSocketSettings(), limits=WEBSOCKET_LIMITS) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+def url(listener: EchoListener, path: str = "/mqtt") -> str:
+    return f"http://127.0.0.1:{listener.port}{path}"
+
+
+async def connect(
+    http: aiohttp.ClientSession, listener: EchoListener, **options: Any
+) -> aiohttp.ClientWebSocketResponse:
+    return await http.ws_connect(url(listener), **{"protocols": ("mqtt",)} | options)
+
+
+async def test_messages_become_bytes_and_bytes_become_messages(
+    websocket_listener: EchoListener, http: aiohttp.ClientSession
+) -> None:
+    for protocol in ("mqtt", "mqttv3.1"):
+        async with await connect(http, websocket_listener, protocols=("other", protocol)) as client:
+            assert client.protocol == protocol
+            await client.send_bytes(b"hel")
+            await client.send_bytes(b"lo")
+            received = b""
+            while len(received) < 5:
+                received += await client.receive_bytes()
+            assert received == b"hello"
+            assert websocket_listener.counters.connections == 1
+            assert websocket_listener.listener_counters.connections_half_open == 0
+        await until(lambda: websocket_listener.counters.connections == 0)
+
+
+async def test_the_server_closes_with_a_closing_frame(
+    websocket_listener: EchoListener, http: aiohttp.ClientSession
+) -> None:
+    async with await connect(http, websocket_listener) as client:
+        await client.send_bytes(b"hello")
+        assert await client.receive_bytes() == b"hello"
+        websocket_listener.echoes[0].transport.write(b"the last words")
+        websocket_listener.echoes[0].transport.close()
+        assert await client.receive_bytes() == b"the last words"
+        assert (await client.receive()).type is WSMsgType.CLOSE
+    await until(lambda: "lost" in websocket_listener.echoes[0].calls)
+
+
+async def test_text_is_no_mqtt(websocket_listener: EchoListener, http: aiohttp.ClientSession) -> None:
+    async with await connect(http, websocket_listener) as client:
+        await client.send_str("hello")
+        message = await client.receive()
+        assert (message.type, message.data) == (WSMsgType.CLOSE, 1003)
+        assert websocket_listener.echoes[0].received == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/", {}, 404),
+        ("/mqtt", {"Upgrade": "h2c"}, 426),
+        ("/mqtt", {"Sec-WebSocket-Protocol": "chat"}, 400),
+        ("/mqtt", {"Origin": "https://evil.example.com"}, 403),
+        ("/mqtt", {"Origin": "null"}, 403),
+        ("/mqtt", {"Sec-WebSocket-Version": "6"}, 400),
+    ],
+)
+async def test_other_requests_are_told_what_is_wrong(
+    websocket_listener: EchoListener, http: aiohttp.ClientSession, path: str, headers: dict[str, str], status: int
+) -> None:
+    asked = {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Protocol": "mqtt",
+        "Sec-WebSocket-Key": base64.b64encode(os.urandom(16)).decode(),
+    }
+    async with http.get(url(websocket_listener, path), headers=asked | headers) as answer:
+        assert answer.status == status
+    await until(lambda: websocket_listener.counters.connections == 0)
+    assert websocket_listener.echoes == []
+
+
+async def test_pages_of_the_listener_itself_and_those_named_may_connect(http: aiohttp.ClientSession) -> None:
+    async with echoing(websocket=WebSocketSettings()) as listener:
+        async with await connect(http, listener, origin=f"http://127.0.0.1:{listener.port}") as client:
+            await client.send_bytes(b"hello")
+            assert await client.receive_bytes() == b"hello"
+    settings = WebSocketSettings(origins=("https://dash.example.com",))
+    async with echoing(websocket=settings) as listener:
+        async with await connect(http, listener, origin="https://dash.example.com"):
+            pass
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await connect(http, listener, origin="http://127.0.0.1:3000")
+
+
+async def test_who_never_upgrades_or_never_says_who_it_is_is_closed_in_time(
+    websocket_listener: EchoListener, http: aiohttp.ClientSession
+) -> None:
+    reader, writer = await websocket_listener.open()
+    writer.write(b"GET /mqtt HTTP/1.1\r\nHost: x\r\n")
+    slow_reader, slow_writer = await websocket_listener.open()
+    async with await connect(http, websocket_listener) as client:
+        assert (await client.receive()).type in (WSMsgType.CLOSED, WSMsgType.CLOSE, WSMsgType.ERROR)
+    for each in (reader, slow_reader):
+        assert await asyncio.wait_for(each.read(), PATIENCE_S) == b""
+    await until(lambda: websocket_listener.counters.connections == 0)
+    assert websocket_listener.counters.connect_timeouts == 3
+    writer.close()
+    slow_writer.close()
+
+
+async def test_a_slow_reader_pauses_writing_and_memory_stays_bounded(
+    websocket_listener: EchoListener, http: aiohttp.ClientSession
+) -> None:
+    async with await connect(http, websocket_listener, max_msg_size=0) as client:
+        await client.send_bytes(b"hello")
+        await client.receive_bytes()
+        (echo,) = websocket_listener.echoes
+        transport, sent = echo.transport, 0
+        client._response.connection.transport.pause_reading()  # type: ignore[union-attr]
+        while "pause" not in echo.calls:
+            transport.write(b"x" * 10_000)
+            sent += 10_000
+            await asyncio.sleep(0)
+        assert transport.get_write_buffer_size() < 1 << 20
+        client._response.connection.transport.resume_reading()  # type: ignore[union-attr]
+        received = 0
+        while received < sent:
+            received += len(await client.receive_bytes())
+        await until(lambda: echo.calls == ["pause", "resume"])
+
+
+async def test_reading_pauses(websocket_listener: EchoListener, http: aiohttp.ClientSession) -> None:
+    async with await connect(http, websocket_listener) as client:
+        await client.send_bytes(b"a")
+        await client.receive_bytes()
+        (echo,) = websocket_listener.echoes
+        echo.transport.pause_reading()
+        await client.send_bytes(b"b")  # the reader was waiting for this one
+        await client.send_bytes(b"c")
+        await asyncio.sleep(0.05)
+        assert echo.received in (b"a", b"ab")
+        echo.transport.resume_reading()
+        await until(lambda: echo.received == b"abc")

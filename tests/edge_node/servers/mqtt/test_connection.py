@@ -10,8 +10,8 @@ import pytest
 
 from tests.edge_node.servers.mqtt.harness import RawClient, SyncGate, running
 from tests.support.mqtt_client import PahoClient
+from tests.support.speed import Stopwatch
 from tests.support.steps import TRIES
-from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S, until
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.encoder import encode, encode_publish

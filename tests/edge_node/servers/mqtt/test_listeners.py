@@ -22,9 +22,11 @@ from tests.support.certificates import Authority, Pem
 from tests.support.live_node import configuration
 from tests.support.mqtt_client import PahoClient
 from tests.support.waiting import PATIENCE_S, until
+from weft.config.limits import EdgeLimits
 from weft.config.units import Address, UnixSocket
 from weft.edge_node.access import users
 from weft.edge_node.node import EdgeNode
+from weft.edge_node.servers.clients.context import ClientSettings
 from weft.edge_node.servers.listeners.listeners import with_files_for
 from weft.network.admission import AdmissionLimits
 from weft.service.serving import Signals
@@ -32,7 +34,7 @@ from weft.service.serving import Signals
 PASSWORD = "a secret of press-7"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.edge_node.node.LOG_CHECK_INTERVAL_S", 0.1)
     monkeypatch.setattr("weft.network.admission.SWEEP_INTERVAL_S", 0.05)
@@ -99,6 +101,7 @@ def stored(node: EdgeNode) -> int:
     return node.log.next_seq(node.log.streams()["t"])
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 async def test_every_kind_of_listener_at_once(tmp_path: Path, authority: Authority) -> None:
     authority.sign("node")
     text = """
@@ -125,6 +128,7 @@ listeners:
         await until(lambda: node.counters.connections == node.listener_counters.connections_half_open == 0)
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 async def test_large_messages_pass_websockets_and_tls(tmp_path: Path, authority: Authority) -> None:
     authority.sign("node")
     text = """
@@ -141,6 +145,7 @@ listeners:
         await client.close()
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 async def test_names_and_passwords(tmp_path: Path) -> None:
     users.add(str(tmp_path / "users"), "press-7", PASSWORD.encode())
     text = """
@@ -167,6 +172,7 @@ auth: {users_file: users}
         assert node.listener_counters.authentications_refused == 6
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 async def test_enhanced_authentication_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path, 'listeners: {mqtt: {bind: "127.0.0.1:0"}}') as node:
         client = ListenerClient(node, "mqtt", protocol=paho.MQTTv5)
@@ -187,6 +193,7 @@ auth: {acl_file: acl}
 """
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 async def test_a_client_certificate_says_who_a_client_is(tmp_path: Path, authority: Authority) -> None:
     authority.sign("node")
     (tmp_path / "acl").write_text("pattern readwrite t/%u/#\nuser office\ntopic read t/#\ntopic deny t/press-7/key\n")
@@ -224,6 +231,7 @@ async def answer(node: EdgeNode, authority: Authority, pem: Pem) -> str:
         await client.close()
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 async def test_a_certificate_that_was_revoked_opens_nothing(
     tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -269,6 +277,7 @@ async def changed(node: EdgeNode, change: Callable[[], object]) -> None:
     await until(lambda: node.listener_counters.reloads > before)
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 async def test_users_and_rules_change_while_clients_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file, rules = str(tmp_path / "users"), tmp_path / "acl"
     users.add(file, "press-7", PASSWORD.encode())
@@ -310,6 +319,7 @@ auth: {users_file: users, acl_file: acl}
         await other.close()
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 async def test_certificates_change_while_clients_stay(tmp_path: Path, authority: Authority) -> None:
     authority.sign("node")
     text = 'listeners: {mqtts: {bind: "127.0.0.1:0", tls: {certificate: node.crt, key: node.key}}}'
@@ -334,6 +344,7 @@ async def test_certificates_change_while_clients_stay(tmp_path: Path, authority:
         await new.close()
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 async def test_a_flood_of_connections_does_no_harm_to_others(tmp_path: Path) -> None:
     text = """
 listeners: {mqtt: {bind: "127.0.0.1:0"}}
@@ -358,6 +369,7 @@ limits: {half_open: 50, connections: 200, connect_timeout: 5s}
         await late.close()
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 async def test_slow_connects_end_in_time(tmp_path: Path) -> None:
     text = """
 listeners: {mqtt: {bind: "127.0.0.1:0"}, ws: {bind: "127.0.0.1:0"}}
@@ -386,6 +398,7 @@ limits: {connect_timeout: 2s}
         await client.close()
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 async def test_secrets_are_never_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     users.add(str(tmp_path / "users"), "press-7", PASSWORD.encode())
@@ -404,6 +417,7 @@ async def test_secrets_are_never_logged(tmp_path: Path, caplog: pytest.LogCaptur
         assert "$argon2id$" not in logged
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 async def test_files_that_cannot_be_used_stop_the_start_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "users").write_text("press-7:in the clear\n")
     with pytest.raises(users.UsersUnusable, match="users:1: expected name:hash"):
@@ -415,6 +429,7 @@ async def test_files_that_cannot_be_used_stop_the_start_with_a_sentence(tmp_path
             pass
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 def test_no_more_connections_than_files_may_be_open(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -426,13 +441,14 @@ def test_no_more_connections_than_files_may_be_open(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     taken = with_files_for(AdmissionLimits(connections_max=10_000))
     assert (taken.connections_max, taken.half_open_max) == (3472, 496)
-    assert "takes 3472 connections and not the 10000 of limits.connections, and 496 half open" in caplog.text
+    assert "accepts 3472 connections and not the 10000 of limits.connections, and 496 half open" in caplog.text
     taken = with_files_for(AdmissionLimits(connections_max=3000))
     assert (taken.connections_max, taken.half_open_max) == (3000, 968)
     taken = with_files_for(AdmissionLimits(connections_max=3000), other_connections=100)
     assert (taken.connections_max, taken.half_open_max) == (3000, 868)
 
 
+@pytest.mark.usefixtures("_keep_sighup", "_look_soon")
 async def test_deep_topics_are_refused(tmp_path: Path) -> None:
     limits = "{topic_levels: 4, subscriptions_total: 2, user_share: 100%}"
     text = f'listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}\nlimits: {limits}'
@@ -449,9 +465,37 @@ async def test_deep_topics_are_refused(tmp_path: Path) -> None:
         await client.close()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _keep_sighup() -> Any:
     """The node's handler goes with its loop; pytest's own must be there again afterwards."""
     before = signal.getsignal(signal.SIGHUP)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+# --- The end of a listener: connections are closed, and no client is blamed for it
+
+
+async def test_the_end_of_the_node_ends_every_connection_and_publishes_no_will(tmp_path: Path) -> None:
+    listeners = 'listeners: {mqtt: {bind: "127.0.0.1:0"}, ws: {bind: "127.0.0.1:0"}}'
+    clients = []
+    async with running(tmp_path, listeners) as node:
+        for name in ("mqtt", "ws"):
+            client = ListenerClient(node, name, client_id=name)
+            client.paho.will_set("t/will", "gone")
+            assert await client.enter() == "Success"
+            clients.append(client)
+        address = node.addresses["mqtt"]
+    for client in clients:
+        assert await asyncio.to_thread(client.lost.wait, PATIENCE_S)
+        await client.close()
+    assert stored(node) == 0
+    assert isinstance(address, Address)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", address.port)
+
+
+@pytest.mark.parametrize("message_bytes", [128, (17 << 20) + 1])
+def test_packet_limits_that_cannot_work_are_refused(message_bytes: int) -> None:
+    with pytest.raises(ValueError, match=r"limits\.message must be"):
+        ClientSettings(patterns={}, limits=EdgeLimits(message_bytes=message_bytes))

@@ -1,7 +1,10 @@
 """What arrives in one turn of the event loop, from several connections and in odd pieces."""
 
+from __future__ import annotations
+
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,16 @@ import pytest
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import until
 from weft.config.limits import EdgeLimits
+from weft.config.streams import State
 from weft.edge_node.ingest import ingest
 from weft.edge_node.servers.clients import context
+from weft.edge_node.servers.clients.context import READS_S_MAX, ReadPacing
+from weft.edge_node.servers.mqtt.connection import cost
 from weft.edge_node.sessions.records import StateSettings
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import (
+    ConnAck,
+    Connect,
     Disconnect,
     PingReq,
     PingResp,
@@ -398,3 +406,75 @@ async def test_a_record_that_is_too_large_leaves_no_identifier_behind(tmp_path: 
             client.send(Publish(topic, payload, 2, 7, dup=again))
             assert await client.receive() is None, "not stored and not acknowledged"
         assert await node.stored() == []
+
+
+# --- The time that clients have, one by one and together
+
+
+class Loop:
+    """An event loop whose clock the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: list[Callable[[], None]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, callback: Callable[[], None]) -> object:
+        self.due.append(callback)
+        return object()
+
+    def next(self) -> None:
+        self.due.pop(0)()
+
+
+def test_the_reads_of_one_iteration_have_a_time_together() -> None:
+    loop = Loop()
+    pacing = ReadPacing(loop)  # type: ignore[arg-type]
+    assert pacing.admits(loop.now)
+    loop.now += READS_S_MAX / 2
+    assert pacing.admits(loop.now)
+    loop.now += READS_S_MAX
+    assert not pacing.admits(loop.now)
+    loop.next()
+    assert pacing.admits(loop.now), "the next iteration has a time of its own"
+
+
+def test_a_packet_costs_what_it_makes_the_node_do() -> None:
+    assert cost(Subscribe(1, tuple(Subscription(f"a/{number}", 0) for number in range(7)))) == 7
+    assert cost(PingReq()) == 1
+    assert cost(Publish(b"a", b"x" * 1000, 0)) == 0
+
+
+# --- A user whose sessions change too often has to wait; others do not
+
+
+SETTINGS = StateSettings(state=State(journal_bytes_per_user=2_000))
+FILTERS = tuple(Subscription(f"plant/{number}/{'x' * 600}", 1) for number in range(200))
+"""Some 40,000 bytes of journal in each turn: twenty seconds of changes."""
+
+
+async def code_of_connect(node: BrokerNode, user: str, *, expiry: int) -> int:
+    client = await RawClient.open(node.port)
+    client.version = 5
+    client.send(Connect(user, version=5, username=user, properties=Properties(session_expiry_interval=expiry)))
+    answer = await client.receive()
+    assert isinstance(answer, ConnAck)
+    client.send(Disconnect())
+    await client.close()
+    return int(answer.code)
+
+
+async def test_clients_of_a_user_whose_sessions_change_too_often_wait(tmp_path: Path) -> None:
+    async with running(tmp_path, state_settings=SETTINGS) as node:
+        busy = await RawClient.connect5(node.port, "busy", username="mallory", session_expiry_interval=100)
+        busy.send(Subscribe(1, FILTERS))
+        await until(lambda: node.counters.subscriptions >= 64)
+        assert await busy.silent()
+        assert node.counters.subscriptions < len(FILTERS), "the rest of the packet waits"
+        assert await code_of_connect(node, "mallory", expiry=100) == ReasonCode.CONNECTION_RATE_EXCEEDED
+        assert await code_of_connect(node, "mallory", expiry=0) == 0, "this one is not in the journal"
+        assert await code_of_connect(node, "alice", expiry=100) == 0
+        (refused,) = node.state.refusals
+        assert (refused.bound, str(refused.owner)) == ("state.journal_per_user", "user mallory")

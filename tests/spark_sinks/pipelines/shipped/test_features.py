@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spark_sinks.pipelines.catalog import PipelineError
 from spark_sinks.pipelines.shipped import features as models
-from spark_sinks.pipelines.shipped.features import FEATURES, MAGIC, apply_model, read_model, write_model
+from spark_sinks.pipelines.shipped.features import FEATURES, MAGIC, Lineage, apply_model, pasts, read_model, write_model
 from spark_sinks.pipelines.shipped.training import main
 from spark_sinks.pipelines.steps import Context
 from tests.spark_sinks.pipelines.shipped.conftest import Machines, Reading
 from weft.config.load import parse
 from weft.config.pipelines import Pipeline
 
-pytestmark = pytest.mark.spark
 SERIES = "examples/demo/data/machine_temperature_system_failure.csv.gz"
 
 
@@ -36,6 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
+@pytest.mark.spark
 @pytest.mark.slow
 def test_any_cut_and_a_lost_checkpoint_give_the_same_rows(machines: Machines, trained: str) -> None:
     everything = readings(160)
@@ -69,6 +71,7 @@ def test_any_cut_and_a_lost_checkpoint_give_the_same_rows(machines: Machines, tr
             assert row["score"] < 0
 
 
+@pytest.mark.spark
 @pytest.mark.slow
 def test_a_model_of_another_version_is_refused(
     spark: Any, trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -101,6 +104,7 @@ def test_a_model_of_another_version_is_refused(
     assert read_model(str(other))[0].features_version == "2"
 
 
+@pytest.mark.spark
 @pytest.mark.slow
 def test_training_says_what_is_wrong_with_a_series(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "series.csv"
@@ -112,3 +116,60 @@ def test_training_says_what_is_wrong_with_a_series(tmp_path: Path, capsys: pytes
         assert main([str(file), str(tmp_path / "model")]) == 2
         assert said in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
+
+
+# --- The lineage of rows over a past, by arrays, is that of a loop over all parts
+
+
+PARTS = st.builds(
+    lambda edge, log, first, more, count: {
+        "edge": edge,
+        "log": log,
+        "first": first,
+        "last": first + more,
+        "count": count,
+    },
+    st.sampled_from(["e1", "e2"]),
+    st.sampled_from(["a", "b"]),
+    st.integers(0, 2**62),
+    st.integers(0, 9),
+    st.integers(1, 9),
+)
+SOURCES = st.lists(st.one_of(st.none(), st.lists(PARTS, max_size=3)), min_size=1, max_size=30)
+
+
+def by_a_loop(sources: list[list[dict[str, Any]] | None], places: list[int]) -> list[dict[str, Any]]:
+    lanes: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for place in places:
+        for part in sources[place] or ():
+            lanes.setdefault((part["edge"], part["log"]), []).append(part)
+    return [
+        {
+            "edge": edge,
+            "log": log,
+            "first": min(each["first"] for each in parts),
+            "last": max(each["last"] for each in parts),
+            "count": sum(each["count"] for each in parts),
+        }
+        for (edge, log), parts in sorted(lanes.items())
+    ]
+
+
+@given(SOURCES, st.data())
+def test_the_lineage_of_any_rows_is_that_of_a_loop(sources: list[Any], data: st.DataObject) -> None:
+    lineage = Lineage(sources)
+    chosen = data.draw(st.sets(st.integers(0, len(sources) - 1), min_size=1))
+    low, high = min(chosen), max(chosen)
+    for places in (sorted(chosen), list(range(low, high + 1)), []):
+        assert lineage.of(np.array(places, np.intp)) == by_a_loop(sources, places)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(1, 20))
+def test_the_lineage_of_each_past(times: list[int], span: int) -> None:
+    sources: list[list[dict[str, Any]] | None] = [
+        [{"edge": "e", "log": "a", "first": at, "last": at, "count": 1}] for at in range(len(times))
+    ]
+    lineage = Lineage(sources)
+    for at, earlier in pasts(np.array(times, np.int64), np.ones(len(times), bool), span):
+        used = np.append(earlier, at)
+        assert lineage.of(used) == by_a_loop(sources, [*map(int, used)])

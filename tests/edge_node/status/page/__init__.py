@@ -1,1 +1,0 @@
-"""Messages on the node's page."""
