@@ -844,7 +844,12 @@ def _matching(parameter: Parameter, text: str, matches: Callable[[str], object],
     if not matches(text):
         error = f"{parameter.written}{text[:SHOWN_CHARACTERS]!r}"
         raise ApiError(400, error, parameter.advice or f"expected {NAME_RULE}")
-    return parse_duration_ns(text) if is_duration else text
+    if not is_duration:
+        return text
+    try:
+        return parse_duration_ns(text)
+    except ValueError as error:  # the pattern bounds its digits, and not its length
+        raise ApiError(400, f"{parameter.written}{text[:SHOWN_CHARACTERS]!r}", str(error)) from None
 
 
 def operation_of(method: str, path: str) -> tuple[Operation, dict[str, str]]:

@@ -264,19 +264,21 @@ class DeclaredTableWork(Looks):
                 quarantined.version = None if tierer is None else tierer.version
                 quarantined.wanted = declared.get(key)
                 await self._take_turn(quarantined)
+        # Declared again while quarantines had their turns: rows that are to be kept longer now must not go.
+        declared = self._declared.documents
         if not declared:
             return
         self._take_views()
         for key, document in declared.items():
-            is_kept = self._tables.keeps_beside(key)
             if document.latest is not None:
-                if is_kept:
+                if self._tables.keeps_beside(key):
                     await self._take_turn(self._latest_of(key, document.latest))
                 else:
                     self._latest.pop(key, None)  # another process makes it
-            if document.retain_s or document.retain_bytes:
+            now = self._declared.documents.get(key)
+            if now is not None and (now.retain_s or now.retain_bytes):
                 retained = self._retentions.get(key) or self._retentions.setdefault(key, self._retained(key))
-                retained.wanted = document if is_kept else None
+                retained.wanted = now if self._tables.keeps_beside(key) else None
                 await self._take_turn(retained)
 
     def _take_views(self) -> None:

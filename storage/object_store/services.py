@@ -75,14 +75,21 @@ def sentence(error: BaseException, endpoint: str = "") -> str:
     return f"{tried[1]} {tried[2]} failed: {cause}"
 
 
+_NOT_THE_KEY = ("RequestTimeTooSkewed", "ExpiredToken", "InvalidToken")
+"""Answers of 403 that another clock or a new session ends."""
+
+
 def is_denied(error: BaseException) -> bool:
     """Return whether the store answered that the key has no right. obstore has a class for that of objects alone: a
     list that is refused is an error of no kind."""
-    from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
+    from obstore.exceptions import GenericError, PermissionDeniedError
 
-    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+    text = str(error)
+    if any(each in text for each in _NOT_THE_KEY):
+        return False
+    if isinstance(error, PermissionDeniedError):
         return True
-    return isinstance(error, GenericError) and f"{_REFUSED}403 Forbidden" in str(error).partition("\n")[0]
+    return isinstance(error, GenericError) and f"{_REFUSED}403 Forbidden" in text.partition("\n")[0]
 
 
 def _why_unsent(debugging: str) -> str:

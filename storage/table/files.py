@@ -159,6 +159,22 @@ class _Statistics(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Statistics)
 
 
+def _statistics(text: str) -> _Statistics:
+    try:
+        try:
+            return _DECODER.decode(text)
+        except msgspec.ValidationError:
+            # A time or an edge in another engine's form says nothing of rows and places.
+            found = msgspec.json.decode(text, type=dict[str, Any])
+            for each in (found.get("minValues"), found.get("maxValues")):
+                if isinstance(each, dict):
+                    each.pop("_time", None)
+                    each.pop("_edge", None)
+            return msgspec.convert(found, _Statistics)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Statistics()  # such a file may have any row
+
+
 class TableFile(NamedTuple):
     """A Parquet file of a table. The bounds are from the commit's statistics; None when a writer left them out."""
 
@@ -179,11 +195,7 @@ class TableFile(NamedTuple):
     @classmethod
     def of(cls, added: AddedFile) -> TableFile:
         """Return a file by what ``FileFollower.kept`` is given."""
-        try:
-            known = _DECODER.decode(added.stats or "{}")
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            # Another engine's statistics: such a file may have any row.
-            known = _Statistics()
+        known = _statistics(added.stats or "{}")
         low, high = known.minValues, known.maxValues
         return cls(
             added.path,

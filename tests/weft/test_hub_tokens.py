@@ -461,6 +461,20 @@ def test_a_token_is_written_for_its_owner_alone_and_not_printed(config: Path) ->
     assert not other.exists(), "a secret of no token is left nowhere"
 
 
+def test_a_secret_of_a_running_hub_goes_through_no_link_and_leaves_no_empty_file(tmp_path: Path) -> None:
+    path, other = tmp_path / "press.token", tmp_path / "other"
+    other.write_text("theirs")
+    with hub_tokens.reserved_file(str(path)) as fill:
+        path.unlink()
+        path.symlink_to(other)
+        fill("secret")
+    assert (path.read_text(), path.is_symlink(), path.stat().st_mode & 0o777) == ("secret\n", False, 0o600)
+    assert other.read_text() == "theirs"
+    with pytest.raises(KeyboardInterrupt), hub_tokens.reserved_file(str(tmp_path / "next.token")):
+        raise KeyboardInterrupt
+    assert not (tmp_path / "next.token").exists()
+
+
 def test_a_fleet_gets_its_tokens_in_one_run_that_can_be_repeated(config: Path) -> None:
     names, folder = config.parent / "edges.txt", config.parent / "secrets"
     names.write_text("# hall 3\npress-1\npress-2 press-shop-2\n\n")

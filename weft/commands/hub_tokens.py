@@ -65,6 +65,7 @@ from weft.network.reload import read_token
 from weft.output import Failed, Refused, counted, print_json, print_table
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.link import CODE_CHARACTERS, code_of, spoken
+from weft.storage.filesystem import replace_private_file
 from weft.text.fleet import ENDS_SOON_S
 
 if TYPE_CHECKING:
@@ -240,7 +241,8 @@ def check_name(name: str) -> None:
 
 @contextlib.contextmanager
 def reserved_file(path: str | None) -> Iterator[Callable[[str], None]]:
-    """Make a new file for a secret that a running hub is about to make, for its owner alone. An error removes it.
+    """Make a new file for a secret that a running hub is about to make, for its owner alone. It is removed if nothing
+    was written into it.
 
     Args:
         path: None for no file.
@@ -252,19 +254,27 @@ def reserved_file(path: str | None) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     write_new({path: b""}, replaced="")
+    is_filled = False
 
     def fill(secret: str) -> None:
-        with open(path, "w", encoding="ascii") as file:
-            file.write(f"{secret}\n")
-            file.flush()
-            os.fsync(file.fileno())
+        nonlocal is_filled
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # perhaps a link by now, whose mode and owner would count
+            replace_private_file(path, f"{secret}\n".encode())
+        except OSError as error:
+            raise Failed(
+                f"{path}: {error.strerror}. The hub has the new secret, and nobody else: run `weft hub token rotate`"
+            ) from None
+        is_filled = True
 
     try:
         yield fill
-    except Exception:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        raise
+    finally:
+        # Also after Ctrl-C: an empty file would refuse the next try.
+        if not is_filled:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 @contextlib.contextmanager

@@ -131,6 +131,8 @@ async def test_what_is_asked_wrongly_is_refused_with_advice() -> None:
             "since=soon",
             "since=0&step=soon",
             "since=0&step=32d",
+            "since=0&step=9999999d",
+            "since=0&late=9999999d",
             "since=0&value=sum",
             "since=0&key=%23/x",
             f"since=0&fields={many}",

@@ -25,9 +25,9 @@ from tests.support.slices import SLICE
 from tests.support.speed import slowness
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, open_store
 from weft.storage.object_store.directory import MemoryStore
-from weft.storage.table.actions import DataFile, TableConflict, TableError, TableSize
+from weft.storage.table.actions import AddedFile, DataFile, TableConflict, TableError, TableSize
 from weft.storage.table.delta_log import TableLog
-from weft.storage.table.files import SmallFiles
+from weft.storage.table.files import SmallFiles, TableFile
 
 APP = "weft/00/telemetry/0"
 
@@ -425,3 +425,10 @@ async def test_no_record_is_lost_or_doubled_in_a_storm() -> None:
 @pytest.mark.parametrize("seed", SLICE.seeds(ci=5, night=100))
 async def test_no_record_is_lost_or_doubled_in_any_storm(seed: int) -> None:
     await storm(seed)
+
+
+@pytest.mark.parametrize("odd", ['"_time": "1234"', '"_time": "+10000-01-01T00:00:00Z"', '"_edge": 7'])
+def test_one_bound_in_another_engines_form_costs_no_other(odd: str) -> None:
+    stats = f'{{"numRecords": 5, "minValues": {{"_shard": 1, {odd}}}, "maxValues": {{"_shard": 2, {odd}}}}}'
+    found = TableFile.of(AddedFile("a.parquet", 10, stats))
+    assert (found.rows, found.shard_min, found.shard_max, found.time_min) == (5, 1, 2, None)
