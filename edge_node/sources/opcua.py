@@ -20,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 from asyncua import ua
 
+from weft.config.log_lines import left_out
 from weft.config.sources import OpcuaNode, OpcuaSource
 from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.sources.connection import AnyConnection, Runner, SourceConnection, SourceContext, SourceDown, Topics
@@ -69,6 +70,9 @@ THROUGH_INTERVAL_NS = 60 * 10**9
 """Time after which a position is written though nothing has changed, so that a gap after a crash is not longer."""
 MISSED_MAX = 1000
 """Notifications that are asked for again one by one. More are a gap."""
+FILL_TRIES = 2
+TIMEOUTS_MAX = 2
+"""Tries without an answer after which another session is made."""
 RESUMES_MAX = 2
 """Connections in a row on which a resumed subscription may say nothing, before another one takes its place."""
 MISSING_INTERVAL_S = 60.0
@@ -127,6 +131,8 @@ class OpcuaConnection(SourceConnection):
             await self._open(is_same_session)
         except ua.UaError as error:
             raise SourceDown(failure_text(error)) from None
+        if self.ended.done():
+            raise SourceDown(self.ended.result())
         self._begin()
 
     async def _open(self, is_same_session: bool) -> None:
@@ -138,6 +144,12 @@ class OpcuaConnection(SourceConnection):
             memory.away = memory.away or Away(position.through - self._margin(), "the node was not running")
             subscription, why = of_earlier_run(kept, position, self._settings, self._session.url)
         self._space.expected = kept.namespaces if kept is not None else ()
+        before = subscription
+        if subscription is not None and subscription.saved is None:
+            await self._delete(subscription)
+            before, why, subscription = subscription.before, subscription.why or why, None
+        elif subscription is not None and subscription.stale:
+            why, subscription = subscription.stale, None
         if subscription is not None:
             # What the log refused comes again.
             subscription.taken = subscription.durable
@@ -147,10 +159,12 @@ class OpcuaConnection(SourceConnection):
                 found = failure_text(error)
             if not found:
                 memory.subscription = subscription
+                if self.ended.done():
+                    raise SourceDown(self.ended.result())
                 self._back()
                 return
             why = found
-        before, memory.subscription = memory.subscription or subscription, None
+        memory.subscription = None
         await self._subscribe(before, why if kept is not None else "")
 
     async def _resumed(self, subscription: Subscription, is_same_session: bool) -> str:
@@ -184,6 +198,8 @@ class OpcuaConnection(SourceConnection):
                 "sequence", "the server no longer has notifications", subscription.through, self.node.wall_clock()
             )
         for _ in range(MISSED_MAX):
+            if self.is_held or self.ended.done():
+                return ""  # the others are asked for before the next one is taken
             message = await self._republished(subscription, following(subscription.taken))
             if message is None:
                 break
@@ -228,11 +244,13 @@ class OpcuaConnection(SourceConnection):
         await self._space.look()
         found, missing = await self._space.resolve(self._settings.nodes)
         subscription = await self._created()
+        subscription.before, subscription.why = before, why
         self.memory.subscription = subscription
         since = before.through - before.margin if before is not None and before.through else 0
         missing += await self._monitor(subscription, found)
         until = subscription.through = subscription.through or self.node.wall_clock()
         self._name_missing(missing)
+        self.memory.is_resolved = True
         away, self.memory.away = self.memory.away, None
         if why:
             reason = f"{why}; {away.why}" if away is not None else why
@@ -247,19 +265,30 @@ class OpcuaConnection(SourceConnection):
             await self._write(subscription, Position(subscription.id, 0, subscription.through))
         subscription.stored.append(0)
         self._wake.set()
+        if before is not None and before.id != subscription.id:
+            await self._delete(before)
+
+    async def _delete(self, subscription: Subscription) -> None:
+        """Have the server forget a subscription that is not resumed; one of another session ends by its lifetime."""
+        request = ua.DeleteSubscriptionsRequest()
+        request.Parameters.SubscriptionIds = [ua.UInt32(subscription.id)]
+        with contextlib.suppress(ua.UaStatusCodeError):
+            await self._asked(request, ua.DeleteSubscriptionsResponse)
 
     def _margin(self) -> int:
         return int(max(self._settings.publishing_s, self._settings.sampling_s) * 1e9)
 
     async def _write(self, subscription: Subscription, position: Position) -> None:
         try:
-            if subscription.saved is None:
+            if not subscription.is_written:
                 kept = kept_of(subscription, self._settings, self._session.url)
+                subscription.is_written = True
                 await asyncio.to_thread(self._files.write, "subscription", kept)
             await asyncio.to_thread(self._files.write, "position", position)
         except OSError as error:
+            subscription.is_written = False
             raise SourceDown(f"the position of the source cannot be written: {error}") from None
-        subscription.saved = position
+        subscription.saved, subscription.before = position, None
 
     async def _created(self) -> Subscription:
         settings = self._settings
@@ -292,10 +321,12 @@ class OpcuaConnection(SourceConnection):
         """Monitor variables; return those that the server refuses."""
         items, refused = await self._space.items(found), list[Missing]()
         for first in range(0, len(found), AT_A_TIME):
-            part = found[first : first + AT_A_TIME]
-            base = len(subscription.items)
-            subscription.items += items[first : first + AT_A_TIME]
-            requests = [request_for(each, base + at, self._settings) for at, each in enumerate(part)]
+            part = list(zip(found[first : first + AT_A_TIME], items[first : first + AT_A_TIME], strict=True))
+            # Known before the request: values may come before its answer, and after a crash of the node.
+            handles = await self._handles(subscription, [item for _, item in part])
+            requests = [
+                request_for(each, handle, self._settings) for (each, _), handle in zip(part, handles, strict=True)
+            ]
             request = ua.CreateMonitoredItemsRequest()
             request.Parameters = ua.CreateMonitoredItemsParameters(
                 ua.UInt32(subscription.id), ua.TimestampsToReturn.Both, requests
@@ -307,13 +338,30 @@ class OpcuaConnection(SourceConnection):
                 subscription.through = max(subscription.through, nanoseconds(sent))
             if len(results) != len(part):
                 raise SourceDown(f"the server answered {len(results)} of {len(part)} monitored items")
-            for at, (each, result) in enumerate(zip(part, results, strict=True)):
-                if not result.StatusCode.is_good():
-                    subscription.items[base + at].monitored = False
+            for (each, _), handle, result in zip(part, handles, results, strict=True):
+                if result.StatusCode.is_good():
+                    subscription.items[handle].monitored = True
+                    subscription.is_written = False
+                else:
                     one = OpcuaNode(id=self._space.text(each.id), topic=each.topic, **_overrides(each.settings))
                     refused.append(Missing(each.topic, f"{result.StatusCode.name}: {result.StatusCode.doc}", one))
         self.status.nodes = sum(item.monitored for item in subscription.items)
         return refused
+
+    async def _handles(self, subscription: Subscription, items: Sequence[Item]) -> list[int]:
+        """Return the handles of items that are to be monitored: those that they had when the server refused them."""
+        refused = {(each.node, each.topic): at for at, each in enumerate(subscription.items) if not each.monitored}
+        handles = list[int]()
+        for item in items:
+            handle = refused.pop((item.node, item.topic), None)
+            if handle is None:
+                handle = len(subscription.items)
+                item.monitored, subscription.is_written = False, False
+                subscription.items.append(item)
+            handles.append(handle)
+        if not subscription.is_written and subscription.saved is not None:
+            await self._write(subscription, subscription.saved)
+        return handles
 
     async def _asked(self, request: Any, answer: Any) -> Any:
         """Return the answer to a request with its header, which the library keeps to itself."""
@@ -334,10 +382,13 @@ class OpcuaConnection(SourceConnection):
         for each in memory.missing:
             if each.topic not in gone:
                 self._notice("node", "the server has it again", None, now, [each.topic])
+        self.node.ingest.batch.store()
+        if self._is_refused:
+            return  # the log has no room for a notice: it is made again on the next connection
         memory.missing = missing
         self.status.nodes_missing = len(missing)
         if missing or self._space.problems:
-            self._say(self._missing_text())
+            self._say("missing", self._missing_text())
 
     def _missing_text(self) -> str:
         missing = self.memory.missing
@@ -345,24 +396,28 @@ class OpcuaConnection(SourceConnection):
         more = [f"{len(missing) - 3} nodes more"] if len(missing) > 3 else []
         return "; ".join([*texts, *more, *self._space.problems])
 
-    def _say(self, text: str) -> None:
+    def _say(self, what: str, text: str) -> None:
         """Note what an operator should see, though the source is connected."""
         self.status.last_error, self.status.last_error_time = text[:1000], self.node.wall_clock()
-        log.warning("source %s: %s", self.status.name, text[:1000])
+        if (count := self.memory.lines.due(what, self._loop.time())) is not None:
+            log.warning("source %s: %s%s", self.status.name, text[:1000], left_out(count))
 
     async def _look_for_missing(self) -> None:
+        memory = self.memory
         while True:
+            subscription = memory.subscription
+            # After a restart of the node it is not known which ones were missing.
+            nodes = [each.settings for each in memory.missing] if memory.is_resolved else self._settings.nodes
+            if nodes and subscription is not None:
+                found, missing = await self._space.resolve(nodes)
+                known = {item.node for item in subscription.items if item.monitored}
+                missing += await self._monitor(
+                    subscription, [each for each in found if self._space.text(each.id) not in known]
+                )
+                self._name_missing(missing)
+                memory.is_resolved = True
+                self._wake.set()
             await asyncio.sleep(MISSING_INTERVAL_S)
-            subscription, memory = self.memory.subscription, self.memory
-            if not memory.missing or subscription is None:
-                continue
-            found, missing = await self._space.resolve([each.settings for each in memory.missing])
-            known = {item.node for item in subscription.items if item.monitored}
-            new = [each for each in found if self._space.text(each.id) not in known]
-            missing += await self._monitor(subscription, new)
-            subscription.saved = None
-            self._name_missing(missing)
-            self._wake.set()
 
     # --- publishing
 
@@ -370,6 +425,7 @@ class OpcuaConnection(SourceConnection):
         subscription = self.memory.subscription
         assert subscription is not None
         self._heard = self._loop.time()
+        self.status.nodes = sum(item.monitored for item in subscription.items)
         jobs = {
             "positions": self._save(),
             "silence": self._watch(subscription),
@@ -393,7 +449,7 @@ class OpcuaConnection(SourceConnection):
             self.end(self._session.transport.problem or failure_text(error))
         except Exception as error:
             log.exception("source %s failed", self.status.name)
-            self.end(f"internal fault: {error!r}")
+            self.end(f"internal fault: {type(error).__name__}")
 
     async def _publish(self, subscription: Subscription) -> None:
         """Keep one Publish request at the server."""
@@ -477,8 +533,11 @@ class OpcuaConnection(SourceConnection):
         sequence = message.SequenceNumber
         if ahead(sequence, subscription.taken) <= 0:
             return  # it was taken before
-        ended = status_change(message)
-        values = [(handle, value) for handle, value in items_of(message) if handle < len(subscription.items)]
+        ended, values = status_change(message), list(items_of(message))
+        if any(handle >= len(subscription.items) for handle, _ in values):
+            subscription.stale = "the server sends values of variables that the node did not ask for"
+            self.end(subscription.stale)
+            return
         flags = Flag.DUPLICATE_SUSPECTED if subscription.resent else 0
         for at, (handle, value) in enumerate(values):
             answer = _ANSWER.pack(sequence, at == len(values) - 1)
@@ -544,10 +603,12 @@ class OpcuaConnection(SourceConnection):
         subscription = self.memory.subscription
         items = subscription.items if subscription is not None else []
         topics = None if handles is None else [items[handle].topic for handle in handles]
+        if until is not None:
+            since = min(since, until)  # the server's clock may have been set back
         self._notice(kind, why, since or None, until, topics, sequence=sequence)
         if since and self._settings.history:
             chosen = range(len(items)) if handles is None else handles
-            kept = tuple(handle for handle in chosen if items[handle].has_history and items[handle].monitored)
+            kept = tuple(items[handle] for handle in chosen if items[handle].has_history and items[handle].monitored)
             if kept:
                 self.memory.fills.append(Fill(kept, since, until or self.node.wall_clock()))
                 self._to_fill.set()
@@ -577,7 +638,7 @@ class OpcuaConnection(SourceConnection):
         )
         if lost == "possible":
             self.status.gaps = (self.status.gaps or 0) + 1
-            self._say(f"values may be lost ({kind}): {why}")
+            self._say(kind, f"values may be lost ({kind}): {why}")
         answer = b"" if sequence is None else _ANSWER.pack(sequence, 1)
         headers: HeaderPairs = ((CONTENT_TYPE, "application/json"),)
         taken = self.take(gap_topic(self.status.name), msgspec.json.encode(notice), answer, 0, headers)
@@ -589,21 +650,25 @@ class OpcuaConnection(SourceConnection):
         """Read from the server's history what gaps lack."""
         while True:
             await self._to_fill.wait()
-            subscription = self.memory.subscription
-            if not self.memory.fills or subscription is None:
+            memory = self.memory
+            if not memory.fills:
                 self._to_fill.clear()
                 continue
-            fill = self.memory.fills[0]
+            fill = memory.fills[0]
             count, problem = 0, ""
-            for handle in fill.handles:
-                item = subscription.items[handle]
+            # Counted before: an answer that is too long ends the connection, and would end each of them.
+            memory.fill_tries += 1
+            for item in fill.items if memory.fill_tries <= FILL_TRIES else ():
                 try:
                     count += await self._filled(item, fill)
-                except (LookupError, ua.UaStatusCodeError) as error:
+                except (LookupError, ua.UaStatusCodeError, TimeoutError) as error:
                     problem = failure_text(error)
-            self.memory.fills.popleft()
-            topics = [subscription.items[handle].topic for handle in fill.handles]
+            if memory.fill_tries > FILL_TRIES:
+                problem = f"the history could not be read in {FILL_TRIES} connections"
+            memory.fills.popleft()
+            memory.fill_tries = 0
             why = problem or "values of the server's history"
+            topics = [item.topic for item in fill.items]
             self._notice("filled", why, fill.since, fill.until, topics, lost="none", values=count)
 
     async def _filled(self, item: Item, fill: Fill) -> int:
@@ -663,11 +728,13 @@ class OpcuaConnection(SourceConnection):
                 return
             # What is on disk by now: the gap notice before a new subscription among it.
             await self._settled()
+            if self._is_refused:
+                return  # perhaps the notice of the gap before it: it is made again
             stored = list(subscription.stored)
             position = Position(subscription.id, subscription.durable, subscription.through)
             if subscription.taken != subscription.durable and subscription.saved is not None:
                 position = Position(subscription.id, subscription.durable, subscription.saved.through)
-            if stored or subscription.saved is None:
+            if stored or subscription.saved is None or not subscription.is_written:
                 await self._write(subscription, position)
                 for sequence in stored:
                     subscription.stored.popleft()
@@ -771,6 +838,8 @@ class OpcuaRunner(Runner):
         self._session_name = session_name
         self._files = files
         self._session: Session | None = None
+        self._timeouts = 0
+        """Number of tries in a row that the server has left without an answer."""
         status.gaps = status.overflows = status.bad_values = status.nodes = status.nodes_missing = 0
 
     async def connect(self, url: str) -> SourceConnection:
@@ -783,15 +852,30 @@ class OpcuaRunner(Runner):
         if session is None or session.url != url:
             password = await asyncio.to_thread(read_password, self._opcua)
             session = self._session = Session(url, self._opcua, self._session_name, password)
-        is_same = await session.open(self.node.wall_clock())
+        try:
+            is_same = await session.open(self.node.wall_clock())
+        except TimeoutError:
+            # Perhaps the server's certificate or the password has changed: a new session reads them again.
+            self._timeouts += 1
+            if self._timeouts >= TIMEOUTS_MAX:
+                self._session, self._timeouts = None, 0
+            raise
+        except OSError:
+            raise  # the network: the session may last
+        except BaseException:
+            self._session = None
+            raise
+        self._timeouts = 0
         connection = OpcuaConnection(
             self.node, self.status, self.topics, self.memory, self._opcua, session, self._files
         )
         try:
             await connection.open(is_same_session=is_same)
         except BaseException as error:
-            connection.end(str(error))
             self._session = None
+            if isinstance(error, Exception):
+                await session.close()  # servers have few sessions, and keep each for an hour
+            connection.end(str(error))
             raise
         return connection
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 from asyncua import ua
 
+from weft.config.log_lines import Repeats
 from weft.config.sources import OpcuaSource
 from weft.edge_node.sources.connection import Memory
 from weft.edge_node.sources.opcua_space import Found, Item, Missing
@@ -139,6 +140,14 @@ class Subscription:
     """Connections in a row on which nothing came."""
     resent: bool = False
     """True while the server sends what an earlier run may have stored."""
+    is_written: bool = False
+    """True if the file has its items as they are."""
+    before: Subscription | None = None
+    """The subscription that it replaces, and ``why``, for as long as it is not ``saved``: until then it may lack
+    variables or the notice of the gap before it, and is not resumed."""
+    why: str = ""
+    stale: str = ""
+    """Reason why it cannot be resumed; empty if it can."""
 
 
 def digest(settings: OpcuaSource) -> str:
@@ -163,6 +172,7 @@ def of_earlier_run(
     subscription = Subscription(kept.id, items, settings.publishing_s, silence, margin, kept.namespaces, kept.started)
     subscription.taken = subscription.durable = position.acknowledged
     subscription.through, subscription.saved, subscription.resent = position.through, position, True
+    subscription.is_written = True
     return subscription, ""
 
 
@@ -206,7 +216,7 @@ class Away(NamedTuple):
 class Fill(NamedTuple):
     """A gap that history may fill: source times between two moments, exclusive."""
 
-    handles: tuple[int, ...]
+    items: tuple[Item, ...]
     since: int
     until: int
 
@@ -218,8 +228,13 @@ class OpcuaMemory(Memory):
         super().__init__()
         self.subscription: Subscription | None = None
         self.missing: list[Missing] = []
+        self.is_resolved = False
+        """True once it is known which of the configured nodes the server lacks."""
+        self.lines = Repeats()
         self.away: Away | None = None
         self.fills: deque[Fill] = deque(maxlen=FILLS_MAX)
+        self.fill_tries = 0
+        """Tries to read the first of them."""
         self.unreadable = (0, "")
         """Sequence number of a notification that cannot be read, and why."""
 

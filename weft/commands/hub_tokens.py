@@ -264,7 +264,7 @@ def reserved_file(path: str | None) -> Iterator[Callable[[str], None]]:
             replace_private_file(path, f"{secret}\n".encode())
         except OSError as error:
             raise Failed(
-                f"{path}: {error.strerror}. The hub has the new secret, and nobody else: run `weft hub token rotate`"
+                f"{path}: {error.strerror}. The hub has the new secret, which is lost: run `weft hub token rotate`"
             ) from None
         is_filled = True
 

@@ -23,6 +23,7 @@ from tests.support.processes import Node
 from tests.support.waiting import until, wait_until
 from weft.cli import cli
 from weft.config.sources import OpcuaBrowse, OpcuaNode, OpcuaSecurity, OpcuaSource
+from weft.edge_node.sources.opcua import OpcuaConnection
 from weft.edge_node.sources.opcua_client import Frames, make_certificate
 from weft.edge_node.sources.opcua_space import Item, Space, facts
 from weft.edge_node.sources.opcua_subscription import ahead, following, preceding
@@ -403,3 +404,59 @@ async def test_a_subscription_of_another_run_of_the_server_is_not_taken_for_ones
 
 class Nothing:
     """Takes no notice of changes."""
+
+
+ALL = "[" + ", ".join(f'{{id: "nsu=urn:example:press;s=v{n}", topic: press/v{n}}}' for n in range(3)) + "]"
+
+
+async def test_a_subscription_that_lacks_variables_is_not_resumed(
+    tmp_path: Path, server: OpcuaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, requests = OpcuaConnection._asked, 0
+
+    async def failing(self: OpcuaConnection, request: Any, answer: Any) -> Any:
+        nonlocal requests
+        requests += isinstance(request, ua.CreateMonitoredItemsRequest)
+        if requests == 2 and isinstance(request, ua.CreateMonitoredItemsRequest):
+            raise TimeoutError
+        return await asked(self, request, answer)
+
+    monkeypatch.setattr("weft.edge_node.sources.opcua.AT_A_TIME", 1)
+    monkeypatch.setattr(OpcuaConnection, "_asked", failing)
+    async with running(tmp_path, opcua(server.port, nodes=ALL), PRESS) as node:
+        await more_rows(node)
+        assert node.source("press").nodes == 3
+        found = await node.stored()
+    assert {record.key for record in found} >= {b"press/v0", b"press/v1", b"press/v2"}
+
+
+async def test_nodes_that_a_server_lacks_are_looked_for_after_a_restart_of_the_node(
+    tmp_path: Path, server: OpcuaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.edge_node.sources.opcua.MISSING_INTERVAL_S", 0.05)
+    nodes = ALL[:-1] + ', {id: "nsu=urn:example:press;s=nothing", topic: press/nothing}]'
+    file = tmp_path / "data/sources/press.subscription.json"
+    async with running(tmp_path, opcua(server.port, nodes=nodes), PRESS) as node:
+        await more_rows(node)
+        before = file.stat().st_mtime_ns
+        await more_rows(node)
+        assert file.stat().st_mtime_ns == before, "a node that is refused each time costs no write"
+    async with running(tmp_path, opcua(server.port, nodes=nodes), PRESS) as node:
+        await until(lambda: node.source("press").nodes_missing == 1)
+        assert node.source("press").nodes == 3
+
+
+async def test_a_history_that_does_not_answer_ends_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_: Any) -> int:
+        raise TimeoutError
+
+    monkeypatch.setattr(OpcuaConnection, "_filled", silent)
+    with OpcuaServer(free_port(), tmp_path / "values.log", Options(history=True)) as server:
+        source = opcua(server.port, "      queue: 3\n").replace("publishing: 50ms", "publishing: 300ms")
+        async with running(tmp_path, source, PRESS) as node:
+            await more_rows(node, 60)
+            found = await node.stored()
+            assert node.source("press").connections == 1
+    assert any("did not answer" in each["reason"] for each in gaps(found) if each["kind"] == "filled")
