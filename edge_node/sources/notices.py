@@ -165,9 +165,10 @@ class Gaps:
         self._number += 1
         self._due[self._number] = msgspec.json.encode(notice)
         if len(self._due) + len(self._written) > NOTICES_MAX:
-            waiting = self._due or self._written
-            openings = (number for number, data in waiting.items() if b'"to":null' in data)
-            del waiting[next(openings, next(iter(waiting)))]
+            # What is written is older than what is due.
+            waiting = [(number, of) for of in (self._written, self._due) for number in of]
+            number, of = next((each for each in waiting if b'"to":null' in each[1][each[0]]), waiting[0])
+            del of[number]
 
     # --- notices
 

@@ -71,6 +71,19 @@ def test_what_waits_is_bounded_and_openings_go_first() -> None:
     assert all(each["to"] for each in waiting)
 
 
+def test_the_end_of_a_gap_is_kept_rather_than_an_opening_that_is_written() -> None:
+    gaps = Gaps("line")
+    for at in range(NOTICES_MAX):
+        gaps.miss(f"d{at}", ITEMS, "x", at)
+    gaps.due()
+    gaps.close("d0", NOTICES_MAX)
+    assert [each["to"] for each in told(gaps)] == [moment(NOTICES_MAX)]
+    gaps.again()
+    waiting = told(gaps)
+    assert len(waiting) == NOTICES_MAX
+    assert waiting[-1]["to"]
+
+
 def test_a_node_that_was_killed_names_the_time_since_its_last_durable_value() -> None:
     before = Gaps("line")
     before.reached("meter1", ITEMS, 5 * SECOND)
