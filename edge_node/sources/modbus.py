@@ -195,6 +195,9 @@ SILENCE_S_MIN = 0.00175
 """Silence between two frames of RTU: 3.5 characters, and a constant above 19,200 baud (Modbus over Serial Line 1.02,
 section 2.5.1.1)."""
 _BITS_OF_CHARACTER = 11
+RTU_BYTES_MAX = 520
+"""Bytes without a frame after which a line does not speak RTU: two of its longest frames, one of which may be an echo
+or noise (section 2.5.1 has 256 bytes)."""
 _REQUESTS: dict[int, type[ModbusPDU]] = {
     1: ReadCoilsRequest,
     2: ReadDiscreteInputsRequest,
@@ -276,6 +279,8 @@ class Line(asyncio.Protocol):
     async def ask(self, request: ModbusPDU, timeout_s: float) -> ModbusPDU:
         """Send a request and return the answer, which may be an exception.
 
+        A line of RTU is left alone for as long again after a timeout; what arrives meanwhile is dropped.
+
         Raises:
             TimeoutError: no answer.
             BadAnswer: the answer cannot be decoded.
@@ -285,11 +290,11 @@ class Line(asyncio.Protocol):
             await asyncio.sleep(wait)
         if self.ended.done() or self._transport is None:
             raise SourceDown(self.ended.result() if self.ended.done() else "the connection is not open")
-        # RTU has no numbers, so a late answer of the same device could pass for the next one: after a timeout the
-        # device is left alone for a while.
         self._number = self._number % 0xFFFF + 1 if self._is_tcp else 0
         self._unit, request.transaction_id = request.dev_id, self._number
-        self._buffer, self.stray = b"", ""
+        self.stray = ""
+        if not self._is_tcp:
+            self._buffer = b""
         answer: asyncio.Future[ModbusPDU] = self._loop.create_future()
         self._answer = answer
         self._reading.requests += 1
@@ -297,6 +302,12 @@ class Line(asyncio.Protocol):
         try:
             async with asyncio.timeout(timeout_s):
                 return await answer
+        except TimeoutError:
+            self._answer = None
+            if not self._is_tcp:
+                # RTU has no numbers, so a late answer could pass for that to the next request, of whatever block.
+                await asyncio.wait([self.ended], timeout=timeout_s)
+            raise
         finally:
             self._answer = None
 
@@ -313,7 +324,14 @@ class Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Find the answer in the data of a read."""
         self._heard = self._loop.time()
+        if not self._is_tcp and (self._answer is None or self._answer.done()):
+            self._strayed("data that came later")
+            return
         self._buffer += data
+        if not self._is_tcp and len(self._buffer) > RTU_BYTES_MAX:
+            self._reading.bad_answers += 1
+            self.end(f"what answers does not speak Modbus RTU: it sent more than {RTU_BYTES_MAX} bytes without a frame")
+            return
         while self._buffer:
             if self._is_tcp and (why := _broken_header(self._buffer)):
                 self._reading.bad_answers += 1
@@ -442,6 +460,8 @@ class Device:
     failures: int = 0
     """Failed polls in a row."""
     not_before: float = 0.0
+    quiet_until: float = 0.0
+    """Time before which its unit is asked nothing, since an answer may still come."""
     stored: int = 0
     """Polls that are durable."""
 
@@ -522,12 +542,19 @@ class Schedule:
 
     def turn(self) -> tuple[Device, float]:
         """Return the device that waits for longest, or will be the first, and the time of its turn."""
-        turns = [
-            (max(device.due, device.not_before, self._away_at) if device.failures else device.due, device.number)
-            for device in self.devices
-        ]
+        turns = [(max(device.due, device.quiet_until, *self._waits(device)), device.number) for device in self.devices]
         at, number = min(turns)
         return self.devices[number], at
+
+    def _waits(self, device: Device) -> tuple[float, ...]:
+        return (device.not_before, self._away_at) if device.failures else ()
+
+    def timed_out(self, device: Device, now: float) -> None:
+        """Have nothing asked of a unit for a while, in whatever entries it has: a gateway may take the late answer to
+        one request for that to the next."""
+        for each in self.devices:
+            if each.settings.unit_id == device.settings.unit_id:
+                each.quiet_until = now + device.settings.timeout_s
 
     def failed(self, device: Device, begun: float, now: float) -> None:
         """Leave a device alone for a while, longer after each failure."""
@@ -675,7 +702,7 @@ class ModbusRunner(Runner):
 
     async def close(self, connection: AnyConnection) -> None:
         """Stop the polls, and disconnect."""
-        connection.end("the source stops")
+        connection.end("the source was stopped")
 
     async def _wait(self, url: str, reason: str) -> None:
         self._down = reason
@@ -718,13 +745,15 @@ class ModbusRunner(Runner):
             values = await device.read(line, self._reading)
         except TimeoutError:
             self._reading.timeouts += 1
+            self._schedule.timed_out(device, self._loop.time())
             reason, answered = no_answer(device, line), False
         except (DeviceRefused, BadAnswer) as error:
             reason, answered = str(error), True
         except BaseException as error:
             # The connection has ended, or the source: this poll was begun, so nothing else counts it.
+            ended = line.ended.result() if line.ended.done() else "the source was stopped"
             self._left_out(device, since, missed)
-            self._missed(device, str(error) or "the source was stopped", due, 1)
+            self._missed(device, str(error) or ended, due, 1)
             raise
         else:
             self._taken(device, values, since, missed, due)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from pymodbus.framer import FramerType
+from pymodbus.framer.rtu import FramerRTU
+from pymodbus.pdu import DecodePDU
 from pymodbus.server import ModbusSerialServer
 
 from examples.demo.fabric import free_port
@@ -35,6 +37,10 @@ from tests.edge_node.sources.nodes import FULL, NODE, SourceNode, publish, runni
 from tests.support.processes import Node
 from tests.support.waiting import PATIENCE_S, until
 from weft.cli import cli
+from weft.config.sources import ModbusDevice, ModbusSource, Register
+from weft.edge_node.sources.connection import SourceDown
+from weft.edge_node.sources.modbus import RTU_BYTES_MAX, Block, Line, Schedule
+from weft.edge_node.sources.notices import Gaps
 from weft.edge_node.sources.status import Reading, SourceState
 
 LINE = NODE.replace("plant/#", "line/#")
@@ -214,6 +220,91 @@ async def test_an_answer_that_comes_late_is_not_taken_for_the_next_one(tmp_path:
             found = await node.stored()
     assert {(row["n"], row["x"]) for _, row in values(found)} == {(7, 9)}
     assert reading(node).bad_answers
+
+
+class Wire(asyncio.Transport):
+    """What a line writes to; a test says what arrives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.asked.append(bytes(data))
+
+    def close(self) -> None:
+        pass
+
+
+def rtu() -> tuple[Line, Wire, Reading]:
+    found, wire = Reading(Gaps("line")), Wire()
+    line = Line(FramerType.RTU, found)
+    line.connection_made(wire)
+    return line, wire, found
+
+
+def rtu_answer(*registers: int, unit: int = 1) -> bytes:
+    data = b"".join(each.to_bytes(2, "big") for each in registers)
+    return FramerRTU(DecodePDU(False)).encode(bytes([3, len(data)]) + data, unit, 0)
+
+
+async def test_a_late_answer_of_rtu_is_no_value_of_another_block() -> None:
+    line, wire, found = rtu()
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.3, line.data_received, rtu_answer(1, 2))
+    with pytest.raises(TimeoutError):
+        await line.read(1, Block(3, 100, 2, ()), 0.2)
+    assert (line.stray, found.bad_answers) == ("data that came later", 1)
+    second = asyncio.create_task(line.read(1, Block(3, 500, 2, ()), 5.0))
+    await until(lambda: len(wire.asked) == 2)
+    line.data_received(rtu_answer(7, 8))
+    assert await second == [7, 8]
+
+
+async def test_what_no_request_waits_for_is_not_kept_and_endless_data_ends_a_line_of_rtu() -> None:
+    line, wire, found = rtu()
+    for _ in range(3):
+        line.data_received(rtu_answer(1, 2)[:-1] * 1000)
+    assert found.bad_answers == 3
+    asked = asyncio.create_task(line.read(1, Block(3, 100, 2, ()), 5.0))
+    await until(lambda: len(wire.asked) == 1)
+    line.data_received(rtu_answer(3, 4))
+    assert await asked == [3, 4]
+    asked = asyncio.create_task(line.read(1, Block(3, 100, 2, ()), 5.0))
+    await until(lambda: len(wire.asked) == 2)
+    for _ in range(RTU_BYTES_MAX):
+        line.data_received(b"\x55")
+    assert not line.ended.done()
+    line.data_received(b"\x55")
+    assert "does not speak Modbus RTU" in await line.ended
+    with pytest.raises(SourceDown, match="does not speak Modbus RTU"):
+        await asked
+
+
+def test_a_unit_that_did_not_answer_is_left_alone_in_all_its_entries() -> None:
+    entry = {"registers": {"n": Register(address=0)}, "every_s": 0.1, "timeout_s": 2.0}
+    units = {"a": 1, "b": 1, "c": 2}
+    devices = {name: ModbusDevice(unit_id=unit, **entry) for name, unit in units.items()}
+    schedule = Schedule(ModbusSource(url="tcp://127.0.0.1", devices=devices), 0.0)
+    schedule.timed_out(schedule.devices[0], 10.0)
+    assert [schedule.turn()[0].name, schedule.turn()[1] < 10.0] == ["c", True]
+    schedule.devices[2].next = 1000
+    assert schedule.turn()[1] == 12.0
+
+
+async def test_the_poll_that_a_lost_connection_interrupts_is_named_by_its_error(tmp_path: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        async with running(tmp_path, modbus_source(port, device("meter")), LINE) as node:
+            await until(lambda: reading(node).gaps.missed >= 2)
+            reasons = reading(node).gaps.open["meter"].reasons
+    assert "the other side closed the connection" in reasons
+    assert "the source was stopped" not in reasons
 
 
 async def test_a_line_that_is_too_slow_names_the_polls_that_it_left_out(tmp_path: Path) -> None:
