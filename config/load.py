@@ -297,6 +297,26 @@ def addresses_with_credentials(local: EdgeConfig, wanted: EdgeConfig, trusted: s
     return found
 
 
+def foreign_ports(local: EdgeConfig, wanted: EdgeConfig) -> list[Finding]:
+    """Return the addresses that name a serial port of the edge, which its own file does not name there.
+
+    A port is a file of the machine, and a poll writes to it.
+
+    Args:
+        local: the edge's own configuration.
+        wanted: the same with overlays.
+    """
+    found = []
+    for name, source in wanted.sources.items():
+        if source.modbus is None or not source.modbus.url.startswith("serial:"):
+            continue
+        own = local.sources.get(name)
+        if own is None or own.modbus is None or own.modbus.url != source.modbus.url:
+            message = "cannot be set by a hub: serial ports belong to the edge. Name the port in the edge's file"
+            found.append(Finding(("sources", name, "modbus", "url"), message))
+    return found
+
+
 def _server(settings: msgspec.Struct) -> object:
     tls = getattr(settings, "tls", None)
     return getattr(settings, "security", None) if tls is None else (tls.server_name, tls.ca_file)

@@ -12,7 +12,7 @@ import msgspec
 
 from weft.commands.common import check_code, check_functions, config_argument, json_option, located_edge
 from weft.config.errors import ConfigError, Finding
-from weft.config.load import addresses_with_credentials, check_overlay, leaves, load
+from weft.config.load import addresses_with_credentials, check_overlay, foreign_ports, leaves, load
 from weft.config.models import EdgeConfig
 from weft.edge_node import preflight
 from weft.edge_node.check.rules import check
@@ -196,7 +196,9 @@ class HubOverlay:
                 check_overlay(layer.text)
             loaded = load(self._file, EdgeConfig, check, overlays=[layer.text for layer in desired.layers])
             check_functions(loaded)
-            if stranger := addresses_with_credentials(self.local.config, loaded.config, link):
+            stranger = addresses_with_credentials(self.local.config, loaded.config, link)
+            stranger += foreign_ports(self.local.config, loaded.config)
+            if stranger:
                 raise loaded.refuse(stranger)
             now = datetime.now(UTC)
             new = _not_in(

@@ -780,6 +780,28 @@ async def test_an_edge_shows_no_credential_at_an_address_of_the_hubs_choice(
     assert why in edge.said[-1].reason
 
 
+@pytest.mark.parametrize(
+    ("source", "text", "is_refused"),
+    [
+        ("tcp://10.0.0.5", "{old: {modbus: {url: 'serial:///dev/ttyS7'}}}", True),
+        ("serial:///dev/ttyS1", "{old: {modbus: {url: 'serial:///dev/ttyS7'}}}", True),
+        ("serial:///dev/ttyS1", "{new: {modbus: {url: 'serial:///dev/ttyS1', devices: DEVICES}}}", True),
+        ("serial:///dev/ttyS1", "{old: {modbus: {url: 'serial:///dev/ttyS1', retry_max: 5s}}}", False),
+        ("serial:///dev/ttyS1", "{old: {modbus: {url: 'tcp://10.0.0.5'}}}", False),
+    ],
+)
+async def test_a_hub_names_no_serial_port_that_the_file_does_not(
+    tmp_path: Path, source: str, text: str, *, is_refused: bool
+) -> None:
+    devices = "{m: {registers: {a: {address: 1}}}}"
+    old = f"{{modbus: {{url: '{source}', devices: {devices}}}}}"
+    (tmp_path / "edge.yaml").write_text(f"{EDGES_FILE.format(hub=HUB, allowed='allowed')}sources: {{old: {old}}}\n")
+    edge = Edge(tmp_path)
+    await edge.push(wanted(f"sources: {text.replace('DEVICES', devices)}"))
+    assert (edge.outcome[0] is ConfigOutcome.REFUSED) is is_refused, edge.said[-1].reason
+    assert ("serial ports belong to the edge" in edge.said[-1].reason) is is_refused
+
+
 def test_leaves_are_the_settings_that_an_overlay_has() -> None:
     text = "streams: {a: {from: ['x/#', y]}}\nlimits: {message: 2MiB}"
     assert list(leaves(text)) == [("streams.a.from", "[x/#, y]"), ("limits.message", "2MiB")]
