@@ -330,13 +330,28 @@ def why_untrusted(offered: x509.Certificate, trusted: list[x509.Certificate], no
     if not offered.not_valid_before_utc <= now <= offered.not_valid_after_utc:
         start, end = offered.not_valid_before_utc, offered.not_valid_after_utc
         return f"it is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d}"
+    if offered in trusted:
+        return ""
+    problem = "`trusted` has neither it nor its authority"
     for each in trusted:
-        if each == offered:
-            return ""
         with contextlib.suppress(ValueError, TypeError, InvalidSignature):
             offered.verify_directly_issued_by(each)
-            return ""
-    return "`trusted` has neither it nor its authority"
+            if not _is_authority(each):
+                problem = "what signed it is in `trusted`, but is not the certificate of an authority"
+            elif not each.not_valid_before_utc <= now <= each.not_valid_after_utc:
+                start, end = each.not_valid_before_utc, each.not_valid_after_utc
+                problem = f"its authority in `trusted` is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d}"
+            else:
+                return ""
+    return problem
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    """Return whether a certificate may sign others."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return False
 
 
 def own_certificate(security: OpcuaSecurity) -> x509.Certificate:

@@ -15,6 +15,10 @@ from typing import Any
 import pytest
 from asyncua import Client, ua
 from click.testing import CliRunner, Result
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from examples.demo.fabric import free_port
 from tests.edge_node.sources.nodes import NODE, SourceNode, running
@@ -25,11 +29,13 @@ from weft.cli import cli
 from weft.config.sources import OpcuaBrowse, OpcuaNode, OpcuaSecurity, OpcuaSource
 from weft.edge_node.sources.opcua import OpcuaConnection
 from weft.edge_node.sources.opcua_client import Frames, make_certificate
+from weft.edge_node.sources.opcua_client import Frames, make_certificate, why_untrusted
 from weft.edge_node.sources.opcua_space import Item, Space, facts
 from weft.edge_node.sources.opcua_subscription import ahead, following, preceding
 from weft.protocols.batch import Flag, Record
 
 PRESS = NODE.replace("plant/#", "press/#")
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 def opcua(port: int, more: str = "", nodes: str = '[{browse: {below: "Objects/Press"}}]') -> str:
@@ -380,6 +386,36 @@ async def test_a_server_is_trusted_by_its_fingerprint_and_read(tmp_path: Path, p
         async with running(tmp_path, opcua(server.port, more), PRESS) as node:
             await more_rows(node)
             assert_whole(server, await node.stored())
+
+
+def signed(name: str, issuer: str, key: ec.EllipticCurvePrivateKey, *, days: int = 9, ca: bool | None = None) -> Any:
+    """A certificate for the public half of a key of its own, or of the issuer's where it signs itself."""
+    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each)]) for each in (name, issuer)]
+    own = key if name == issuer else ec.generate_private_key(ec.SECP256R1())
+    builder = x509.CertificateBuilder().subject_name(names[0]).issuer_name(names[1]).public_key(own.public_key())
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(NOW - timedelta(days=20))
+    if ca is not None:
+        builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+    return builder.not_valid_after(NOW + timedelta(days=days)).sign(key, hashes.SHA256())
+
+
+@pytest.mark.parametrize(
+    ("ca", "days", "why"),
+    [
+        (True, 9, ""),
+        (False, 9, "not the certificate of an authority"),
+        (None, 9, "not the certificate of an authority"),
+        (True, -5, "its authority in `trusted` is valid from"),
+    ],
+)
+def test_only_an_authority_that_is_valid_vouches_for_a_server(ca: bool | None, days: int, why: str) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = signed("issuer", "issuer", key, days=days, ca=ca)
+    offered = signed("server", "issuer", key)
+    found = why_untrusted(offered, [issuer], NOW)
+    assert why in found
+    assert bool(found) is bool(why)
+    assert why_untrusted(offered, [issuer, offered], NOW) == "", "what is listed itself needs no authority"
 
 
 async def test_a_subscription_of_another_run_of_the_server_is_not_taken_for_ones_own(
