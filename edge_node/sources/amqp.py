@@ -304,7 +304,7 @@ class AmqpConnection(SourceConnection):
             self._take(delivery)
         except Exception as error:
             log.exception("source %s failed", self.status.name)
-            self.end(f"internal fault: {error!r}")
+            self.end(f"internal fault: {type(error).__name__}. The log has more")
 
     def _take(self, delivery: Delivery) -> None:
         settings, why = self._settings, ""

@@ -396,7 +396,7 @@ class Runner(ABC):
                     reason = _why(error)
                 except Exception as error:
                     log.exception("source %s failed", status.name)
-                    reason = f"internal fault: {error!r}"
+                    reason = f"internal fault: {type(error).__name__}. The log has more"
                 if status.acknowledged > acknowledged or self._loop.time() - since >= self._settings.retry_max_s:
                     self._backoff.reset()
                 await self._wait(url, reason)

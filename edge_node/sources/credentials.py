@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from weft.config.errors import Finding, KeyPath
 from weft.config.machine import CREDENTIALS, too_readable, why_unreadable
 from weft.config.models import EdgeConfig
-from weft.config.sources import BrokerSettings, ModbusSource, Source, SourceSettings
+from weft.config.sources import BrokerSettings, ModbusSource, OpcuaSource, Source, SourceSettings
 from weft.config.units import Address
 from weft.edge_node.check.rules import PORTS, brokers, listeners_on, loop_message, own_listeners
 
@@ -62,7 +62,7 @@ def read_password(settings: SourceSettings, environment: Mapping[str, str] = os.
         if not value:
             message = f"the node has no environment variable {settings.password_env}. Set it where the node is started"
             raise CredentialsUnusable("password_env", message)
-        return value.encode()
+        return os.fsencode(value)
     file = settings.password_file
     if file is None:
         return None
@@ -76,6 +76,22 @@ def read_password(settings: SourceSettings, environment: Mapping[str, str] = os.
     if not password or rest.strip() or len(password) > PASSWORD_BYTES_MAX:
         raise CredentialsUnusable("password_file", f"{file}: expected a password, alone on one line. Write it there")
     return password
+
+
+def password_text(settings: SourceSettings, password: bytes | None) -> str | None:
+    """Return a password for a protocol that has text; None when none is set.
+
+    Raises:
+        CredentialsUnusable: it is not UTF-8.
+    """
+    if password is None:
+        return None
+    try:
+        return password.decode()
+    except UnicodeDecodeError:
+        name = "password_file" if settings.password_env is None else "password_env"
+        message = f"{getattr(settings, name)}: expected a password in UTF-8. Write it there in that encoding"
+        raise CredentialsUnusable(name, message) from None  # the first error has the password
 
 
 class _NamedContext(ssl.SSLContext):
@@ -187,7 +203,9 @@ def _look_at_port(path: KeyPath, settings: ModbusSource, found: SourceFindings) 
 def _look_at_credentials(path: KeyPath, settings: SourceSettings, found: SourceFindings) -> None:
     file = settings.password_file
     try:
-        read_password(settings)
+        password = read_password(settings)
+        if isinstance(settings, OpcuaSource):
+            password_text(settings, password)
     except CredentialsUnusable as error:
         if error.setting == "password_env":
             message = f"{error}, or the check is not run where the node is"

@@ -646,7 +646,7 @@ class LineConnection(AnyConnection):
             self.end(str(error))
         except Exception as error:
             log.exception("source %s: the polls failed", runner.status.name)
-            self.end(f"internal fault: {error!r}")
+            self.end(f"internal fault: {type(error).__name__}. The log has more")
 
     def end(self, reason: str) -> None:
         """End the polls and the connection, once."""

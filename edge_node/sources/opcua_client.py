@@ -22,7 +22,7 @@ from weft.config.errors import Finding, KeyPath
 from weft.config.machine import too_readable, why_unreadable
 from weft.config.sources import OpcuaSecurity, OpcuaSource
 from weft.edge_node.sources.connection import SourceDown
-from weft.edge_node.sources.credentials import CredentialsUnusable, SourceFindings
+from weft.edge_node.sources.credentials import CredentialsUnusable, SourceFindings, password_text
 from weft.storage.filesystem import replace_private_file
 
 # The library reports each lost connection with a traceback; the source says it in a sentence.
@@ -128,10 +128,13 @@ class Session:
 
         Args:
             name: of the session, for who looks at the server's diagnostics.
+
+        Raises:
+            CredentialsUnusable: the password is not text.
         """
         self.url = url
         self._settings = settings
-        self._password = password
+        self._password = password_text(settings, password)
         self.client = client = Client(url, timeout=REQUEST_TIMEOUT_S)
         client.name = client.description = name
         client.application_uri, client.product_uri = f"urn:{name}", "urn:weft"
@@ -194,15 +197,14 @@ class Session:
         await client.open_secure_channel()
         self._renewing = asyncio.create_task(self._renew(), name=f"secure channel to {self.url}")
         user = self._settings.username
-        password = None if self._password is None else self._password.decode()
         if had_session:
             transport.session.rebind_authentication_token()
             with contextlib.suppress(ua.UaError):
-                await client.activate_session(user, password)
+                await client.activate_session(user, self._password)
                 return True
             transport.session.reset_authentication_token()
         await client.create_session()
-        await client.activate_session(user, password)
+        await client.activate_session(user, self._password)
         return False
 
     async def _secure(self, security: OpcuaSecurity, now: datetime) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import socket
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.support.certificates import Authority
 from tests.support.live_node import configuration
+from tests.support.waiting import until
 from weft.config.errors import ConfigError
 from weft.edge_node.preflight import EdgeFindings, look
-from weft.edge_node.sources.connection import NEW_MAX, RECENT_MAX, Recent, Topics
+from weft.edge_node.sources.connection import NEW_MAX, RECENT_MAX, AnyConnection, Recent, Runner, Topics
+from weft.edge_node.sources.status import SourceStatus
 from weft.protocols.topics import InvalidTopic, compile_rule
 
 
@@ -228,6 +235,35 @@ def test_a_password_for_all_to_see_is_doubtful(tmp_path: Path) -> None:
     assert {each.path[-1] for each in found.doubtful} >= {"password_file", "url"}
     assert any("in clear text" in each.message for each in found.doubtful)
     assert found.unfit == []
+
+
+def test_a_password_of_opcua_that_is_not_text_is_named_without_it(tmp_path: Path) -> None:
+    (tmp_path / "p").write_bytes(b"geheim\xe4\n")
+    (tmp_path / "p").chmod(0o600)
+    found = looked(tmp_path, opcua(f"{PRESS}, nodes: [{{browse: {{below: Objects}}}}], username: u, password_file: p"))
+    assert [each.message for each in found.unfit] == [
+        f"{tmp_path}/p: expected a password in UTF-8. Write it there in that encoding"
+    ]
+
+
+class Faulty(Runner):
+    """A source with a fault whose repr has a secret."""
+
+    async def connect(self, url: str) -> AnyConnection:
+        raise KeyError("geheim")
+
+    async def close(self, connection: AnyConnection) -> None:
+        pass
+
+
+async def test_the_status_names_an_internal_fault_by_its_kind_alone() -> None:
+    status = SourceStatus("s", "mqtt")
+    node: Any = SimpleNamespace(wall_clock=time.time_ns)
+    settings: Any = SimpleNamespace(rewrite=(), prefix="", retry_min_s=5.0, retry_max_s=5.0)
+    running = asyncio.create_task(Faulty(settings, ("mqtt://b",), status, node, random.Random(1)).run())
+    await until(lambda: bool(status.last_error))
+    running.cancel()
+    assert status.last_error == "internal fault: KeyError. The log has more"
 
 
 def test_a_serial_port_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -418,6 +418,16 @@ def test_only_an_authority_that_is_valid_vouches_for_a_server(ca: bool | None, d
     assert why_untrusted(offered, [issuer, offered], NOW) == "", "what is listed itself needs no authority"
 
 
+async def test_a_password_that_is_not_text_is_named_without_it(tmp_path: Path, caplog: Any) -> None:
+    (tmp_path / "password").write_bytes("geheim-p\xe4ss".encode("latin-1"))
+    source = opcua(free_port(), "      username: weft\n      password_file: password\n")
+    async with running(tmp_path, source, PRESS) as node:
+        await until(lambda: bool(node.source("press").last_error))
+        said = node.source("press").last_error
+    assert said == f"{tmp_path}/password: expected a password in UTF-8. Write it there in that encoding"
+    assert "geheim" not in caplog.text
+
+
 async def test_a_subscription_of_another_run_of_the_server_is_not_taken_for_ones_own(
     tmp_path: Path, server: OpcuaServer
 ) -> None:
