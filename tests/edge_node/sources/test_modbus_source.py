@@ -282,9 +282,11 @@ async def test_what_no_request_waits_for_is_not_kept_and_endless_data_ends_a_lin
 
 
 def test_a_unit_that_did_not_answer_is_left_alone_in_all_its_entries() -> None:
-    entry = {"registers": {"n": Register(address=0)}, "every_s": 0.1, "timeout_s": 2.0}
-    units = {"a": 1, "b": 1, "c": 2}
-    devices = {name: ModbusDevice(unit_id=unit, **entry) for name, unit in units.items()}
+    registers = {"n": Register(address=0)}
+    devices = {
+        name: ModbusDevice(unit_id=unit, registers=registers, every_s=0.1, timeout_s=2.0)
+        for name, unit in {"a": 1, "b": 1, "c": 2}.items()
+    }
     schedule = Schedule(ModbusSource(url="tcp://127.0.0.1", devices=devices), 0.0)
     schedule.timed_out(schedule.devices[0], 10.0)
     assert [schedule.turn()[0].name, schedule.turn()[1] < 10.0] == ["c", True]

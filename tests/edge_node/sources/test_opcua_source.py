@@ -28,7 +28,6 @@ from tests.support.waiting import until, wait_until
 from weft.cli import cli
 from weft.config.sources import OpcuaBrowse, OpcuaNode, OpcuaSecurity, OpcuaSource
 from weft.edge_node.sources.opcua import OpcuaConnection
-from weft.edge_node.sources.opcua_client import Frames, make_certificate
 from weft.edge_node.sources.opcua_client import Frames, make_certificate, why_untrusted
 from weft.edge_node.sources.opcua_space import Item, Space, facts
 from weft.edge_node.sources.opcua_subscription import ahead, following, preceding
