@@ -863,7 +863,7 @@ async def test_words_without_end_end_the_link() -> None:
         await hostile_edges_asked(hub, liar)
         for _ in range(REPORTS_MAX + 1):
             liar.says([(0, 10)])
-        await until(lambda: "more than 256 words" in status.last_error)
+        await until(lambda: "more than 256 pull reports" in status.last_error)
 
 
 @pytest.mark.slow

@@ -411,7 +411,7 @@ async def test_an_administrator_makes_a_token_drains_a_process_and_splits_a_shar
         await page.key("Enter", 13)
         await page.until('document.querySelector("dialog").innerText.includes("2 shards")')
         await page.key("Enter", 13)
-        await page.until('document.querySelector("dialog .notice").innerText.includes("no other process")')
+        await page.until('document.querySelector("dialog .notice").innerText.includes("no other running process")')
         await page.key("Escape", 27)
         await page.until(f"document.activeElement === {drain}")
         await page.js('document.querySelector("button[aria-label^=Split]").click()')
