@@ -8,6 +8,7 @@ gap has one notice when it opens, with ``to`` null, and one when it is over. Bot
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -108,6 +109,8 @@ class Gaps:
         """Notices to write."""
         self._written: dict[int, bytes] = {}
         """Notices that are written, and not known to be durable."""
+        self._openings: OrderedDict[int, None] = OrderedDict()
+        """Numbers of those among both that are of openings, the oldest first."""
 
     # --- gaps
 
@@ -164,11 +167,15 @@ class Gaps:
         )
         self._number += 1
         self._due[self._number] = msgspec.json.encode(notice)
+        if to is None:
+            self._openings[self._number] = None
         if len(self._due) + len(self._written) > NOTICES_MAX:
             # What is written is older than what is due.
-            waiting = [(number, of) for of in (self._written, self._due) for number in of]
-            number, of = next((each for each in waiting if b'"to":null' in each[1][each[0]]), waiting[0])
-            del of[number]
+            self._drop(next(iter(self._openings or self._written or self._due)))
+
+    def _drop(self, number: int) -> None:
+        for waiting in (self._written, self._due, self._openings):
+            waiting.pop(number, None)
 
     # --- notices
 
@@ -181,7 +188,7 @@ class Gaps:
 
     def durable(self, number: int) -> None:
         """Forget a notice that is on disk."""
-        self._written.pop(number, None)
+        self._drop(number)
 
     def again(self) -> None:
         """Have the notices written once more that are not known to be durable: the log refused some."""

@@ -708,7 +708,7 @@ def forks() -> None:
 def test_it_begins_alike(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SET_BY_A_TEST", "späť")
     monkeypatch.chdir(forked.ROOT)
-    # Whoever ran a node in this process before ignores it, and only one of the kinds would inherit that.
+    # A node that ran in this process before has it ignored, and only one of the kinds would inherit that.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     options = options | {"env": os.environ | options.get("env", {})}  # without what C has put into the environment
     try:
