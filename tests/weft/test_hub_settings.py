@@ -214,7 +214,7 @@ def test_an_authority_makes_a_hub_that_others_may_call(config: Path, tmp_path: P
         "init",
         config,
         "--listen",
-        "0.0.0.0:18090",
+        f"0.0.0.0:{free_port()}",
         "--ca",
         tmp_path / "ca",
         "--host",
@@ -238,7 +238,7 @@ def test_certificates_that_are_there_are_named_from_the_configuration_s_folder(
     weft("ca", "init", tmp_path / "ca")
     weft("ca", "hub", tmp_path / "ca", "--host", "hub.test", "--to", tmp_path)
     monkeypatch.chdir(tmp_path)
-    weft("hub", "init", config, "--listen", "0.0.0.0:18090", "--certificate", "hub.crt", "--key", "hub.key")
+    weft("hub", "init", config, "--listen", f"0.0.0.0:{free_port()}", "--certificate", "hub.crt", "--key", "hub.key")
     made = load_hub(str(config))
     assert made.tls is not None
     assert (made.tls.certificate, made.tls.key) == (str(tmp_path / "hub.crt"), str(tmp_path / "hub.key"))
