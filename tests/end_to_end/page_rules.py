@@ -72,6 +72,12 @@ def hub_elsewhere(reader: PageReader) -> None:
     reader.write("hub.yaml", HUB)
 
 
+def tenant_elsewhere(reader: PageReader) -> None:
+    """That hub's configuration, and a tenant in its store."""
+    hub_elsewhere(reader)
+    reader.run("weft hub tenant add hub.yaml acme")
+
+
 def started_hub_elsewhere(reader: PageReader) -> None:
     """The start of that hub."""
     reader.run("weft hub run hub.yaml")
@@ -149,9 +155,15 @@ RULES = {
             r"press-7\s+edge\s+acme\s+press-shop-7\s+1",
             r"cluster log +entry",
             "edge.yaml is good",
-            "declared the edges of acme/telemetry",
-            r"guest-7\s+write:telemetry\s+acme\s+guest-7\s+1",
         )
+    ),
+    "tokens-for-a-fleet.md": Rule(
+        meanwhile={"weft hub token add": tenant_elsewhere},
+        says=(r"guest-7\s+write:telemetry\s+acme\s+guest-7\s+1", "declared 2 tokens"),
+    ),
+    "expect-edges.md": Rule(
+        meanwhile={"weft hub stream expect": tenant_elsewhere},
+        says=("declared the edges of acme/telemetry", "acme/presses"),
     ),
     "tls-at-the-hub.md": Rule(
         says=(

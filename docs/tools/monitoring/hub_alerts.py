@@ -213,7 +213,7 @@ COMMITTING = (
         WARNING,
         "the keys of the issuer of tokens could not be read for {{ $value | humanizeDuration }}",
         "`weft hub status` shows why, and until when the known keys count (`jwt.keep`). Then its tokens are refused.",
-        "declare-tokens-and-tenants.md",
+        "tokens-of-an-issuer.md",
     ),
     Alert(
         "WeftHubDeclarationsOld",
