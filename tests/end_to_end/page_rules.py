@@ -292,8 +292,9 @@ RULES = {
         needs=("proton",), says=("on disk: True", "plant/l4/m1/telemetry 21.5 .*x-opt-weft-offset")
     ),
     "watch-a-fleet.md": Rule(
-        before=(TOUR,), shared=True, says=(r"^ready$", "1 edge: 1 connected", r"tables/default/telemetry \(version")
+        before=(TOUR,), shared=True, says=("1 edge: 1 connected", r"tables/default/telemetry \(version")
     ),
+    "probe-a-node.md": Rule(before=(TOUR,), shared=True, says=(r"^ready$",)),
     "publish-with-pika.md": Rule(
         needs=("pika", "aio_pika", "celery"),
         says=(

@@ -170,7 +170,7 @@ SENDING = (
         CRITICAL,
         "the hub answers, and what is sent does not become durable",
         "Look at the hub's store: `weft hub status`, `weft_hub_store_trouble`.",
-        "watch-a-fleet.md",
+        "full-disk-or-link-down.md",
         ("link",),
     ),
     Alert(

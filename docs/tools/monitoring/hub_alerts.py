@@ -62,7 +62,7 @@ COMMITTING = (
         CRITICAL,
         "the clock is {{ $value | humanizeDuration }} off the store's",
         "The node accepts no new work. Set its clock, and run a time service: `timedatectl set-ntp true`.",
-        "watch-a-fleet.md",
+        "read-the-log-of-a-node.md",
     ),
     Alert(
         "WeftHubEdgesClocksDiffer",
@@ -71,7 +71,7 @@ COMMITTING = (
         WARNING,
         "{{ $value }} connected edges have clocks a minute or more from the hub's",
         "`weft hub status` names them. If it is nearly all of them, look at the hub's clock.",
-        "watch-a-fleet.md",
+        "read-the-log-of-a-node.md",
     ),
     Alert(
         "WeftHubEdgesGone",
@@ -110,7 +110,7 @@ COMMITTING = (
         CRITICAL,
         "{{ $value }} edges without a link have room for less than four hours of records",
         "The console's *Fleet*, by *Outage left*, names them. Mend their links, or give their logs a larger budget.",
-        "watch-a-fleet.md",
+        "full-disk-or-link-down.md",
         by_instance=False,
     ),
     Alert(
@@ -120,7 +120,7 @@ COMMITTING = (
         WARNING,
         "{{ $value }} edges without a link have room for less than a day of records",
         "The console's *Fleet*, by *Outage left*, names them. Mend their links before their logs are full.",
-        "watch-a-fleet.md",
+        "full-disk-or-link-down.md",
         by_instance=False,
     ),
     Alert(
@@ -184,7 +184,7 @@ COMMITTING = (
         "the disk of the store is full in {{ $value | humanizeDuration }} at the rate of the last day",
         "Set or lower `retain_log`, remove old rows, or move the store to a larger disk. `weft hub status` says until "
         "when it lasts.",
-        "watch-a-fleet.md",
+        "full-disk-or-link-down.md",
         by_instance=False,
     ),
     Alert(
@@ -194,7 +194,7 @@ COMMITTING = (
         CRITICAL,
         "the disk of the store is full within a day, or has less than 1 GiB free",
         "Make room now. A full disk accepts no commits: edges keep their records, until their own disks are full.",
-        "watch-a-fleet.md",
+        "full-disk-or-link-down.md",
         by_instance=False,
     ),
     Alert(
