@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
@@ -30,14 +31,21 @@ from weft.cloud_hub.facts.fact import (
     UnreadableDocument,
     decode,
     listed,
+    noting,
+    parse_stream_name,
 )
 from weft.cloud_hub.facts.hub import DeclaredRegions, Drained, drain, pause_region, undo_drain
-from weft.cloud_hub.facts.tenants import Quotas, TenantDocument, set_tenant
+from weft.cloud_hub.facts.tenants import Quotas, TenantDocument, remove_tenant, set_tenant, tenant_of_token
 from weft.cloud_hub.facts.tokens import (
     Secret,
+    TokenCache,
     add_token,
     end_of_token,
+    has_other_secret,
+    import_token,
     last_uses,
+    new_pairing,
+    pair_token,
     remove_token,
     rotate_token,
     token_view,
@@ -49,7 +57,10 @@ from weft.config.limits import REASON_CHARACTERS_MAX
 from weft.hub_api.answers import (
     ActsAnswer,
     ApiError,
+    ImportedTokensAnswer,
+    PairingAnswer,
     QuotasAnswer,
+    RemovedTenantAnswer,
     RemovedTokenAnswer,
     SecretAnswer,
     TenantAnswer,
@@ -59,7 +70,16 @@ from weft.hub_api.answers import (
     moment_after,
     moment_of,
 )
-from weft.hub_api.bodies import Drain, NewToken, RegionOrder, Rotation, Split, TenantQuotas
+from weft.hub_api.bodies import (
+    Drain,
+    NewToken,
+    PairingOfToken,
+    RegionOrder,
+    Rotation,
+    Split,
+    TenantQuotas,
+    TokensToImport,
+)
 from weft.hub_api.operations import ACTS_DEFAULT, NUMBER_MAX, PAGE_DEFAULT, Operation, reader_of
 from weft.hub_api.rights import Scope, role_grants
 from weft.hub_api.status import (
@@ -75,10 +95,12 @@ from weft.hub_api.status import (
 )
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import NAME_RULE
+from weft.protocols.link import CODE_CHARACTERS, code_of, spoken
 from weft.storage.cluster import Cluster, ClusterUnusable, read_cluster
 from weft.storage.cluster_log import Author, Change, ChangeRefused, ClusterLog, ClusterState, Contended
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.presence import running
+from weft.storage.table.schemas import STREAM
 
 READ_AGE_S = 5.0
 """Maximum age of what an answer about processes or regions is made of: it is read for all who ask within it."""
@@ -180,7 +202,7 @@ class Administration:
             decision = add_token(identity, until)
         except TokensUnusable as error:
             raise ApiError(400, str(error), NOTHING) from None
-        await self._declare(decision, author)
+        await self._declare(decision, by=author)
         return SecretAnswer(name=wanted.name, token=secret, until=moment(until))
 
     async def rotate_token(self, author: Author, wanted: Rotation, *, name: str) -> SecretAnswer:
@@ -196,12 +218,43 @@ class Administration:
             made = Secret(hash_token(secret), until)
             return rotate_token(name, made, now, old_until, ends_oldest=wanted.end_oldest)(state)
 
-        await self._declare(decide, author)
+        await self._declare(decide, by=author)
         return SecretAnswer(name=name, token=secret, until=moment(ends[0]))
+
+    async def pair_token(self, author: Author, wanted: PairingOfToken, *, name: str) -> PairingAnswer:
+        """Declare a code by which an edge gets a token, and return it. A token that is there keeps its secrets until
+        the code is used."""
+        code = code_of(secrets.token_bytes(CODE_CHARACTERS))
+        identity = TokenIdentity(name, hash_token(spoken(code)), Scope.EDGE, wanted.tenant, wanted.edge)
+        try:
+            pairing = new_pairing(identity.sha256, wanted.within, wanted.expires, author.at)
+            decision = pair_token(identity, pairing)
+        except ValueError as error:
+            raise ApiError(400, str(error), NOTHING) from None
+        await self._declare(decision, by=author)
+        return PairingAnswer(
+            name=name, code=code, tenant=wanted.tenant, edge=wanted.edge, until=moment_of(pairing.until)
+        )
+
+    async def import_tokens(self, author: Author, wanted: TokensToImport) -> ImportedTokensAnswer:
+        """Declare tokens by the hashes of their secrets. Of those in one entry, all are declared or none."""
+        identities = [
+            TokenIdentity(each.name, each.sha256, each.scope, each.tenant, each.edge, tuple(each.grants))
+            for each in wanted.tokens
+        ]
+        known = TokenCache()
+        try:
+            decisions, changed = noting([import_token(each, known) for each in identities])
+        except TokensUnusable as error:
+            raise ApiError(400, str(error), NOTHING) from None
+        state = await self._declare(*decisions, by=author)
+        added = [each.name for each, is_new in zip(identities, changed, strict=True) if is_new]
+        other = [each.name for each in identities if has_other_secret(state, each)]
+        return ImportedTokensAnswer(added=added, existing=len(identities) - len(added), other_secret=other)
 
     async def remove_token(self, author: Author, *, name: str) -> RemovedTokenAnswer:
         """Withdraw a token. Its links end two seconds later."""
-        state = await self._declare(remove_token(name), author)
+        state = await self._declare(remove_token(name), by=author)
         return RemovedTokenAnswer(name=name, left=len(state.facts(TOKEN)))
 
     # -- tenants
@@ -210,11 +263,16 @@ class Administration:
         """Return the declared tenants, and the one that need not be declared, by name."""
         state = await self._load()
         page, more = _page(sorted({ALWAYS_THERE, *state.facts(TENANT)}), after, limit)
-        return TenantsAnswer(tenants=[_tenant(state, name) for name in page], next_after=more)
+        return TenantsAnswer(tenants=await self._tenants(state, page), next_after=more)
 
     async def tenant(self, *, tenant: str) -> TenantAnswer:
-        """Return a tenant's quotas."""
-        return _tenant(await self._load(), tenant)
+        """Return a tenant's quotas, and what is declared for it."""
+        state = await self._load()
+        if tenant != ALWAYS_THERE and tenant not in state.facts(TENANT):
+            there = listed({ALWAYS_THERE, *state.facts(TENANT)})
+            error = f"there is no tenant {tenant!r} in the cluster log; there are: {there}"
+            raise ApiError(404, error, "PUT declares it with its quotas")
+        return (await self._tenants(state, [tenant]))[0]
 
     async def set_tenant(self, author: Author, wanted: TenantQuotas, *, tenant: str) -> TenantAnswer:
         """Declare all quotas of a tenant, and the tenant if it is new."""
@@ -229,7 +287,17 @@ class Administration:
                 raise CannotDeclare(f"tenant {tenant} was changed meanwhile: read it again")
             return set_tenant(tenant, Quotas(**given), cleared, is_new=fact is None)(state)
 
-        return _tenant(await self._declare(decide, author), tenant)
+        state = await self._declare(decide, by=author)
+        return (await self._tenants(state, [tenant]))[0]
+
+    async def remove_tenant(self, author: Author, *, tenant: str) -> RemovedTenantAnswer:
+        """Withdraw a tenant that has no token, stream, group, configuration, schema or table in the cluster log."""
+        await self._declare(remove_tenant(tenant), by=author)
+        return RemovedTenantAnswer(tenant=tenant)
+
+    async def _tenants(self, state: ClusterState, names: Sequence[str]) -> list[TenantAnswer]:
+        # It reads the document of each token: tens of milliseconds for the largest fleet.
+        return await asyncio.to_thread(_tenants, state, names, self._cluster.now().tree.apart)
 
     # -- processes and shards
 
@@ -266,13 +334,13 @@ class Administration:
             why = f"no hub process {node} runs on this store; there are: {names}"
             raise ApiError(404, why, "GET /v1/nodes lists them")
         others = [(each.host, each.name) for each in named if each not in own and each.state != LEAVING]
-        await self._declare(drain(node, others), author)
+        await self._declare(drain(node, others), by=author)
         return DrainAnswer(node=node, drained=True, links=sum(each.links for each in own))
 
     async def undo_drain(self, author: Author, *, node: str) -> DrainAnswer:
         """Take a drain back: the process takes shards and edges again."""
         node = node.rstrip("/")
-        await self._declare(undo_drain(node), author)
+        await self._declare(undo_drain(node), by=author)
         return DrainAnswer(node=node, drained=False, links=None)
 
     async def look_at_split(self, *, shard: int) -> SplitLook:
@@ -341,7 +409,7 @@ class Administration:
             there = ", ".join(sorted(self._regions)) or "none"
             why = f"`regions` of this hub has no {region[:80]!r}; there are: {there}"
             raise ApiError(404, why, "GET /v1/regions names them")
-        await self._declare(pause_region(region, paused=wanted.paused), author)
+        await self._declare(pause_region(region, paused=wanted.paused), by=author)
         return RegionOrderAnswer(region=region, paused=wanted.paused)
 
     # -- the cluster log
@@ -350,11 +418,11 @@ class Administration:
         async with _readable():
             return await self._log.load()
 
-    async def _declare(self, decision: Decision, author: Author) -> ClusterState:
-        """Change facts. Return the facts with the change when it is durable."""
+    async def _declare(self, *decisions: Decision, by: Author) -> ClusterState:
+        """Change facts. Return the facts with the changes when these are durable."""
         state = await self._load()
         try:
-            return await self._log.append(decision, author, state)
+            return await self._log.append_all(decisions, by, state)
         except (CannotDeclare, ChangeRefused) as error:
             raise ApiError(409, str(error), NOTHING) from error
         except (StoreError, Contended, CodecError) as error:
@@ -386,18 +454,36 @@ def _end(text: str | None, now: int, field: str) -> int | None:
         raise ApiError(400, f"{field}: {error}", "see docs/reference/api.md") from None
 
 
-def _tenant(state: ClusterState, name: str) -> TenantAnswer:
-    fact = state.facts(TENANT).get(name)
-    if fact is None and name != ALWAYS_THERE:
-        there = listed({ALWAYS_THERE, *state.facts(TENANT)})
-        error = f"there is no tenant {name!r} in the cluster log; there are: {there}"
-        raise ApiError(404, error, "PUT declares it with its quotas")
-    try:
-        quotas = Quotas() if fact is None else decode(fact.document, TenantDocument).quotas
-    except UnreadableDocument as unreadable:
-        advice = "use the release that wrote it"
-        raise ApiError(503, f"this release cannot read tenant {name!r}: {unreadable}", advice) from unreadable
-    return TenantAnswer(tenant=name, version=0 if fact is None else fact.version, quotas=quotas_answer(quotas))
+def _tenants(state: ClusterState, names: Sequence[str], apart: Mapping[str, int]) -> list[TenantAnswer]:
+    """Return tenants that are declared, or need not be.
+
+    Args:
+        apart: tenants that are set apart, with the first shard of each.
+    """
+    tokens = Counter(tenant_of_token(fact.document) for fact in state.facts(TOKEN).values())
+    streams = Counter(parse_stream_name(name)[0] for name in state.facts(STREAM))
+    found = []
+    for name in names:
+        fact, document, why = state.facts(TENANT).get(name), TenantDocument(), None
+        try:
+            document = document if fact is None else decode(fact.document, TenantDocument)
+        except UnreadableDocument as error:
+            why = str(error)
+        found.append(
+            TenantAnswer(
+                tenant=name,
+                version=0 if fact is None else fact.version,
+                quotas=quotas_answer(document.quotas),
+                isolation="own" if name in apart else None,
+                tokens=tokens[name],
+                streams_with_edges=streams[name],
+                changed=None if fact is None else moment_of(fact.at),
+                by="" if fact is None else fact.by,
+                reason="" if fact is None else fact.reason,
+                unusable=why,
+            )
+        )
+    return found
 
 
 def quotas_answer(quotas: Quotas) -> QuotasAnswer:

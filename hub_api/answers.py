@@ -532,6 +532,20 @@ class TenantAnswer(msgspec.Struct, frozen=True, kw_only=True):
     version: Count
     """Number of the entry of the cluster log that declared this; 0 for `default` without a declaration."""
     quotas: QuotasAnswer
+    """Without a bound, too, if the release cannot read them: see `unusable`."""
+    isolation: Literal["own"] | UnsetType | None = UNSET
+    """`own` for a tenant with shards and tables below a prefix of its own; null for one that shares those of others."""
+    tokens: Count | UnsetType = UNSET
+    """Declared tokens of the tenant that the release can read."""
+    streams_with_edges: Count | UnsetType = UNSET
+    """Streams of the tenant for which edges are declared (`weft hub stream expect`)."""
+    changed: Moment | UnsetType | None = UNSET
+    """Time of the declaration; null without one."""
+    by: str | UnsetType = UNSET
+    """Author of the declaration; empty without one."""
+    reason: str | UnsetType = UNSET
+    unusable: str | UnsetType | None = UNSET
+    """Reason why the release cannot read the declaration; null if it can."""
 
 
 class TenantsAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -539,6 +553,12 @@ class TenantsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     tenants: list[TenantAnswer]
     next_after: str | None
+
+
+class RemovedTenantAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant that was withdrawn. Its records, streams and tables stay."""
+
+    tenant: str
 
 
 class TokenOfStore(msgspec.Struct, frozen=True, kw_only=True):
@@ -581,6 +601,29 @@ class SecretAnswer(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     until: Moment | None
     """Its end; null for none."""
+
+
+class PairingAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A code by which an edge gets a token. It is shown this once."""
+
+    name: str
+    """Name of the token."""
+    code: str
+    tenant: str
+    edge: str
+    until: Moment
+    """End of the code."""
+
+
+class ImportedTokensAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of an import of tokens."""
+
+    added: list[str]
+    """Names of the tokens that it declared."""
+    existing: Count
+    """Number of the others, which were declared already and stay as they are."""
+    other_secret: list[str]
+    """Names of those among them that have another secret than the import."""
 
 
 class RemovedTokenAnswer(msgspec.Struct, frozen=True, kw_only=True):

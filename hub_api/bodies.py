@@ -16,6 +16,10 @@ from weft.protocols.shard.placement import SHARDS_MAX
 Reason = Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)]
 """Reason for the record of administrative acts."""
 OVERLAP = "7d"
+CODE_VALID = "15m"
+"""Time for which the code of a pairing counts, unless the request says another."""
+IMPORTED_MAX = 1000
+"""Maximum number of tokens that one request imports; a larger fleet needs several requests."""
 _END_CHARACTERS_MAX = 40
 _End = Annotated[str, Meta(max_length=_END_CHARACTERS_MAX)]
 
@@ -45,6 +49,41 @@ class Rotation(msgspec.Struct, forbid_unknown_fields=True):
     """Time for which the secret before stays in force; `0s` for none."""
     end_oldest: bool = False
     """True to end the older of two secrets that are in force already."""
+    reason: Reason = ""
+    """For the record of administrative acts."""
+
+
+class PairingOfToken(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request: the edge that is to get a token by a code."""
+
+    edge: str
+    tenant: str = "default"
+    within: _End = CODE_VALID
+    """Time for which the code counts, `24h` at most."""
+    expires: _End | None = None
+    """End of the token's secret: a duration such as `90d`, or a date; null for none."""
+    reason: Reason = ""
+    """For the record of administrative acts."""
+
+
+class HashedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token whose secret was made elsewhere."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=TOKEN_NAME_CHARACTERS_MAX)]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """SHA-256 of the secret, in lower-case hexadecimal digits."""
+    scope: Scope
+    tenant: str = "default"
+    edge: str | None = None
+    """Edge that may link with it; for the scope `edge`, and for grants to write."""
+    grants: Annotated[list[Annotated[str, Meta(max_length=GRANT_CHARACTERS_MAX)]], Meta(max_length=GRANTS_MAX)] = []
+    """Rights such as `read:press-*`, for the scope `granted`."""
+
+
+class TokensToImport(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request: tokens to declare by the hashes of their secrets."""
+
+    tokens: Annotated[list[HashedToken], Meta(min_length=1, max_length=IMPORTED_MAX)]
     reason: Reason = ""
     """For the record of administrative acts."""
 

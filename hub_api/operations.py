@@ -23,14 +23,17 @@ from weft.hub_api.answers import (
     CompletenessAnswer,
     EdgeAnswer,
     EdgesAnswer,
+    ImportedTokensAnswer,
     LanesAnswer,
     LogId,
     MessagesAnswer,
+    PairingAnswer,
     PipelinesAnswer,
     PublishedAnswer,
     PullAnswer,
     PullsAnswer,
     RecordsAnswer,
+    RemovedTenantAnswer,
     RemovedTokenAnswer,
     ReportedAnswer,
     RowsAnswer,
@@ -52,12 +55,14 @@ from weft.hub_api.bodies import (
     Drain,
     MessageRequest,
     NewToken,
+    PairingOfToken,
     PullWindow,
     RegionOrder,
     Report,
     Rotation,
     Split,
     TenantQuotas,
+    TokensToImport,
 )
 from weft.hub_api.rights import Right, Scope
 from weft.hub_api.status import (
@@ -94,6 +99,9 @@ ROW_COLUMNS = OWN_COLUMNS, TYPED_COLUMNS = "own", "typed"
 JSON_ROWS_MAX = 1000
 NUMBER_MAX = (1 << 63) - 1
 """Highest offset, sequence number and number of a chunk."""
+
+BODY_BYTES_MAX, IMPORT_BYTES_MAX = 16 << 10, 512 << 10
+"""Longest body of an operation on the hub as a whole, and that of an import of tokens."""
 
 DIGITS_MAX = 20
 """Longest number in a request. Python refuses numbers of some thousand digits with an error of its own."""
@@ -167,6 +175,8 @@ class Operation(NamedTuple):
     errors: frozenset[int] = READING
     body: Any = None
     """Type of the request's JSON document; None without one."""
+    body_bytes_max: int = BODY_BYTES_MAX
+    """Longest body that an operation on the hub as a whole takes."""
     content_type: str = "application/json"
     headers: Mapping[str, str] = {}
     """Header of the answer -> meaning. Its value is a whole number."""
@@ -612,6 +622,18 @@ OPERATIONS: tuple[Operation, ...] = (
         command="weft hub tenant set",
     ),
     Operation(
+        "remove_tenant",
+        "delete",
+        "/v1/tenants/{tenant}",
+        "Withdraw a tenant for which nothing is declared any more. Its records, streams and tables stay.",
+        RemovedTenantAnswer,
+        (Scope.GRANTED,),
+        parameters=(_TENANT_OF_PATH, _REASON),
+        errors=frozenset({400, 401, 403, 409, 421, 503}),
+        right=Right.TENANTS,
+        command="weft hub tenant remove",
+    ),
+    Operation(
         "tenants",
         "get",
         "/v1/tenants",
@@ -659,6 +681,32 @@ OPERATIONS: tuple[Operation, ...] = (
         body=Rotation,
         right=Right.TOKENS,
         command="weft hub token rotate",
+    ),
+    Operation(
+        "pair_token",
+        "post",
+        "/v1/tokens/{name}/pair",
+        "Make a code by which an edge gets a token, and return the code, once.",
+        PairingAnswer,
+        (Scope.GRANTED,),
+        parameters=(_TOKEN_OF_PATH,),
+        errors=_OF_CHANGES,
+        body=PairingOfToken,
+        right=Right.TOKENS,
+        command="weft hub token pair",
+    ),
+    Operation(
+        "import_tokens",
+        "post",
+        "/v1/tokens/import",
+        "Declare tokens by the hashes of their secrets. Those that are declared already stay as they are.",
+        ImportedTokensAnswer,
+        (Scope.GRANTED,),
+        errors=_OF_CHANGES,
+        body=TokensToImport,
+        body_bytes_max=IMPORT_BYTES_MAX,
+        right=Right.TOKENS,
+        command="weft hub token import",
     ),
     Operation(
         "remove_token",

@@ -38,7 +38,7 @@ class Right(StrEnum):
     REPORT = "report"
     """Report the state of pipelines of Spark, and forget them. No scope has it."""
     TENANTS = "tenants"
-    """See and set the quotas of all tenants. No scope has it: it is granted by its name."""
+    """See, declare and withdraw all tenants, and set their quotas. No scope has it: it is granted by its name."""
     NODES = "nodes"
     """Drain processes of the hub, split its shards, and pause its links to regions. No scope has it."""
     TOKENS = "tokens"

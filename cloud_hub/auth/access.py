@@ -27,6 +27,7 @@ from weft.cloud_hub.auth.claims import JwtRefused
 from weft.cloud_hub.auth.tokens import NO_TOKEN, TokenIdentity, Tokens, is_jwt
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.hub_api.answers import ApiError
+from weft.hub_api.operations import BODY_BYTES_MAX
 from weft.hub_api.rights import CONCERNS, Right, Scope
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, NodeName, valid_name
@@ -428,7 +429,6 @@ def _is_loopback(remote: str | None) -> bool:
     return (mapped or address).is_loopback
 
 
-BODY_BYTES_MAX = 16 << 10
 T = TypeVar("T")
 
 
@@ -465,14 +465,17 @@ class Orders:
         way = request.path if resource is None else resource.canonical
         return Author(self._clock.now(), who, reason, request.remote or "", f"{request.method} {way}")
 
-    async def body(self, request: web.Request, right: Right) -> bytes:
+    async def body(self, request: web.Request, right: Right, bytes_max: int = BODY_BYTES_MAX) -> bytes:
         """Return the body of a request that has a right.
+
+        Args:
+            bytes_max: longest body.
 
         Raises:
             ApiError: 401, 403, 408, 413, 415, 421.
         """
         self.access.operate(request, right)
-        return await self._read_body(request, BODY_BYTES_MAX, "a body of this operation has some hundred bytes")
+        return await self._read_body(request, bytes_max, f"a body of this operation has at most {bytes_max} bytes")
 
 
 def decoded(body: bytes, wanted: type[T]) -> T:

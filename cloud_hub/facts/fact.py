@@ -7,7 +7,7 @@ depend on each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -79,6 +79,21 @@ ALWAYS_THERE = "default"
 
 class CannotDeclare(Exception):
     """A change that does not fit the facts. The message says what to do."""
+
+
+def noting(decisions: Sequence[Decision]) -> tuple[list[Decision], list[bool]]:
+    """Return decisions that note whether they change something, and their notes, each False until then."""
+    changed = [False] * len(decisions)
+
+    def noted(at: int, decision: Decision) -> Decision:
+        def decide(state: ClusterState) -> Change | None:
+            change = decision(state)
+            changed[at] = change is not None  # the last time counts: after a quicker writer, it is decided again
+            return change
+
+        return decide
+
+    return [noted(*each) for each in enumerate(decisions)], changed
 
 
 def known_fact(state: ClusterState, kind: str, name: str) -> None:

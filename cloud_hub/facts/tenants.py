@@ -119,7 +119,7 @@ def remove_tenant(name: str) -> Decision:
 
     def decide(state: ClusterState) -> Change:
         known_fact(state, TENANT, name)
-        tokens = [token for token, fact in state.facts(TOKEN).items() if _tenant_of(fact.document) == name]
+        tokens = [token for token, fact in state.facts(TOKEN).items() if tenant_of_token(fact.document) == name]
         if tokens:
             raise CannotDeclare(f"tenant {name} has tokens: {listed(tokens)}. Withdraw them first")
         streams = [each for each in state.facts(STREAM) if parse_stream_name(each)[0] == name]
@@ -167,7 +167,7 @@ class _OfTenant(msgspec.Struct):
     tenant: str = "default"
 
 
-def _tenant_of(document: bytes) -> str | None:
+def tenant_of_token(document: bytes) -> str | None:
     """Return the tenant of a token; None if this release cannot read it."""
     try:
         return decode(document, _OfTenant).tenant

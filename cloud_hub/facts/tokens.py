@@ -40,7 +40,7 @@ from weft.cloud_hub.facts.fact import (
 from weft.cloud_hub.facts.tenants import TenantDocument, check_tenant
 from weft.cloud_hub.part import Part
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.answers import TokenOfStore, moment, moment_of
+from weft.hub_api.answers import TokenOfStore, moment, moment_after, moment_of
 from weft.hub_api.rights import ANY, GRANT_CHARACTERS_MAX, GRANTS_MAX, Scope
 from weft.storage import hub_keys
 from weft.storage.cluster_log import Change, ClusterState, Fact
@@ -49,6 +49,8 @@ from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, Prec
 if TYPE_CHECKING:
     from weft.cloud_hub.auth.jwt import Jwts
 
+PAIRING_MAX_NS = 24 * 3_600_000_000_000
+"""Longest time for which the code of a pairing counts."""
 SECRETS_MAX = 2
 """Maximum number of secrets of a token that are in force at once: during a rotation, the old and the new one."""
 
@@ -235,6 +237,31 @@ def rotate_token(name: str, secret: Secret, now: int, old_until: int, *, ends_ol
 
 class NotPaired(Exception):
     """A code that gives nothing. There is no reason in it, since strangers may ask."""
+
+
+def new_pairing(code: str, within: str, expires: str | None, now: int) -> Pairing:
+    """Return a code that counts from now on.
+
+    Args:
+        code: its hash.
+        within: duration for which it counts.
+        expires: end of the secret: a duration, or a date; None for no end.
+        now: nanoseconds since 1970.
+
+    Raises:
+        ValueError: a time is none, or is over, or the code would count for more than 24 h.
+    """
+    until = _moment_of("within", within, now)
+    if until > now + PAIRING_MAX_NS:
+        raise ValueError(f"within: a code counts for {PAIRING_MAX_NS // 3_600_000_000_000} h at most, got {within}")
+    return Pairing(code, until, None if expires is None else _moment_of("expires", expires, now))
+
+
+def _moment_of(field: str, text: str, now: int) -> int:
+    try:
+        return moment_after(text, now)
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from None
 
 
 def pair_token(identity: TokenIdentity, pairing: Pairing) -> Decision:

@@ -188,6 +188,10 @@ class ProcessRequests:
         return answered(self._status())
 
 
+MAKING_TOKENS = frozenset({"add_token", "pair_token", "import_tokens"})
+"""Operations that may declare the first token of a store."""
+
+
 class AdministrationRequests:
     """Handlers of the requests."""
 
@@ -206,9 +210,11 @@ class AdministrationRequests:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             self._orders.access.operate(request, right)
-            body = None if operation.body is None else await self._orders.body(request, right)
-            if operation.name == "add_token" and self._orders.access.reader(request) is None:
-                # It would end the links of all edges without a token; the command says which, and asks.
+            body = None
+            if operation.body is not None:
+                body = await self._orders.body(request, right, operation.body_bytes_max)
+            if operation.name in MAKING_TOKENS and self._orders.access.reader(request) is None:
+                # The first one would end the links of all edges without a token; the command says which, and asks.
                 error = "a hub without tokens makes the first one by its command"
                 raise ApiError(403, error, f"use `{operation.command}`")
             answer = await self._administration.perform(

@@ -12,10 +12,16 @@ from tests.cloud_hub.http.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.regions.fabric import NODE, has, log_of, stored, to
 from tests.support.waiting import until
+from weft.cloud_hub.auth.tokens import hash_token, new_token
+from weft.cloud_hub.facts.fact import TENANT
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.regions.regions import PAUSED
+from weft.hub_api.bodies import IMPORTED_MAX
+from weft.hub_api.operations import IMPORT_BYTES_MAX
 from weft.hub_api.rights import Scope, role_grants
+from weft.protocols.link import PAIR_PATH, spoken
 from weft.replication.runner import LinkIdentity
+from weft.storage.cluster_log import Change
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.directory import MemoryStore
 
@@ -78,12 +84,89 @@ async def test_a_token_is_made_rotated_and_withdrawn_and_its_secret_is_shown_onc
         ]
 
 
+async def test_an_edge_takes_its_token_by_a_code_that_an_administrator_asked_for_and_no_record_has() -> None:
+    store, secret = MemoryStore(), new_token()
+    async with running_hub(store, tokens_required=True, **SOON) as hub:
+        await open_to_an_administrator(hub, store)
+        wanted = {"edge": "press-1", "within": "1h", "expires": "90d", "reason": "hall 2"}
+        made = await act(hub, "POST", "/v1/tokens/press%2F1/pair", wanted)
+        assert (made["name"], made["tenant"], made["edge"]) == ("press/1", "default", "press-1")
+        await until(lambda: hub._declared.credentials.is_declared("press/1"))
+        listed = (await act(hub, "GET", "/v1/tokens"))["tokens"]
+        assert [each["until"] for each in listed if each["name"] == "press/1"] == ["not paired yet"]
+        redeemed = {"code": made["code"], "sha256": hash_token(secret), "tenant": None, "edge": None}
+        assert (await call(hub, "POST", PAIR_PATH, "", redeemed))[0] == 200
+        await until(lambda: hub._declared.credentials.identify(secret) is not None)
+        assert hub._declared.credentials.identify(secret).edge == "press-1"  # type: ignore[union-attr]
+        for body, status in (
+            ({"edge": "press-1", "within": "2d"}, 400),
+            ({"edge": "press-1", "expires": "soon"}, 400),
+            ({"edge": "No Edge"}, 400),
+            ({"edge": "press-2"}, 409),
+            ({"edge": "press-1", "tenant": "acme"}, 409),
+        ):
+            assert (await call(hub, "POST", "/v1/tokens/press%2F1/pair", ADMIN, body))[0] == status, body
+        await until_complete(hub, "POST /v1/tokens/{name}/pair", "hall 2")
+        kept = [bytes(each.data) for each in store._objects.values()]
+        everything = str([await act(hub, "GET", "/v1/acts"), *kept])
+        assert not any(each in everything for each in (made["code"], spoken(made["code"])))
+
+
+async def test_tokens_of_another_place_are_declared_together_or_not_at_all_and_stay_when_they_come_again() -> None:
+    store, secrets = MemoryStore(), {name: new_token() for name in ("a", "b", "c")}
+    fleet = [
+        {"name": name, "sha256": hash_token(secret), "scope": "edge", "edge": name} for name, secret in secrets.items()
+    ]
+    async with running_hub(store, tokens_required=True, **SOON) as hub:
+        await open_to_an_administrator(hub, store)
+        wanted = {"tokens": [*fleet, {**fleet[0], "name": "x", "tenant": "acme"}]}
+        status, reported = await call(hub, "POST", "/v1/tokens/import", ADMIN, wanted)
+        assert (status, "there is no tenant 'acme'" in reported["detail"]) == (409, True)
+        assert [each["name"] for each in (await act(hub, "GET", "/v1/tokens"))["tokens"]] == ["ada"], "none of them"
+        for one in ({"grants": ["read"]}, {"sha256": "AB"}, {"edge": None}):
+            assert (await call(hub, "POST", "/v1/tokens/import", ADMIN, {"tokens": [{**fleet[0], **one}]}))[0] == 400
+        many = {"tokens": [{**fleet[0], "name": f"n-{n}"} for n in range(IMPORTED_MAX + 1)]}
+        assert (await call(hub, "POST", "/v1/tokens/import", ADMIN, many))[0] == 400
+        long = {"tokens": fleet, "reason": "x" * IMPORT_BYTES_MAX}
+        assert (await call(hub, "POST", "/v1/tokens/import", ADMIN, long))[0] == 413
+        done = await act(hub, "POST", "/v1/tokens/import", {"tokens": fleet[:2], "reason": "moved"})
+        assert done == {"added": ["a", "b"], "existing": 0, "other_secret": []}
+        other = {**fleet[0], "sha256": hash_token("another")}
+        done = await act(hub, "POST", "/v1/tokens/import", {"tokens": [other, *fleet[1:]]})
+        assert done == {"added": ["c"], "existing": 2, "other_secret": ["a"]}
+        await until(lambda: hub._declared.credentials.identify(secrets["c"]) is not None)
+        assert hub._declared.credentials.identify("another") is None
+        await until_complete(hub, "POST /v1/tokens/import", "moved")
+
+
+async def test_a_tenant_is_withdrawn_after_its_tokens_and_a_list_says_what_it_has() -> None:
+    store = MemoryStore()
+    async with running_hub(store, tokens_required=True, **SOON) as hub:
+        await open_to_an_administrator(hub, store)
+        await act(hub, "PUT", "/v1/tenants/acme", {"links": 3, "reason": "contract 17"})
+        await act(hub, "POST", "/v1/tokens", {"name": "wall", "scope": "reader", "tenant": "acme"})
+        found = await act(hub, "GET", "/v1/tenants/acme")
+        assert [found[each] for each in ("tokens", "streams_with_edges", "isolation", "unusable")] == [1, 0, None, None]
+        assert (found["by"], found["reason"], found["changed"] is None) == ("token ada", "contract 17", False)
+        status, reported = await call(hub, "DELETE", "/v1/tenants/acme", ADMIN)
+        assert (status, "has tokens: wall" in reported["detail"]) == (409, True)
+        await act(hub, "DELETE", "/v1/tokens/wall")
+        assert await act(hub, "DELETE", "/v1/tenants/acme?reason=over") == {"tenant": "acme"}
+        assert (await call(hub, "DELETE", "/v1/tenants/acme", ADMIN))[0] == 409
+        await declare(hub, store, lambda _: Change(TENANT, "later", b'{"quotas": 7}'))
+        listed = (await act(hub, "GET", "/v1/tenants"))["tenants"]
+        assert [(each["tenant"], each["unusable"] is None) for each in listed] == [("default", True), ("later", False)]
+        assert (await call(hub, "PUT", "/v1/tenants/later", ADMIN, {"links": 1}))[0] == 409, "nothing of it is lost"
+        await until_complete(hub, "DELETE /v1/tenants/{tenant}", "over")
+
+
 async def test_what_cannot_be_a_token_is_refused_and_so_is_the_first_one_of_a_hub() -> None:
     store = MemoryStore()
     async with running_hub(store, **SOON) as hub:
         async with aiohttp.ClientSession(hub.url) as session:
-            answer = await session.post("/v1/tokens", json={"name": "a", "scope": "admin"})
-            assert (answer.status, "weft hub token add" in await answer.text()) == (403, True)
+            for way, command in (("", "add"), ("/import", "import"), ("/a/pair", "pair")):
+                answer = await session.post(f"/v1/tokens{way}", json={"name": "a", "scope": "admin"})
+                assert (answer.status, f"weft hub token {command}" in await answer.text()) == (403, True)
             answer = await session.delete("/v1/drains?node=a", headers={"Origin": "https://evil.example"})
             assert answer.status == 403
         await open_to_an_administrator(hub, store)

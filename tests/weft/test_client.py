@@ -34,6 +34,7 @@ from weft.cloud_hub.hub import Hub
 from weft.commands import hub_tenants
 from weft.commands.credentials import whoami
 from weft.hub_api.answers import StreamsAnswer, WhoAmI
+from weft.hub_api.bodies import HashedToken
 from weft.hub_api.operations import EVENTS, OPERATIONS, Operation, Parameter
 from weft.hub_api.rights import Scope
 from weft.replication.runner import LinkIdentity
@@ -52,6 +53,7 @@ OF_BODY = {
     "force": True,
     "state": "running",
     "paused": True,
+    "tokens": [HashedToken("press-1", "0" * 64, Scope.EDGE, edge="press-1")],
     **dict.fromkeys(("batch", "records", "seconds", "rate", "lag", "idle_seconds", "every_seconds"), 7),
 }
 """Arguments that are no text."""

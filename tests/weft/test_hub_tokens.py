@@ -219,7 +219,8 @@ def test_tenants_come_with_quotas_and_go_after_their_tokens(config: Path) -> Non
     weft("hub", "token", "add", config, "one", "--scope", "edge", "--edge", "a", "--tenant", "acme")
     weft("hub", "stream", "expect", config, "acme/telemetry", "press-*", "oven")
     assert weft("hub", "stream", "expect", config, "acme/telemetry").output == "press-*\noven\n"
-    (found,) = listed("tenant", config)
+    found, always_there = listed("tenant", config)
+    assert (found["name"], always_there["name"]) == ("acme", "default")
     declared = {name: quota for name, quota in found["quotas"].items() if quota is not None}
     assert declared == {"edges": 1, "bytes_per_second": 4 << 20}
     assert (found["tokens"], found["streams_with_edges"], found["version"]) == (1, 1, 2)
@@ -230,7 +231,7 @@ def test_tenants_come_with_quotas_and_go_after_their_tokens(config: Path) -> Non
     weft("hub", "token", "remove", config, "one")
     weft("hub", "stream", "expect", config, "acme/telemetry", "--withdraw")
     assert weft("hub", "tenant", "remove", config, "acme").output == "withdrew tenant acme\n"
-    assert listed("tenant", config) == []
+    assert [each["name"] for each in listed("tenant", config)] == ["default"]
     acts = json.loads(weft("hub", "declarations", config, "--last", "3", "--json").output)
     assert [(each["entry"], each["act"], each["kind"], each["name"]) for each in acts] == [
         (7, "withdrew", "tenant", "acme"),
@@ -293,7 +294,7 @@ def test_an_unusable_entry_is_named_by_every_command(config: Path) -> None:
     done = weft("hub", "tenant", "add", config, "other")
     assert done.exit_code == 0
     assert "warning: entry 2 of the cluster log is passed over: cluster/entry/" in done.stderr
-    assert [each["name"] for each in listed_out(config)] == ["acme", "other"]
+    assert [each["name"] for each in listed_out(config)] == ["acme", "default", "other"]
 
 
 def test_a_closed_hub_without_a_token_is_a_warning(config: Path) -> None:
@@ -671,6 +672,9 @@ async def test_a_url_names_a_running_hub_that_sets_quotas_withdraws_tokens_and_p
         assert "there is no tenant 'none'" in await ask("tenant", "set", "none", "--links", "1")
         assert "name the CONFIG" in await ask("tenant", "set", "acme", "--isolation", "own")
         assert "--by is for a configuration" in await ask("tenant", "set", "acme", "--links", "1", "--by", "mara")
+        assert await ask("tenant", "add", "globex") == "declared tenant globex\n"
+        assert await ask("tenant", "remove", "globex", "--reason", "over") == "withdrew tenant globex\n"
+        assert "there is no tenant 'globex'" in await ask("tenant", "remove", "globex")
         assert "there is no token 'none'" in await ask("token", "remove", "none")
         assert "there are: east" in await ask("region", "pause", "south")
         assert f"weft hub region resume {hub.url} east" in await ask("region", "pause", "east", "--reason", "moved")
@@ -688,10 +692,22 @@ async def test_a_url_names_a_running_hub_that_sets_quotas_withdraws_tokens_and_p
         rotated = json.loads(await ask("token", "rotate", "press", "--expires", "90d", "--json"))
         assert (rotated["name"], rotated["token"] not in ("", secret)) == ("press", True)
         assert "there is no token 'none'" in await ask("token", "rotate", "none")
+        paired = json.loads(await ask("token", "pair", "oven", "--tenant", "acme", "--within", "8h", "--json"))
+        assert {key: paired[key] for key in ("edge", "tenant", "token")} == {
+            "edge": "oven",
+            "tenant": "acme",
+            "token": "oven",
+        }
+        assert "24 h at most" in await ask("token", "pair", "oven", "--within", "2d")
+        fleet = tmp_path / "fleet.yaml"
+        create_token(fleet, "filed", Scope.READER)
+        assert await ask("token", "import", "--file", str(fleet)) == "declared 1 token: filed; 0 existed already\n"
+        assert await ask("token", "import", "--file", str(fleet)) == "declared 0 tokens; 1 existed already\n"
         acts = await ask("acts", "", "--json")
         assert json.loads(acts)["acts"]
-        assert not any(each in acts for each in (secret, rotated["token"])), "a secret is shown once"
-        assert await ask("token", "remove", "press") == "withdrew press\n"
+        assert not any(each in acts for each in (secret, rotated["token"], paired["code"])), "a secret is shown once"
+        for name in ("press", "oven", "filed"):
+            assert await ask("token", "remove", name) == f"withdrew {name}\n"
         assert [each["name"] for each in json.loads(await ask("token", "list", "--json"))] == ["ada"]
         assert "\nada\t" in await ask("token", "list")
         assert json.loads(await ask("token", "remove", "ada", "--json")) == {"removed": "ada", "left": 0}

@@ -26,13 +26,16 @@ from weft.hub_api.answers import (
     CompletenessAnswer,
     EdgeAnswer,
     EdgesAnswer,
+    ImportedTokensAnswer,
     LanesAnswer,
     MessagesAnswer,
+    PairingAnswer,
     PipelinesAnswer,
     PublishedAnswer,
     PullAnswer,
     PullsAnswer,
     RecordsAnswer,
+    RemovedTenantAnswer,
     RemovedTokenAnswer,
     ReportedAnswer,
     SecretAnswer,
@@ -47,6 +50,7 @@ from weft.hub_api.answers import (
     UsageAnswer,
     WhoAmI,
 )
+from weft.hub_api.bodies import HashedToken, TokensToImport
 from weft.hub_api.status import (
     DrainAnswer,
     DrainsAnswer,
@@ -628,6 +632,12 @@ class Operations:
         return Request(TenantAnswer, path, data, method="PUT")
 
     @operation
+    def remove_tenant(self, tenant: str, *, reason: str | None = None) -> Request[RemovedTenantAnswer]:
+        """Withdraw a tenant for which nothing is declared any more. Its records, streams and tables stay."""
+        path = with_query(f"/v1/tenants/{quote(tenant, safe='')}", {"reason": reason})
+        return Request(RemovedTenantAnswer, path, method="DELETE")
+
+    @operation
     def tenants(self, *, after: str | None = None, limit: int | None = None) -> Request[TenantsAnswer]:
         """Return the declared tenants after one, with their quotas."""
         return _get("/v1/tenants", TenantsAnswer, after=after, limit=limit)
@@ -685,6 +695,34 @@ class Operations:
         """
         data = json_of({"expires": expires, "overlap": overlap, "end_oldest": end_oldest, "reason": reason})
         return Request(SecretAnswer, f"/v1/tokens/{quote(name, safe='')}/rotate", data)
+
+    @operation
+    def pair_token(
+        self,
+        name: str,
+        *,
+        edge: str,
+        tenant: str = "default",
+        within: str | None = None,
+        expires: str | None = None,
+        reason: str = "",
+    ) -> Request[PairingAnswer]:
+        """Make a code by which an edge gets the token called ``name``. The code is in the answer, and nowhere else.
+
+        Args:
+            within: duration for which the code counts, ``24h`` at most; None for 15 minutes.
+            expires: end of the token: a duration such as ``90d``, or a date; None for none.
+        """
+        wanted = {"edge": edge, "tenant": tenant, "within": within, "expires": expires, "reason": reason}
+        return Request(PairingAnswer, f"/v1/tokens/{quote(name, safe='')}/pair", json_of(wanted))
+
+    @operation
+    def import_tokens(self, tokens: Sequence[HashedToken], *, reason: str = "") -> Request[ImportedTokensAnswer]:
+        """Declare tokens by the hashes of their secrets: 1,000 at most, whose names share an entry of the cluster log
+        as far as it holds them. Of an entry, all are declared or none. Tokens that are declared already stay as they
+        are, so a request may be repeated."""
+        data = msgspec.json.encode(TokensToImport(list(tokens), reason))
+        return Request(ImportedTokensAnswer, "/v1/tokens/import", data)
 
     @operation
     def remove_token(self, name: str, *, reason: str | None = None) -> Request[RemovedTokenAnswer]:

@@ -20,7 +20,7 @@ from weft.cloud_hub.clock import ClockWrong, HubClock, sound_clock
 from weft.cloud_hub.cluster import ClusterCache, node_views
 from weft.cloud_hub.facts.acts import line
 from weft.cloud_hub.facts.approvals import ACTS, AskedAct, NeedsApproval, allow
-from weft.cloud_hub.facts.fact import CannotDeclare
+from weft.cloud_hub.facts.fact import CannotDeclare, noting
 from weft.cloud_hub.facts.hub import DeclaredRegions
 from weft.commands.acts import command_options, command_words, origin
 from weft.commands.common import (
@@ -53,7 +53,7 @@ from weft.storage.presence import running
 if TYPE_CHECKING:
     from weft.cloud_hub.facts.fact import Decision
     from weft.config.models import HubConfig
-    from weft.storage.cluster_log import Change, ClusterState, Declaration
+    from weft.storage.cluster_log import ClusterState, Declaration
 
 
 T = TypeVar("T")
@@ -447,17 +447,8 @@ def declare_all(config_file: str, decisions: Sequence[Decision], by: str | None,
     Returns:
         For each decision, whether it changed something.
     """
-    changed = [False] * len(decisions)
-
-    def noting(at: int, decision: Decision) -> Decision:
-        def decide(state: ClusterState) -> Change | None:
-            change = decision(state)
-            changed[at] = change is not None
-            return change
-
-        return decide
-
-    _declare(config_file, [noting(*each) for each in enumerate(decisions)], by, reason)
+    noted, changed = noting(decisions)
+    _declare(config_file, noted, by, reason)
     return changed
 
 

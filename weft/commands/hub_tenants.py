@@ -7,16 +7,15 @@ import random
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from weft.cloud_hub.facts import tenants as tenant_changes
-from weft.cloud_hub.facts.fact import TENANT, TOKEN, UnreadableDocument, decode, parse_stream_name
-from weft.cloud_hub.facts.tenants import Quotas, TenantDocument
-from weft.cloud_hub.facts.tokens import TokenDocument
+from weft.cloud_hub.facts.tenants import Quotas
 from weft.cloud_hub.splits import Apart, CannotSetApart
-from weft.commands.common import ExistingPath, config_argument, json_option, tenant_option
+from weft.commands.common import ExistingPath, json_option, tenant_option
 from weft.commands.hub_store import (
     Act,
     StoreHub,
@@ -26,18 +25,14 @@ from weft.commands.hub_store import (
     decision_options,
     declare,
     declaring,
-    read_facts,
 )
-from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub, whole
+from weft.commands.running import RunningHub, any_hub_argument, hub_argument, names_a_config, running_hub, whole
 from weft.config.units import approximate_duration, approximate_size, parse_size
-from weft.hub_api.answers import moment
 from weft.output import Failed, Refused, print_facts, print_json, print_table
 from weft.protocols.errors import CodecError
-from weft.storage.table.schemas import STREAM
 
 if TYPE_CHECKING:
     from weft.hub_api.answers import UsageAnswer
-    from weft.storage.cluster_log import ClusterState
 
 
 MERGES_MAX = 5
@@ -197,15 +192,16 @@ async def _move(act: Act, name: str, isolation: str) -> int | None:
 
 
 @click.command()
-@config_argument
+@hub_argument
 @click.argument("name")
+@token_file_option
 @decision_options
-def remove(config_file: str, name: str, *, reason: str, by: str | None) -> None:
-    """Withdraw tenant NAME at the hubs of CONFIG. Its tokens in the cluster log must be withdrawn before.
+def remove(hub: str, name: str, *, token_file: str | None, reason: str, by: str | None) -> None:
+    """Withdraw tenant NAME at HUB: a configuration on this machine, a URL or the name of a login.
 
-    Its records, streams and tables stay.
+    Its tokens in the cluster log must be withdrawn before. Its records, streams and tables stay.
     """
-    declare(config_file, tenant_changes.remove_tenant(name), by, reason)
+    administration_of(hub, token_file, by).remove_tenant(name, reason=reason)
     click.echo(f"withdrew tenant {name}")
 
 
@@ -214,76 +210,30 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None) -> None:
 @token_file_option
 @json_option
 def list_tenants(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
-    """List the tenants in the cluster log of HUB, with quotas, tokens, and streams with declared edges.
+    """List the tenants of HUB, with quotas, tokens, and streams with declared edges.
 
-    HUB is a configuration on this machine, a URL or the name of a login. A running hub reports only the quotas.
+    HUB is a configuration on this machine, a URL or the name of a login. The tenant `default` needs no declaration.
     """
-    quotas = list(_OPTIONS)
-    if not names_a_config(hub):
-        there = whole("tenants", running_hub(hub, token_file).tenants).tenants
-        if as_json:
-            print_json([{"name": each.tenant, "version": each.version, "quotas": each.quotas} for each in there])
-            return
-        print_table(
-            ("tenant", *(name.replace("_", " ") for name in quotas)),
-            [
-                (each.tenant, *("" if (value := getattr(each.quotas, name)) is None else value for name in quotas))
-                for each in there
-            ],
-        )
-        return
-    found = _views(read_facts(named(hub)))
+    found = whole("tenants", administration_of(hub, token_file).tenants).tenants
     if as_json:
-        print_json(found)
+        print_json([{"name": each.tenant, **msgspec.to_builtins(each)} for each in found])
         return
-    titles = (name.replace("_", " ") for name in quotas)
+    quotas, more = list(_OPTIONS), ("isolation", "tokens", "streams_with_edges", "changed", "by", "reason")
     print_table(
-        ("tenant", *titles, "isolation", "tokens", "streams with edges", "changed", "by", "reason"),
+        ("tenant", *(name.replace("_", " ") for name in (*quotas, *more))),
         [
             (
-                each["name"],
-                *("" if each["quotas"][name] is None else each["quotas"][name] for name in quotas),
-                each["isolation"] or "",
-                each["tokens"],
-                each["streams_with_edges"],
-                each["changed"],
-                each["by"],
-                each["reason"],
+                f"{each.tenant} (not usable: {each.unusable})" if each.unusable else each.tenant,
+                *(_cell(getattr(each.quotas, name)) for name in quotas),
+                *(_cell(getattr(each, name)) for name in more),
             )
             for each in found
         ],
     )
 
 
-def _views(state: ClusterState) -> list[dict[str, Any]]:
-    tokens: list[str] = []
-    for fact in state.facts(TOKEN).values():
-        try:
-            tokens.append(decode(fact.document, TokenDocument).tenant)
-        except UnreadableDocument:
-            continue
-    streams = [parse_stream_name(name)[0] for name in state.facts(STREAM)]
-    found = []
-    for name, fact in sorted(state.facts(TENANT).items()):
-        try:
-            document, why = decode(fact.document, TenantDocument), None
-        except UnreadableDocument as error:
-            document, why = TenantDocument(), str(error)
-        found.append(
-            {
-                "name": name,
-                "quotas": {each: getattr(document.quotas, each) for each in _OPTIONS},
-                "isolation": document.isolation,
-                "tokens": tokens.count(name),
-                "streams_with_edges": streams.count(name),
-                "version": fact.version,
-                "changed": moment(fact.at),
-                "by": fact.by,
-                "reason": fact.reason,
-                "unusable": why,
-            }
-        )
-    return found
+def _cell(value: object) -> object:
+    return "" if value in (None, msgspec.UNSET) else value  # an earlier release's hub answers without some
 
 
 def _quotas(given: dict[str, str | None]) -> tuple[Quotas, frozenset[str]]:

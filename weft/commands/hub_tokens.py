@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+import msgspec
 
 from weft.cloud_hub.auth.tokens import TokenIdentity, TokensUnusable, hash_token, new_token, read_tokens
 from weft.cloud_hub.facts.fact import TOKEN, decode, listed
@@ -21,8 +21,8 @@ from weft.cloud_hub.facts.tokens import (
     add_token,
     demands_tokens,
     end_of_token,
-    has_other_secret,
     import_token,
+    new_pairing,
     pair_token,
     rotate_token,
 )
@@ -60,11 +60,11 @@ from weft.commands.running import (
 )
 from weft.config.units import approximate_duration
 from weft.hub_api.answers import SecretAnswer, moment, parse_moment
+from weft.hub_api.bodies import CODE_VALID, IMPORTED_MAX, HashedToken
 from weft.hub_api.rights import InvalidGrant, Right, Rights, Scope, role_grants
 from weft.network.reload import read_token
 from weft.output import Failed, Refused, counted, print_json, print_table
 from weft.protocols.lane import NAME_RULE, valid_name
-from weft.protocols.link import CODE_CHARACTERS, code_of, spoken
 from weft.storage.filesystem import replace_private_file
 from weft.text.fleet import ENDS_SOON_S
 
@@ -397,8 +397,8 @@ def _read_secret(path: str) -> str:
 
 
 NEVER = "never"
-PAIRING_MAX_NS = 24 * 3_600_000_000_000
-"""Longest time for which a code counts."""
+NO_HASH = "0" * 64
+"""Hash of no token, for a decision that only shows whether the hub would take its token."""
 to_option = click.option(
     "--to", metavar="FILE", type=click.Path(), help="Write the token to FILE, new and of mode 600, and do not print it."
 )
@@ -511,72 +511,70 @@ def add(
 
 
 @click.command()
-@config_argument
+@hub_argument
 @click.argument("edge")
 @tenant_option("Tenant of the edge.")
 @click.option("--name", help="Name of the token; that of the edge by default.")
-@click.option("--within", metavar="DURATION", default="15m", show_default=True, help="Time for which the code counts.")
+@click.option(
+    "--within", metavar="DURATION", default=CODE_VALID, show_default=True, help="Time for which the code counts."
+)
 @expires_option
+@_token_file_option("tokens")
 @decision_options
 @json_option
 @yes_option
 def pair(
-    config_file: str,
+    hub: str,
     edge: str,
     *,
     tenant: str,
     name: str | None,
     within: str,
     expires: str | None,
+    token_file: str | None,
     reason: str,
     by: str | None,
     as_json: bool,
     yes: bool,
 ) -> None:
-    """Show a code by which the machine of EDGE gets a token from the hubs of CONFIG: `weft edge pair URL CODE`.
+    """Show a code by which the machine of EDGE gets a token from HUB: `weft edge pair URL CODE`.
+
+    HUB is a configuration on this machine, a URL or the name of a login. The first token of a store needs the
+    configuration.
 
     The code counts once, and for a short time. The store has its hash. Another code for the edge replaces it. A token
     that the edge has already ends when the new code is used: the machine was replaced.
 
     \b
     weft hub token pair hub.yaml press-7
-    weft hub token pair hub.yaml press-7 --within 8h --expires 365d
+    weft hub token pair https://hub.example.com press-7 --within 8h --expires 365d
     """
     name = edge if name is None else name
     check_name(name)
-    code = code_of(secrets.token_bytes(CODE_CHARACTERS))
-    identity = TokenIdentity(name, hash_token(spoken(code)), Scope.EDGE, tenant, edge)
-    decision = _pair(identity, _pairing(identity.sha256, within, expires))
-    confirm_first(config_file, [decision], by, reason, yes=yes)
-    pairing = _pairing(identity.sha256, within, expires)  # its time begins now, however long the answer took
-    declare(config_file, _pair(identity, pairing), by, reason)
+    if names_a_config(hub):
+        with declaring():
+            decision = pair_token(TokenIdentity(name, NO_HASH, Scope.EDGE, tenant, edge), _pairing(within, expires))
+        confirm_first(hub, [decision], by, reason, yes=yes)
+    # The code's time begins now, however long the answer took.
+    there = administration_of(hub, token_file, by)
+    made = there.pair_token(name, edge=edge, tenant=tenant, within=within, expires=expires, reason=reason)
     if as_json:
-        print_json({"code": code, "edge": edge, "tenant": tenant, "token": name, "until": moment(pairing.until)})
+        print_json({"code": made.code, "edge": edge, "tenant": tenant, "token": name, "until": made.until})
         return
-    click.echo(code)
-    click.echo(f"counts once, until {moment(pairing.until)}. At the edge: weft edge pair URL {code}", err=True)
+    click.echo(made.code)
+    click.echo(f"counts once, until {made.until}. At the edge: weft edge pair URL {made.code}", err=True)
 
 
-def _pairing(sha256: str, within: str, expires: str | None) -> Pairing:
-    """Return a code that counts from now on; refuse times that it cannot have.
-
-    Args:
-        sha256: hash of the code.
-    """
-    now = time.time_ns()
-    until = end_of(within, now, "--within") or now
-    if until > now + PAIRING_MAX_NS:
-        raise Refused(f"--within: a code counts for {PAIRING_MAX_NS // 3_600_000_000_000} h at most, got {within}")
-    return Pairing(sha256, until, end_of(expires, now, "--expires"))
-
-
-def _pair(identity: TokenIdentity, pairing: Pairing) -> Decision:
-    with declaring():
-        return pair_token(identity, pairing)
+def _pairing(within: str, expires: str | None) -> Pairing:
+    """Return a code as the hub is about to make it; refuse times that it cannot have."""
+    try:
+        return new_pairing(NO_HASH, within, expires, time.time_ns())
+    except ValueError as error:
+        raise Refused(f"--{error}") from None
 
 
 @click.command("import")
-@config_argument
+@hub_argument
 @click.option(
     "--file",
     "path",
@@ -584,14 +582,18 @@ def _pair(identity: TokenIdentity, pairing: Pairing) -> Decision:
     type=click.Path(dir_okay=False, allow_dash=True),
     help="File of tokens and their hashes.",
 )
+@_token_file_option("tokens")
 @decision_options
 @yes_option
-def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, yes: bool) -> None:
-    """Declare the tokens of a file at the hubs of CONFIG. The tokens stay the same: edges need no new ones.
+def import_tokens(hub: str, path: str, *, token_file: str | None, reason: str, by: str | None, yes: bool) -> None:
+    """Declare the tokens of a file at HUB. The tokens stay the same: edges need no new ones.
+
+    HUB is a configuration on this machine, a URL or the name of a login. The first token of a store needs the
+    configuration.
 
     The file has the SHA-256 of each token, and not the token; `-` is standard input. Tokens that are declared already
     are skipped, so that the command can be repeated. One that was removed is declared again: remove it from the file as
-    well. Their tenants must be declared before.
+    well. Their tenants must be declared before. Of a file with more than 1,000 tokens, those before an error stay.
 
     \b
     tokens:
@@ -603,18 +605,21 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     weft hub token import hub.yaml --file tokens.yaml
     """
     identities, known = read_file(path), TokenCache()
-    with declaring():
-        decisions = [import_token(each, known) for each in identities]
-    confirm_first(config_file, decisions, by, reason, yes=yes)
-    state = read_facts(config_file)
-    for each in identities:
-        if has_other_secret(state, each):
+    if names_a_config(hub):
+        with declaring():
+            decisions = [import_token(each, known) for each in identities]
+        confirm_first(hub, decisions, by, reason, yes=yes)
+    there = administration_of(hub, token_file, by)
+    added = list[str]()
+    for begin_at in range(0, len(identities), IMPORTED_MAX):
+        part = msgspec.convert(identities[begin_at : begin_at + IMPORTED_MAX], list[HashedToken], from_attributes=True)
+        done = there.import_tokens(part, reason=reason)
+        added += done.added
+        for name in done.other_secret:
             remedy = "`weft hub token rotate` gives it a new one; remove rotated tokens from the file"
-            click.echo(f"warning: {each.name} has another secret at the hubs, and keeps it. {remedy}", err=True)
-    changed = declare_all(config_file, decisions, by, reason)
-    names = [each.name for each, is_new in zip(identities, changed, strict=True) if is_new]
-    shown = f": {listed(names)}" if names else ""
-    click.echo(f"declared {counted(len(names), 'token')}{shown}; {len(identities) - len(names)} existed already")
+            click.echo(f"warning: {name} has another secret at the hubs, and keeps it. {remedy}", err=True)
+    shown = f": {listed(added)}" if added else ""
+    click.echo(f"declared {counted(len(added), 'token')}{shown}; {len(identities) - len(added)} existed already")
 
 
 @click.command()
