@@ -301,9 +301,8 @@ def late(lane: Lane, held: LaneState, now: int, *, peers: bool) -> HeldBack | No
         Reason.LATE,
         held.last_seen or None,
         moment,
-        f"of all edges it was heard of the longest ago: {(now - moment) // _SECOND} s",
-        f"nothing yet: an idle edge is heard of every two minutes, and after {SILENT_NS // _SECOND} s it counts as "
-        "silent",
+        f"of all edges it was heard of the longest ago: {_time(now - moment)}",
+        f"nothing yet: an idle edge is heard of every two minutes, and after {_time(SILENT_NS)} it counts as silent",
     )
 
 
@@ -326,25 +325,36 @@ def is_heard(pattern: str, heard: Set[str]) -> bool:
     return pattern in heard or ("*" in pattern and any(matches(pattern, edge) for edge in heard))
 
 
-def _silence(held: LaneState, seconds: int, *, peers: bool) -> tuple[str, str]:
-    """Return why a lane is silent, and what to do about it."""
-    why = f"the edge has been silent for {seconds} s"
+def _time(ns: int) -> str:
+    """Return a time for people, in one unit: some minutes as minutes, some hours as hours."""
+    seconds = ns // _SECOND
+    for unit, name in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds // unit} {name}"
+    return f"{seconds} s"
+
+
+def _silence(lane: Lane, held: LaneState, silent: int, *, peers: bool) -> tuple[str, str]:
+    """Return why a lane is silent, for so many nanoseconds, and what to do about it."""
+    tenant = "" if lane.tenant == "default" else f" --tenant {lane.tenant}"
+    retire = f"`weft hub retire hub.yaml {lane.edge}{tenant} --reason REASON`"
+    why = f"the edge has been silent for {_time(silent)}"
     if not held.ended_in_order(peers=peers):
-        return why, "restore its link; if its disk is gone for good or has another name now, `weft hub retire`"
+        return why, f"restore its link; if its disk is gone for good or has another name now, {retire}"
     word = held.last_word
     if word is not None and word.renamed_to:
         return (
             f"{why}: it stopped in order, and its log continues as {word.renamed_to}, which has not come yet",
-            f"start it as {word.renamed_to}; if it is out of service for good, `weft hub retire`",
+            f"start it as {word.renamed_to}; if it is out of service for good, {retire}",
         )
     if not held.ranges:
         return (
             f"{why}: it stopped in order, and has never sent a record of this stream",
-            "start it again; if it is not to send any, `weft hub retire`. `retired_after` ends the lane otherwise",
+            f"start it again; if it is not to send any, {retire}. `retired_after` ends the lane otherwise",
         )
     return (
         f"{why}: it stopped in order, with everything delivered",
-        "start it again; if it is out of service for good or has another name now, `weft hub retire`",
+        f"start it again; if it is out of service for good or has another name now, {retire}",
     )
 
 
@@ -414,7 +424,9 @@ def _waits(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -
             Reason.HOLE,
             None,
             f"the records from seq {end} on are missing, the edge had given out numbers below {newest.seq}",
-            "they are on their way; if not, see `weft edge status` on that edge",
+            "they are on their way; if not, see `weft edge status` on that edge"
+            if moment is None or now - moment < SILENT_NS
+            else f"they have not come for {_time(now - moment)}: see `weft edge status` on that edge",
         )
     steps = behind(lane)
     if steps is not None and steps >= CLOCK_BEHIND_MIN_NS:
@@ -425,6 +437,6 @@ def _waits(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -
             "nothing: the moment moves on when the edge's clock has passed it. Records until then are marked `stepped`",
         )
     if now - newest.time >= SILENT_NS:
-        why, advice = _silence(held, (now - newest.time) // _SECOND, peers=peers)
+        why, advice = _silence(lane, held, now - newest.time, peers=peers)
         return held_back(Reason.SILENT, held.last_seen or None, why, advice)
     return None

@@ -7,6 +7,8 @@ export { Rounds } from "./rounds.js";
 
 const KEY = "weft-token";
 const TENANT = "weft-tenant";
+/** Time after an answer in which the page asks for what this one named. */
+const QUIET_MS = 40;
 const V1 = new URL("../v1/", import.meta.url);
 
 export class Refused extends Error {
@@ -24,6 +26,25 @@ export const keepToken = (text) => sessionStorage.setItem(KEY, text);
 export const forgetToken = () => [KEY, TENANT].forEach((each) => sessionStorage.removeItem(each));
 export const tenant = () => sessionStorage.getItem(TENANT) || "";
 export const keepTenant = (name) => sessionStorage.setItem(TENANT, name);
+
+let waiting = 0;
+let quiet = null;
+/** Call back once, as soon as no answer of a list is waited for; after `mostMs` in any case. */
+export function whenRead(callback, mostMs) {
+  const timer = setTimeout(callback, mostMs);
+  quiet = () => {
+    clearTimeout(timer);
+    callback();
+  };
+}
+function answered() {
+  waiting -= 1;
+  setTimeout(() => {
+    if (waiting || !quiet) return;
+    quiet();
+    quiet = null;
+  }, QUIET_MS);
+}
 
 async function send(path, query, { signal, accept, method = "GET", body } = {}) {
   const url = new URL(path, V1);
@@ -52,7 +73,14 @@ async function send(path, query, { signal, accept, method = "GET", body } = {}) 
 }
 
 /** Return the answer to GET /v1/PATH. */
-export const get = async (path, query, signal) => (await send(path, query, { signal })).json();
+export async function get(path, query, signal) {
+  waiting += 1;
+  try {
+    return await (await send(path, query, { signal })).json();
+  } finally {
+    answered();
+  }
+}
 
 /** Act for the whole hub, and return the answer. */
 export const act = async (method, path, { query, body } = {}) =>

@@ -24,6 +24,8 @@ const PAGES = {
 /** Pages that are reached from another one, which is marked for them. */
 const BELOW = { records: "Streams", trace: "Streams", edges: "Fleet" };
 const NEEDS = { fleet: "edges", streams: "read", topics: "read", tables: "read", pipelines: "read", nodes: "status", regions: "status", tokens: "acts", tenants: "tenants", audit: "acts" };
+/** Longest time for which a page shows nothing but its name: it is drawn once its first answers are there. */
+const READING_MS = 1000;
 const by = (id) => document.getElementById(id);
 const main = by("main");
 const nav = document.querySelector("nav");
@@ -93,6 +95,8 @@ function open() {
   by("tenant").placeholder = chosen === "fleet" ? "all" : me.tenant || "default";
   const { signal } = shown;
   const onChange = (listener) => listeners.add(listener);
+  main.dataset.reading = "";
+  api.whenRead(() => delete main.dataset.reading, READING_MS);
   PAGES[chosen]({ main, signal, onChange, rest, query: new URLSearchParams(query || ""), me });
   document.title = `${[main.querySelector("h1")?.textContent, "Weft hub"].filter(Boolean).join(" - ")}`;
 }

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { edgeLink } from "./edge.js";
-import { ago, badge, count, duration, el, millis, notice, page, prose, size, when } from "./dom.js";
+import { ago, badge, count, duration, el, millis, notice, page, prose, size, utc, when } from "./dom.js";
 import { Table } from "./table.js";
 
 /** An idle edge is heard of every two minutes, and counts as silent after this time: the rule of `severity` in the API. */
@@ -21,12 +21,27 @@ const state = (edge) => {
   return edge.connected_since ? "linked" : "not linked";
 };
 const lag = (edge) => (edge.complete_up_to ? Math.max(0, edge.read - millis(edge.complete_up_to)) : null);
+const spaced = (reason) => reason.replaceAll("_", " ");
 const clock = (edge) => edge.alarms.find((each) => CLOCK.has(each.reason));
+
+/** What asks something of a person is first: alarms, then disks, then edges without a link, then late ones. */
+function rank(edge) {
+  if (edge.retired) return 9;
+  if (edge.alarms.length) return 0;
+  const left = outageS(edge, edge.read);
+  if ((left !== null && left < OUTAGE_WARN_S) || taken(edge) >= USED_WARN) return 1;
+  if (!edge.connected_since) return 2;
+  if (lag(edge) > LATE_MS) return 3;
+  return edge.missing_records ? 4 : 5;
+}
+/** In each rank the edge that is behind for the longest time is first. */
+const urgency = (edge) => rank(edge) * 1e15 - (rank(edge) < 5 ? Math.min(lag(edge) ?? 9e14, 9e14) : 0);
 
 export function stateBadge(edge) {
   const text = state(edge);
   const kind = { alarm: "bad", linked: "good", retired: "quiet" }[text] || "quiet";
-  return badge(kind, text);
+  const title = edge.connected_since ? `linked since ${utc(millis(edge.connected_since))} UTC${edge.connected_at ? `, to ${edge.connected_at}` : ""}` : "not linked";
+  return badge(kind, text === "alarm" ? spaced(edge.alarms[0].reason) : text, title);
 }
 
 /** Part of an edge's budget that is taken by records which no hub has; null if it is not known. */
@@ -62,33 +77,31 @@ export function disk(edge, now) {
 
 function alarms(edge) {
   if (!edge.alarms.length) return "";
-  return el("ul", { class: "alarms" }, edge.alarms.map((each) =>
-    el("li", {}, el("strong", {}, each.reason.replaceAll("_", " ")), " ", prose(each.why), ". ",
-      el("span", { class: "advice" }, prose(each.what_to_do)))));
+  const [first, ...others] = edge.alarms;
+  return el("details", { class: "line" },
+    el("summary", { title: `${first.why}. ${first.what_to_do}`, "data-named": `${edge.tenant}/${edge.edge}` }, prose(first.why), others.length ? ` (and ${others.length} more)` : ""),
+    el("ul", { class: "plain" }, edge.alarms.map((each) => el("li", {}, el("strong", {}, spaced(each.reason)), `, stream ${each.stream}: `,
+      prose(each.why), ". ", el("span", { class: "advice" }, prose(each.what_to_do))))));
 }
 
 const COLUMNS = [
   { key: "edge", title: "Edge", value: (e) => `${e.tenant}/${e.edge}`, cell: (e) => edgeLink(e) },
-  { key: "state", title: "State", value: state, cell: stateBadge },
-  { key: "alarms", title: "Alarms", value: (e) => (e.alarms.length ? -e.alarms.length : null), cell: alarms },
+  { key: "state", title: "State", kind: "short", value: urgency, cell: stateBadge },
+  { key: "alarms", title: "Alarms", rare: true, value: (e) => (e.alarms.length ? -e.alarms.length : null), cell: alarms },
   { key: "lag", title: "Lag", kind: "number", value: lag,
     cell: (e) => {
       const behind = lag(e);
       if (behind === null) return el("span", { class: "unknown" }, "unknown");
       return behind > LATE_MS && !e.retired ? badge("warn", duration(behind)) : duration(behind);
     } },
-  { key: "seen", title: "Last seen", value: (e) => millis(e.last_seen), cell: (e) => when(e.last_seen, e.read) },
-  { key: "missing", title: "Missing records", kind: "number", value: (e) => e.missing_records,
+  { key: "seen", title: "Last seen", kind: "short", value: (e) => millis(e.last_seen), cell: (e) => when(e.last_seen, e.read) },
+  { key: "missing", title: "Missing", kind: "number", rare: true, value: (e) => e.missing_records || null,
     cell: (e) => count(e.missing_records) },
-  { key: "outage", title: "Outage left", kind: "number", value: (e) => outageS(e, e.read), cell: (e) => outageLeft(e, e.read) },
-  { key: "disk", title: "Disk", kind: "short", value: (e) => (taken(e) === null ? null : -taken(e)), cell: (e) => disk(e, e.read) },
-  { key: "link", title: "Linked for", kind: "short", value: (e) => millis(e.connected_since),
-    cell: (e) => (e.connected_since
-      ? el("span", { title: e.connected_at ? `at ${e.connected_at}` : "" }, duration(e.read - millis(e.connected_since)))
-      : "") },
-  { key: "software", title: "Release", kind: "short", value: (e) => e.software,
+  { key: "outage", title: "Outage left", kind: "number", rare: true, value: (e) => outageS(e, e.read), cell: (e) => outageLeft(e, e.read) },
+  { key: "disk", title: "Disk", kind: "short", rare: true, value: (e) => (taken(e) === null ? null : -taken(e)), cell: (e) => disk(e, e.read) },
+  { key: "software", title: "Release", kind: "short", rare: "same", value: (e) => e.software,
     cell: (e) => e.software || el("span", { class: "unknown" }, "unknown") },
-  { key: "clock", title: "Clock", kind: "short", value: (e) => (clock(e) ? 0 : e.clock_off_seconds ?? null),
+  { key: "clock", title: "Clock", kind: "short", rare: true, value: (e) => (clock(e) ? 0 : e.clock_off_seconds ?? null),
     cell: (e) => {
       if (clock(e)) return badge("bad", "behind", clock(e).why);
       if (e.clock_off_seconds === null || e.clock_off_seconds === undefined) {
@@ -97,13 +110,13 @@ const COLUMNS = [
       const off = `${e.clock_off_seconds > 0 ? "+" : ""}${e.clock_off_seconds.toFixed(1)} s`;
       return Math.abs(e.clock_off_seconds) >= 60 ? badge("warn", off) : off;
     } },
-  { key: "groups", title: "Groups", value: (e) => (e.groups || []).join(", ") || null,
+  { key: "groups", title: "Groups", rare: true, value: (e) => (e.groups || []).join(", ") || null,
     cell: (e) => (e.groups || []).join(", ") },
-  { key: "tenant", title: "Tenant", value: (e) => e.tenant },
+  { key: "tenant", title: "Tenant", rare: "same", value: (e) => e.tenant },
 ];
 
 export function fleet({ main, signal, onChange }) {
-  const table = new Table({ name: "Edges", columns: COLUMNS, sort: { key: "alarms", down: false },
+  const table = new Table({ name: "Edges", columns: COLUMNS, sort: { key: "state", down: false },
     empty: "No edge. One that links to this hub is here within seconds." });
   const summary = el("dl", { class: "figures", "aria-label": "Summary" });
   const troubles = el("div");

@@ -3,23 +3,24 @@
 import { count, el } from "./dom.js";
 
 const ROWS = 100;
+const ROWS_NARROW = 25;
+const NARROW = window.matchMedia("(max-width: 700px)");
+const named = (each) => each.getAttribute("href") || each.getAttribute("aria-label") || each.dataset.named;
 
 export class Table {
-  /** columns: {key, title, value(row) for order, cell(row) for show (else value), text(row) for the filter, kind}. */
+  /** columns: {key, title, value(row) for order, cell(row) for show (else value), kind}. One that is `rare` is left out
+   * while no row has a value; "same": while all rows have the same. */
   constructor({ name, columns, key, sort, empty = "Nothing here.", rowClass }) {
-    Object.assign(this, { name, columns, key, empty, rowClass, rows: [], first: 0, matches: () => true });
+    Object.assign(this, { name, all: columns, columns, key, empty, rowClass, rows: [], first: 0, matches: () => true });
     this.sort = sort || { key: columns[0].key, down: false };
     this.head = el("tr", { role: "row" });
     this.body = el("tbody", { role: "rowgroup" });
     this.said = el("span", { class: "count", role: "status" });
-    this.back = el("button", { type: "button", onclick: () => this.turn(-ROWS) }, "Earlier rows");
-    this.on = el("button", { type: "button", onclick: () => this.turn(ROWS) }, "Later rows");
-    this.buttons = new Map();
-    for (const column of columns) {
-      const button = el("button", { type: "button", onclick: () => this.by(column.key) }, column.title);
-      this.buttons.set(column.key, button);
-      this.head.append(el("th", { scope: "col", role: "columnheader", class: column.kind }, button));
-    }
+    this.back = el("button", { type: "button", onclick: () => this.turn(-1) }, "Earlier rows");
+    this.on = el("button", { type: "button", onclick: () => this.turn(1) }, "Later rows");
+    this.heads = new Map(columns.map((column) => [column, el("th", { scope: "col", role: "columnheader", class: column.kind },
+      el("button", { type: "button", onclick: () => this.by(column.key) }, column.title))]));
+    this.head.append(...this.heads.values());
     const table = el("table", { role: "table" }, el("caption", { class: "hidden" }, name),
       el("thead", { role: "rowgroup" }, this.head), this.body);
     this.element = el("div", { class: "table" },
@@ -44,38 +45,52 @@ export class Table {
     this.draw();
   }
 
-  turn(rows) {
-    this.first = Math.max(0, this.first + rows);
+  get most() {
+    return NARROW.matches ? ROWS_NARROW : ROWS;
+  }
+
+  turn(pages) {
+    this.first = Math.max(0, this.first + pages * this.most);
     this.draw();
     this.element.querySelector(".scroll").focus();
   }
 
   draw() {
     const { key, down } = this.sort;
+    const { most } = this;
+    const isSaid = ({ rare, value }) => this.rows.some((row) => (value(row) ?? null) !== (rare === "same" ? value(this.rows[0]) ?? null : null));
+    this.columns = this.all.filter((each) => !each.rare || each.key === key || isSaid(each));
+    const heads = this.columns.map((each) => this.heads.get(each));
+    if (heads.some((each, at) => each !== this.head.children[at]) || heads.length !== this.head.children.length) {
+      this.head.replaceChildren(...heads);
+    }
     const column = this.columns.find((each) => each.key === key);
     const found = this.rows.filter((row) => this.matches(row)).map((row) => [column.value(row), row]);
     found.sort(([a], [b]) => compare(a, b, down));
     if (this.first >= found.length) this.first = 0;
-    const shown = found.slice(this.first, this.first + ROWS).map(([, row]) => row);
-    for (const [index, each] of this.columns.entries()) {
+    const shown = found.slice(this.first, this.first + most).map(([, row]) => row);
+    for (const each of this.columns) {
       const order = each.key === key ? (down ? "descending" : "ascending") : "none";
-      this.head.children[index].setAttribute("aria-sort", order);
+      this.heads.get(each).setAttribute("aria-sort", order);
     }
-    const named = (each) => each.getAttribute("href") || each.getAttribute("aria-label");
     const focused = this.body.contains(document.activeElement) ? named(document.activeElement) : null;
+    const opened = new Set([...this.body.querySelectorAll("details[open] > summary")].map(named).filter(Boolean));
     this.body.replaceChildren(...shown.map((row) => this.row(row)));
-    if (focused) [...this.body.querySelectorAll("a, button")].find((each) => named(each) === focused)?.focus();
+    for (const each of opened.size || focused ? this.body.querySelectorAll("a, button, summary") : []) {
+      if (each.parentElement.localName === "details" && opened.has(named(each))) each.parentElement.open = true;
+      if (focused && named(each) === focused) each.focus();
+    }
     if (!shown.length) {
       this.body.append(el("tr", { role: "row" },
         el("td", { role: "cell", colspan: this.columns.length, class: "empty" }, this.empty)));
     }
     const of = found.length === this.rows.length ? "" : `, of ${count(this.rows.length)}`;
-    const range = found.length > ROWS ? `${count(this.first + 1)} to ${count(this.first + shown.length)} of ` : "";
+    const range = found.length > most ? `${count(this.first + 1)} to ${count(this.first + shown.length)} of ` : "";
     const text = `${range}${count(found.length)}${of} ${this.rows.length === 1 ? "row" : "rows"}`;
     if (this.said.textContent !== text) this.said.textContent = text;
     this.back.disabled = this.first === 0;
-    this.on.disabled = this.first + ROWS >= found.length;
-    this.back.hidden = this.on.hidden = found.length <= ROWS;
+    this.on.disabled = this.first + most >= found.length;
+    this.back.hidden = this.on.hidden = found.length <= most;
   }
 
   row(row) {

@@ -121,8 +121,8 @@ def test_what_holds_a_lane_back_is_said(state: LaneState, reason: Reason) -> Non
 @pytest.mark.parametrize(
     ("records", "word", "why", "advice"),
     [
-        (3, None, "the edge has been silent for 240 s", "restore its link"),
-        (3, 5, "the edge has been silent for 240 s", "restore its link"),
+        (3, None, "the edge has been silent for 4 min", "restore its link"),
+        (3, 5, "the edge has been silent for 4 min", "`weft hub retire hub.yaml press-1 --reason REASON`"),
         (3, 3, "stopped in order, with everything delivered", "start it again; if it is out of service"),
         (0, 0, "stopped in order, and has never sent a record of this stream", "`retired_after` ends the lane"),
     ],
