@@ -475,9 +475,9 @@ class OpcuaSource(SourceSettings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             description="Time that the server keeps the subscription, and values for it, while the node is away. "
-            "Servers may shorten it.",
+            "Servers may shorten it. What `queue` has no room for is lost earlier, and named.",
         ),
-    ] = field(default=3600.0, name="lifetime")
+    ] = field(default=600.0, name="lifetime")
     history: Annotated[
         bool, Meta(description="Fill gaps from the server's history, where it keeps one, with flagged values.")
     ] = True

@@ -16,11 +16,11 @@ import ssl
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from weft.bounds import Owner, OwnerKind, RoundRobin
 from weft.config.log_lines import Repeats, UpAndDown, left_out
-from weft.config.sources import TopicSettings
+from weft.config.sources import Source, TopicSettings
 from weft.config.units import approximate_duration
 from weft.edge_node.ingest.ingest import Ingest, Pause
 from weft.edge_node.sources.credentials import CredentialsUnusable
@@ -339,6 +339,9 @@ log = logging.getLogger(__name__)
 class Runner(ABC):
     """Base of the sources of each protocol."""
 
+    connect_timeout_s: ClassVar[float | None] = 2 * CONNECT_TIMEOUT_S
+    """Longest time for all of ``connect``; None where each of its steps has a bound."""
+
     def __init__(
         self,
         settings: TopicSettings,
@@ -361,6 +364,8 @@ class Runner(ABC):
         self.node = node
         self.topics = Topics(((each.from_, each.to) for each in settings.rewrite), settings.prefix)
         self.memory = Memory()
+        self.is_last = False
+        """True if no later run resumes what the server keeps of this one."""
         self._loop = asyncio.get_running_loop()
         self._backoff = Backoff(urls, settings.retry_min_s, settings.retry_max_s, rng)
         self._lines = SourceLog(status.name, self._loop.time())
@@ -376,6 +381,13 @@ class Runner(ABC):
     @abstractmethod
     async def close(self, connection: AnyConnection) -> None:
         """Stop, acknowledge the messages on disk, and disconnect."""
+
+    def replaced(self, by: Source | None) -> None:
+        """Note, before the end, what takes the place of these settings: None if the source is removed.
+
+        What a server keeps for the next run then ends with this one, if that run could not use it.
+        """
+        self.is_last = by is None
 
     async def run(self) -> None:
         """Serve until cancelled. Never raises for errors of the network, the broker or the log."""
@@ -406,7 +418,7 @@ class Runner(ABC):
     async def _serve(self, url: str) -> str:
         """Serve one connection; return the reason of its end."""
         self.memory.recent.reconnected()
-        async with asyncio.timeout(2 * CONNECT_TIMEOUT_S):
+        async with asyncio.timeout(self.connect_timeout_s):
             connection = await self.connect(url)
         if not connection.ended.done():
             connection.up()

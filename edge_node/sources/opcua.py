@@ -21,9 +21,17 @@ import msgspec
 from asyncua import ua
 
 from weft.config.log_lines import left_out
-from weft.config.sources import OpcuaNode, OpcuaSource
+from weft.config.sources import OpcuaNode, OpcuaSource, Source
 from weft.edge_node.ingest.ingest import Pause
-from weft.edge_node.sources.connection import AnyConnection, Runner, SourceConnection, SourceContext, SourceDown, Topics
+from weft.edge_node.sources.connection import (
+    SETTLE_TIMEOUT_S,
+    AnyConnection,
+    Runner,
+    SourceConnection,
+    SourceContext,
+    SourceDown,
+    Topics,
+)
 from weft.edge_node.sources.credentials import read_password
 from weft.edge_node.sources.notices import GapNotice, gap_topic
 from weft.edge_node.sources.opcua_client import Session, failure_text
@@ -48,6 +56,7 @@ from weft.edge_node.sources.opcua_subscription import (
     StateFiles,
     Subscription,
     ahead,
+    digest,
     following,
     items_of,
     kept_of,
@@ -140,13 +149,16 @@ class OpcuaConnection(SourceConnection):
         await self._settled()
         kept, position = await asyncio.to_thread(self._files.read)
         subscription, why = memory.subscription, "the subscription was lost"
+        former = 0
         if subscription is None and kept is not None and position is not None:
             memory.away = memory.away or Away(position.through - self._margin(), "the node was not running")
             subscription, why = of_earlier_run(kept, position, self._settings, self._session.url)
+            if subscription is None and kept.url == self._session.url:
+                former = kept.id
         self._space.expected = kept.namespaces if kept is not None else ()
         before = subscription
         if subscription is not None and subscription.saved is None:
-            await self._delete(subscription)
+            await self._delete(subscription.id)
             before, why, subscription = subscription.before, subscription.why or why, None
         elif subscription is not None and subscription.stale:
             why, subscription = subscription.stale, None
@@ -166,6 +178,8 @@ class OpcuaConnection(SourceConnection):
             why = found
         memory.subscription = None
         await self._subscribe(before, why if kept is not None else "")
+        if former and kept is not None and kept.started == self._space.started:
+            await self._end_former(former)
 
     async def _resumed(self, subscription: Subscription, is_same_session: bool) -> str:
         """Take what the server kept of a subscription. Return why that is not possible; empty if it is."""
@@ -266,14 +280,22 @@ class OpcuaConnection(SourceConnection):
         subscription.stored.append(0)
         self._wake.set()
         if before is not None and before.id != subscription.id:
-            await self._delete(before)
+            await self._delete(before.id)
 
-    async def _delete(self, subscription: Subscription) -> None:
+    async def _delete(self, subscription: int) -> None:
         """Have the server forget a subscription that is not resumed; one of another session ends by its lifetime."""
         request = ua.DeleteSubscriptionsRequest()
-        request.Parameters.SubscriptionIds = [ua.UInt32(subscription.id)]
+        request.Parameters.SubscriptionIds = [ua.UInt32(subscription)]
         with contextlib.suppress(ua.UaStatusCodeError):
             await self._asked(request, ua.DeleteSubscriptionsResponse)
+
+    async def _end_former(self, subscription: int) -> None:
+        """Have the server forget a subscription of an earlier run whose settings were others."""
+        with contextlib.suppress(ua.UaStatusCodeError):
+            parameters = ua.TransferSubscriptionsParameters([ua.UInt32(subscription)], False)
+            (result,) = await self._session.services.transfer_subscriptions(parameters)
+            if result.StatusCode.is_good():
+                await self._delete(subscription)
 
     def _margin(self) -> int:
         return int(max(self._settings.publishing_s, self._settings.sampling_s) * 1e9)
@@ -778,12 +800,19 @@ class OpcuaConnection(SourceConnection):
             if silence > subscription.silence_s and not self.is_held:
                 self.end(f"the server was silent for {silence:.0f} s; keep-alives were due twice")
 
-    async def close(self) -> None:
-        """Acknowledge what is on disk, and leave the subscription at the server for the next run."""
+    async def close(self, *, is_last: bool) -> None:
+        """Write down what is on disk, and close the session.
+
+        Args:
+            is_last: no later run resumes the subscription, so that the server need not keep it.
+        """
         self.hold(Pause.FAIRNESS)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2.0):
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
                 await self._settled()
+        for task in self._tasks:
+            task.cancel()
+        await self._session.close(with_subscriptions=is_last)
         self.end("the source stops")
         subscription = self.memory.subscription
         if subscription is not None and subscription.saved is not None:
@@ -817,6 +846,8 @@ class OpcuaRunner(Runner):
     """The connections of one OPC UA source, one after the other, and the session that outlives them."""
 
     memory: OpcuaMemory
+    # Browsing takes a round trip for each node: what bounds it is their number, and the time of each answer.
+    connect_timeout_s = None
 
     def __init__(  # noqa: PLR0917
         self,
@@ -872,16 +903,20 @@ class OpcuaRunner(Runner):
         try:
             await connection.open(is_same_session=is_same)
         except BaseException as error:
-            self._session = None
-            if isinstance(error, Exception):
-                await session.close()  # servers have few sessions, and keep each for an hour
+            self._session, made = None, self.memory.subscription
+            # Servers have few sessions, and keep each for ``lifetime``.
+            is_useless = made is not None and made.saved is None
+            await session.close(with_subscriptions=self.is_last or is_useless)
             connection.end(str(error))
             raise
         return connection
 
+    def replaced(self, by: Source | None) -> None:
+        """Have the subscription end with this run, unless one with the settings ``by`` resumes it."""
+        after = None if by is None else by.opcua
+        self.is_last = after is None or after.url != self._opcua.url or digest(after) != digest(self._opcua)
+
     async def close(self, connection: AnyConnection) -> None:
-        """Stop, acknowledge the values on disk, and disconnect."""
+        """Stop, write down which values are on disk, and close the session. It takes seconds at most."""
         assert isinstance(connection, OpcuaConnection)
-        await connection.close()
-        if self._session is not None:
-            await self._session.close()
+        await connection.close(is_last=self.is_last)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from datetime import UTC, datetime
+from urllib.parse import urlsplit
 
 from asyncua import Client, ua
 from asyncua.client.ua_client import UaClient, UASocketProtocol
@@ -32,7 +33,10 @@ REQUEST_TIMEOUT_S = 10.0
 """Longest time for the answer to a request, except for Publish."""
 CHUNK_BYTES_MAX = 65_535
 """Longest chunk, as the client's Hello says (OPC 10000-6, 7.1.2.3)."""
-SESSION_TIMEOUT_S = 3600.0
+CLOSE_TIMEOUT_S = 1.0
+SESSION_TIMEOUT_S_MIN = 60.0
+"""Shortest time for which the server keeps a session without a connection, so that a cut of the network costs no
+other one."""
 CERTIFICATES_MAX = 256
 """Maximum number of certificates in a file of trusted servers."""
 CERTIFICATE_DAYS = 3650
@@ -138,7 +142,7 @@ class Session:
         self.client = client = Client(url, timeout=REQUEST_TIMEOUT_S)
         client.name = client.description = name
         client.application_uri, client.product_uri = f"urn:{name}", "urn:weft"
-        client.session_timeout = int(SESSION_TIMEOUT_S * 1000)
+        client.session_timeout = int(max(SESSION_TIMEOUT_S_MIN, settings.lifetime_s) * 1000)
         self.transport = _Transport(REQUEST_TIMEOUT_S, settings.message_bytes_max)
         self.transport.pre_request_hook = client.uaclient.pre_request_hook
         client.uaclient = self.transport
@@ -211,7 +215,7 @@ class Session:
         """Set up security with a server whose certificate is trusted."""
         offered = await certificate_of(self.client, security)
         trusted = await asyncio.to_thread(trusted_in, security.trusted)
-        if problem := why_untrusted(offered, trusted, now):
+        if problem := why_untrusted(offered, trusted, now, urlsplit(self.url).hostname or ""):
             message = f"the server's certificate {fingerprint(offered)} is not trusted: {problem}"
             raise SourceDown(f"{message}. Look at it and accept it with `weft edge trust CONFIG SOURCE`")
         own = await asyncio.to_thread(own_certificate, security)
@@ -243,11 +247,15 @@ class Session:
             self._renewing.cancel()
         self.transport.disconnect_socket()
 
-    async def close(self) -> None:
-        """Close the session and leave its subscriptions at the server; then disconnect."""
+    async def close(self, *, with_subscriptions: bool = False) -> None:
+        """Close the session, within a second; then disconnect.
+
+        Args:
+            with_subscriptions: have the server forget its subscriptions, too; otherwise their lifetime ends them.
+        """
         with contextlib.suppress(ua.UaError, OSError, TimeoutError):
-            async with asyncio.timeout(1.0):
-                await self.transport.close_session(False)
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self.transport.close_session(with_subscriptions)
         self.disconnect()
 
 
@@ -327,8 +335,13 @@ def trusted_in(file: str) -> list[x509.Certificate]:
     return found[:CERTIFICATES_MAX]
 
 
-def why_untrusted(offered: x509.Certificate, trusted: list[x509.Certificate], now: datetime) -> str:
-    """Return why a server's certificate is not trusted; empty if it is, or is signed by one that is."""
+def why_untrusted(offered: x509.Certificate, trusted: list[x509.Certificate], now: datetime, host: str) -> str:
+    """Return why a server's certificate is not trusted; empty if it is, or is signed by one that is.
+
+    One that is listed itself says which server it is. What an authority has signed may be that of any of its machines,
+    so the host of the URL must be among its names (OPC 10000-4, 6.1.3). The application URI is not compared: before
+    there is security, the server itself says what it should be.
+    """
     if not offered.not_valid_before_utc <= now <= offered.not_valid_after_utc:
         start, end = offered.not_valid_before_utc, offered.not_valid_after_utc
         return f"it is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d}"
@@ -343,9 +356,21 @@ def why_untrusted(offered: x509.Certificate, trusted: list[x509.Certificate], no
             elif not each.not_valid_before_utc <= now <= each.not_valid_after_utc:
                 start, end = each.not_valid_before_utc, each.not_valid_after_utc
                 problem = f"its authority in `trusted` is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d}"
+            elif host.lower() not in (names := _hosts(offered)):
+                known = ", ".join(names) or "none"
+                problem = f"{host} in the URL is not among the hosts that it names: {known}. Use one of them"
             else:
                 return ""
     return problem
+
+
+def _hosts(certificate: x509.Certificate) -> list[str]:
+    """Return the host names and addresses of a certificate."""
+    with contextlib.suppress(x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        addresses = names.get_values_for_type(x509.IPAddress)
+        return [*(each.lower() for each in names.get_values_for_type(x509.DNSName)), *map(str, addresses)]
+    return []
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:

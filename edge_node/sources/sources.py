@@ -69,7 +69,8 @@ class Sources:
         }
         changed = [name for name, runner in runners.items() if self._runners.get(name) is not runner]
         leaving = {name: self._tasks.pop(name) for name in list(self._tasks) if name in changed or name not in runners}
-        for task in leaving.values():
+        for name, task in leaving.items():
+            self._runners[name].replaced(config.sources.get(name))
             task.cancel()
             self._ended.add(task)
             task.add_done_callback(self._ended.discard)

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from asyncua import Server, ua
 from asyncua.common.utils import ServiceError
+from asyncua.server.internal_session import InternalSession, SessionState
 from asyncua.server.internal_subscription import InternalSubscription
 from asyncua.server.subscription_service import SubscriptionService
 from asyncua.server.uaprocessor import UaProcessor
@@ -54,8 +55,11 @@ class Log:
     def add(self, name: str, number: int, time: datetime) -> None:
         self._file.write(f"{name} {number} {time.isoformat(timespec='microseconds')}\n")
 
+    def note(self, text: str) -> None:
+        self._file.write(f"# {text}\n")
 
-def mend() -> None:
+
+def mend(log: Log) -> None:
     enqueue = InternalSubscription._enqueue_event
 
     async def with_overflow(self: Any, mid: int, event: Any, size: int, queue: Any) -> None:
@@ -80,6 +84,13 @@ def mend() -> None:
             raise ServiceError(ua.StatusCodes.BadSubscriptionIdInvalid)
         return self.subscriptions[parameters.SubscriptionId].republish(parameters.RetransmitSequenceNumber)
 
+    close_session = InternalSession.close_session
+
+    async def closed(self: Any, delete_subs: bool = True) -> None:
+        if self.external and self.state is not SessionState.Closed:
+            log.note("session closed, with its subscriptions" if delete_subs else "session closed")
+        await close_session(self, delete_subs)
+
     transfer = SubscriptionService.transfer_subscriptions
 
     async def transferred(self: Any, parameters: Any, session_id: Any, callback: Any) -> Any:
@@ -89,6 +100,7 @@ def mend() -> None:
                 found.pub_request_callback = callback.__self__.get_publish_request
         return results
 
+    InternalSession.close_session = closed
     InternalSubscription._enqueue_event = with_overflow
     InternalSubscription.republish = republish
     SubscriptionService.republish = republished
@@ -181,8 +193,12 @@ class OpcuaServer:
     def values(self) -> list[tuple[str, int, datetime]]:
         """What each variable was."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
-        parts = [line.split(" ") for line in lines if line.count(" ") == 2]
+        parts = [line.split(" ") for line in lines if line.count(" ") == 2 and line[0] != "#"]
         return [(name, int(number), datetime.fromisoformat(time)) for name, number, time in parts]
+
+    def notes(self) -> list[str]:
+        """What happened beside."""
+        return [line[2:] for line in self.log.read_text().splitlines() if line.startswith("# ")]
 
     def __enter__(self) -> Self:
         return self.start()
@@ -193,6 +209,7 @@ class OpcuaServer:
 
 if __name__ == "__main__":
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
-    mend()
+    values = Log(Path(sys.argv[2]))
+    mend(values)
     given = Options(**json.loads(sys.argv[3])) if len(sys.argv) > 3 else Options()
-    asyncio.run(serve(int(sys.argv[1]), Log(Path(sys.argv[2])), given))
+    asyncio.run(serve(int(sys.argv[1]), values, given))

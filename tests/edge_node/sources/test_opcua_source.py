@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.support.processes import Node
 from tests.support.waiting import until, wait_until
 from weft.cli import cli
 from weft.config.sources import OpcuaBrowse, OpcuaNode, OpcuaSecurity, OpcuaSource
+from weft.edge_node.sources.connection import Runner
 from weft.edge_node.sources.opcua import OpcuaConnection
 from weft.edge_node.sources.opcua_client import Frames, make_certificate, why_untrusted
 from weft.edge_node.sources.opcua_space import Item, Space, facts
@@ -187,6 +189,49 @@ async def test_a_node_that_stops_goes_on_where_it_was(tmp_path: Path, server: Op
             found = await node.stored()
     assert assert_whole(server, found).get("in gaps") is None
     assert {(each["kind"], each["lost"]) for each in gaps(found)} == {("away", "none")}
+    assert server.notes() == ["session closed"] * 3, "the subscription stays for its lifetime, and the session does not"
+
+
+async def test_other_settings_end_the_subscription_that_no_run_resumes(tmp_path: Path, server: OpcuaServer) -> None:
+    async def session_ends(at: str, node: SourceNode, source: str) -> None:
+        before = len(server.notes())
+        node.apply(PRESS.format(name="data") + source)
+        await until(lambda: server.notes()[before:] == [at])
+
+    before = opcua(server.port)
+    async with running(tmp_path, before, PRESS) as node:
+        await more_rows(node)
+        await session_ends("session closed", node, before.replace("retry_max: 200ms", "retry_max: 300ms"))
+        await more_rows(node)
+        await session_ends("session closed, with its subscriptions", node, before.replace("50ms", "60ms"))
+        await more_rows(node)
+        await session_ends("session closed, with its subscriptions", node, "")
+        found = await node.stored()
+    assert_whole(server, found)
+    assert [each["reason"].partition(";")[0] for each in gaps(found) if each["lost"] == "possible"] == [
+        "the settings of the source have changed"
+    ]
+
+
+async def test_a_subscription_of_other_settings_is_ended_by_the_next_run(tmp_path: Path, server: OpcuaServer) -> None:
+    async with running(tmp_path, opcua(server.port), PRESS) as node:
+        await more_rows(node)
+        former = json.loads((tmp_path / "data/sources/press.subscription.json").read_bytes())["id"]
+    async with running(tmp_path, opcua(server.port).replace("50ms", "60ms"), PRESS) as node:
+        await more_rows(node)
+        assert_whole(server, await node.stored())
+    async with Client(f"opc.tcp://127.0.0.1:{server.port}/") as other:
+        parameters = ua.TransferSubscriptionsParameters([former], False)
+        (result,) = await other.uaclient.transfer_subscriptions(parameters)
+        assert result.StatusCode.name == "BadSubscriptionIdInvalid"
+
+
+async def test_browsing_has_no_end_but_that_of_each_answer(
+    tmp_path: Path, server: OpcuaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runner, "connect_timeout_s", 0.0)
+    async with running(tmp_path, opcua(server.port), PRESS) as node:
+        await more_rows(node)
 
 
 async def test_a_full_queue_of_the_server_is_a_gap_of_its_variable(tmp_path: Path) -> None:
@@ -393,28 +438,35 @@ def signed(name: str, issuer: str, key: ec.EllipticCurvePrivateKey, *, days: int
     own = key if name == issuer else ec.generate_private_key(ec.SECP256R1())
     builder = x509.CertificateBuilder().subject_name(names[0]).issuer_name(names[1]).public_key(own.public_key())
     builder = builder.serial_number(x509.random_serial_number()).not_valid_before(NOW - timedelta(days=20))
+    if name != issuer:
+        hosts = [x509.DNSName("press-7.example.com"), x509.IPAddress(ip_address("192.0.2.7"))]
+        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
     if ca is not None:
         builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
     return builder.not_valid_after(NOW + timedelta(days=days)).sign(key, hashes.SHA256())
 
 
 @pytest.mark.parametrize(
-    ("ca", "days", "why"),
+    ("ca", "days", "host", "why"),
     [
-        (True, 9, ""),
-        (False, 9, "not the certificate of an authority"),
-        (None, 9, "not the certificate of an authority"),
-        (True, -5, "its authority in `trusted` is valid from"),
+        (True, 9, "Press-7.example.com", ""),
+        (True, 9, "192.0.2.7", ""),
+        (True, 9, "press-8.example.com", "is not among the hosts that it names: press-7.example.com, 192"),
+        (False, 9, "press-7.example.com", "not the certificate of an authority"),
+        (None, 9, "press-7.example.com", "not the certificate of an authority"),
+        (True, -5, "press-7.example.com", "its authority in `trusted` is valid from"),
     ],
 )
-def test_only_an_authority_that_is_valid_vouches_for_a_server(ca: bool | None, days: int, why: str) -> None:
+def test_only_an_authority_that_is_valid_vouches_for_a_server_and_its_host(
+    ca: bool | None, days: int, host: str, why: str
+) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = signed("issuer", "issuer", key, days=days, ca=ca)
     offered = signed("server", "issuer", key)
-    found = why_untrusted(offered, [issuer], NOW)
+    found = why_untrusted(offered, [issuer], NOW, host)
     assert why in found
     assert bool(found) is bool(why)
-    assert why_untrusted(offered, [issuer, offered], NOW) == "", "what is listed itself needs no authority"
+    assert why_untrusted(offered, [issuer, offered], NOW, "another") == "", "what is listed itself needs no authority"
 
 
 async def test_a_password_that_is_not_text_is_named_without_it(tmp_path: Path, caplog: Any) -> None:
