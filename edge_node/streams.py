@@ -1,4 +1,4 @@
-"""Names of the node's internal streams. Configurations cannot use them."""
+"""Names of the node's internal streams, which configurations cannot use, and of its own topics."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ ERRORS_SUFFIX: Final = "-errors"
 """Suffix of the names of streams with records that functions rejected: ``NAME-errors`` for stream NAME."""
 AMQP_LINKS_STREAM: Final = "weft-amqp-links"
 """Stream of the places of AMQP 1.0 links that outlive their connection."""
+GAP_LEVEL: Final = "$gap"
+"""Last level of the topic of a source's notices, below its name."""
 STATE_STREAMS: Final = frozenset(
     {
         SESSION_JOURNAL_STREAM,

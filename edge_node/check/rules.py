@@ -46,7 +46,7 @@ from weft.edge_node.check.streams import (
     unrouted_bytes,
     writers,
 )
-from weft.edge_node.streams import OWN_PREFIX, UNROUTED_STREAM, errors_stream, raw_stream
+from weft.edge_node.streams import GAP_LEVEL, OWN_PREFIX, UNROUTED_STREAM, errors_stream, raw_stream
 from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, valid_name
 from weft.protocols.topics import SHARE_PREFIX, check_filter, compile_pattern, compile_rule, valid_topic
 
@@ -665,6 +665,7 @@ def notes(config: EdgeConfig) -> list[str]:
         *_notes_on_listeners(config),
         *_notes_on_state(config),
         *_notes_on_unrouted(config),
+        *_notes_on_gaps(config),
     ]
 
 
@@ -752,6 +753,23 @@ def _notes_on_unrouted(config: EdgeConfig) -> Iterator[str]:
             "`unrouted: refuse` with `auth.refused_publish: acknowledge`: clients of MQTT 3.1.1 get an acknowledgement "
             "for messages that no stream matches, although these are not kept"
         )
+
+
+def _notes_on_gaps(config: EdgeConfig) -> Iterator[str]:
+    patterns = [compile_pattern(each) for stream in config.streams.values() for each in stream.from_]
+    for name, source in config.sources.items():
+        settings = source.modbus or source.opcua
+        if settings is None:
+            continue
+        topic = f"{name}/{GAP_LEVEL}"
+        rules = (compile_rule(each.from_, each.to).apply(topic) for each in settings.rewrite)
+        topic = settings.prefix + next((new for new in rules if new is not None), topic)
+        if all(pattern.match(topic) is None for pattern in patterns):
+            where = "are not kept" if config.unrouted.policy == "refuse" else "stay on the node, in `unrouted`"
+            yield (
+                f"sources.{name}: no stream takes {quoted(topic)}, so the notices of its gaps {where}. Add that topic "
+                "to `from` of the stream that has the values"
+            )
 
 
 # Rules for an edge's configuration, and derived facts: sizes, derived streams, warnings.

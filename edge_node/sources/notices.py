@@ -16,10 +16,9 @@ from typing import Literal
 
 import msgspec
 
+from weft.edge_node.streams import GAP_LEVEL
 from weft.storage.filesystem import FileSystem, write_atomically
 
-GAP_LEVEL = "$gap"
-"""Last level of the topic of notices, below the name of the source."""
 REASONS_MAX = 3
 """Maximum number of different reasons in a notice; the first ones count."""
 NOT_RUNNING = "the node was not running"

@@ -126,6 +126,27 @@ def test_names_that_match_nothing_are_named() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("topics", "more", "note"),
+    [
+        ("line/#", "", ""),
+        ("line/meter", "", '"line/$gap", so the notices of its gaps stay on the node, in `unrouted`. Add that'),
+        ("plant/line/#", "prefix: plant/, ", ""),
+        ("plant/#", 'rewrite: [{from: "line/{device}", to: "plant/{device}"}], ', ""),
+        ("plant/#", 'rewrite: [{from: "line/meter/#", to: "plant/meter/#"}], ', '"line/$gap", so'),
+    ],
+)
+def test_notices_of_gaps_that_no_stream_takes_are_pointed_out(topics: str, more: str, note: str) -> None:
+    source = f"{{url: 'tcp://10.0.0.5', {more}devices: {{meter: {{registers: {{n: {{address: 0}}}}}}}}}}"
+    config = edge(
+        GOOD.replace("plant/{line}/#", topics)
+        + f"links: {{cloud: {{to: 'https://hub'}}}}\nsources: {{line: {{modbus: {source}}}}}\n"
+    )
+    found = "".join(notes(config))
+    assert note in found
+    assert bool(found) is bool(note)
+
+
 def test_a_node_without_links_is_told_that_its_disk_will_fill() -> None:
     (note,) = notes(edge(GOOD))
     assert note.startswith("no link carries telemetry: its records are never deleted")
