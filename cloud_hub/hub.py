@@ -178,6 +178,7 @@ class Hub:
             of_links,
             clock,
             self._listener,
+            Step(close=self._links.end_all),  # else the listener waits some seconds for those without a lane
             self._declared,
             self._shards,
             self._down,

@@ -226,6 +226,13 @@ class OpenLinks(Part):
             await asyncio.wait(self._tasks)
             self._tasks = []
 
+    def end_all(self) -> None:
+        """End what is left once the shards have closed: links whose edges have opened no lane in them."""
+        for link in self._since:
+            if not link.is_over:
+                advice = "connect to another node, or try again"
+                link.end(RefuseCode.UNAVAILABLE, "the hub is shutting down", advice)
+
     async def _send_on(self) -> None:
         while True:
             await asyncio.sleep(SEND_ON_INTERVAL_S)

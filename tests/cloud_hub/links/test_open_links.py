@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from typing import cast
 
@@ -49,6 +50,7 @@ from weft.protocols.shard.lane_state import ConflictBody
 from weft.protocols.shard.placement import shard_of
 from weft.replication.events import LinkState
 from weft.replication.runner import LINK_PATH, LinkIdentity
+from weft.replication.source import OfferedLane
 from weft.storage import hub_keys
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import StoreError
@@ -362,6 +364,26 @@ def log_of(count: int) -> EdgeLog:
     log = EdgeLog()
     log.append(*make_batch(LANE, 0, count))
     return log
+
+
+class WithoutLanes(EdgeLog):
+    """The log of an edge that has no record yet."""
+
+    def lanes(self) -> list[OfferedLane]:
+        return []
+
+
+async def test_a_hub_that_stops_says_so_to_an_edge_that_has_no_record_yet(caplog: pytest.LogCaptureFixture) -> None:
+    """Else its link ends some seconds later, with the hub's connections, and the edge tells of a broken network."""
+    caplog.set_level(logging.INFO)
+    async with contextlib.AsyncExitStack() as stack:
+        hub = await stack.enter_async_context(running_hub(MemoryStore()))
+        async with running_link(hub, WithoutLanes(), NODE, epochs=MemoryEpochs()) as link:
+            await until(lambda: link.state is LinkState.CONNECTED)
+            await stack.aclose()
+            await until(lambda: link.state is not LinkState.CONNECTED)
+    (ended,) = [each.getMessage() for each in caplog.records if each.getMessage().startswith("link hub: disconnected")]
+    assert "the hub is shutting down; connect to another node, or try again" in ended
 
 
 async def held_back(hub: Hub) -> list[str]:
