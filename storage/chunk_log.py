@@ -806,13 +806,11 @@ async def load_every_shard(
         only: as of ``ShardLog.load``.
     """
     found: dict[int, tuple[ShardLog, ShardState]] = {}
-
-    async def load(log: ShardLog) -> None:
-        state = await log.load(only)
-        found[log.shard] = log, state
-        await asyncio.gather(*(load(log.new_shard(split)) for split in state.splits))
-
-    await asyncio.gather(*map(load, logs))
+    unread = list(logs)
+    while unread:
+        states = await asyncio.gather(*(log.load(only) for log in unread))
+        found |= {log.shard: (log, state) for log, state in zip(unread, states, strict=True)}
+        unread = [log.new_shard(split) for log, state in zip(unread, states, strict=True) for split in state.splits]
     return [found[shard] for shard in sorted(found)]
 
 

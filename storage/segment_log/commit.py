@@ -83,8 +83,8 @@ class Committer:
         self._is_held_back = False
         """True if the newest segment remains unsealed because there is no space to begin the next."""
         self.listeners: list[Callable[[frozenset[int]], None]] = []
-        self.posted: Callable[[], None] | None = None
-        """The last delivery to the owner's thread; None once it was called, and with it all earlier ones."""
+        self.posted: object | None = None
+        """Stands for the last delivery to the owner's thread; None once it was called, and with it all earlier ones."""
 
     def run_once(self) -> bool:
         """Make the next pending commit durable. False if nothing was pending, the log has failed, or its disk has no
@@ -408,8 +408,11 @@ class Committer:
         if not callbacks and not self.listeners:
             return
 
+        # Not the function itself: it would hold itself, and with it all messages of the callbacks, until a collection.
+        posted = object()
+
         def call() -> None:
-            if self.posted is call:
+            if self.posted is posted:
                 self.posted = None
             # An error in one callback must not keep the others from being called.
             for callback in callbacks:
@@ -423,7 +426,7 @@ class Committer:
                 except Exception:
                     logger.exception("a listener of the segment log failed")
 
-        self.posted = call
+        self.posted = posted
         self.post(call)
 
     def post(self, deliver: Callable[[], None]) -> None:
