@@ -7,6 +7,7 @@ export { Rounds } from "./rounds.js";
 
 const KEY = "weft-token";
 const TENANT = "weft-tenant";
+const REFUSED = { detail: "The hub does not take this token.", advice: "Paste the whole of it again; it may also have ended, or have been removed." };
 /** Time after an answer in which the page asks for what this one named. */
 const QUIET_MS = 40;
 const V1 = new URL("../v1/", import.meta.url);
@@ -68,8 +69,11 @@ async function send(path, query, { signal, accept, method = "GET", body } = {}) 
   } catch {
     // another program than a hub: a proxy
   }
+  // What a program would do next is in the answer; a person has the pages, and the field of the token.
+  const { advice = "" } = answer.status === 401 ? REFUSED : told;
   const retry = Number(answer.headers.get("Retry-After")) || null;
-  throw new Refused(answer.status, told.detail || `${answer.status} ${answer.statusText}`, told.advice || "", retry);
+  throw new Refused(answer.status, (answer.status === 401 ? REFUSED : told).detail || `${answer.status} ${answer.statusText}`,
+    advice.includes("GET /v1/") ? "" : advice, retry);
 }
 
 /** Return the answer to GET /v1/PATH. */

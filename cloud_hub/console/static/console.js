@@ -45,7 +45,7 @@ function login(why) {
   } }, el("h1", {}, "Sign in"), why ? notice("bad", why.message, why.advice) : null,
   el("p", {}, "Paste a token of this hub. It stays in this tab of the browser, and is forgotten with it."),
   el("label", { for: "token" }, "Token"), field, el("button", { type: "submit", class: "primary" }, "Sign in"),
-  el("p", { class: "advice" }, "An operator makes one with ", el("code", {}, "weft hub token add NAME --scope reader"), "."));
+  el("p", { class: "advice" }, "An operator makes one with ", el("code", {}, "weft hub token add hub.yaml mara --scope reader"), "."));
   main.replaceChildren(form);
   field.focus();
 }
@@ -95,6 +95,7 @@ function open() {
   by("tenant").placeholder = chosen === "fleet" ? "all" : me.tenant || "default";
   const { signal } = shown;
   const onChange = (listener) => listeners.add(listener);
+  delete main.dataset.absent;
   main.dataset.reading = "";
   api.whenRead(() => delete main.dataset.reading, READING_MS);
   PAGES[chosen]({ main, signal, onChange, rest, query: new URLSearchParams(query || ""), me });

@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { sees } from "./acting.js";
 import { disk, outageLeft, stateBadge } from "./fleet.js";
-import { ago, badge, count, duration, el, millis, notice, page, prose, when } from "./dom.js";
+import { absent, ago, badge, count, duration, el, millis, notice, page, prose, when } from "./dom.js";
 import { ACTS, ACTS_LISTED } from "./operator.js";
 import { Span } from "./span.js";
 import { findGaps } from "./stream.js";
@@ -108,9 +108,9 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
         facts = await api.get(`edges/${encodeURIComponent(name)}`, { tenant }, signal);
       } catch (error) {
         if (error.status !== 404) throw error;
-        troubles.replaceChildren(notice("warn", "The hub knows no such edge.", "The list of the fleet has all that it knows."));
-        return;
+        return absent(main, troubles, `The hub knows no edge ${name}.`, el("a", { href: "#/fleet" }, "All edges"));
       }
+      delete main.dataset.absent;
       show(facts);
       const known = [...new Set(lanes.map((lane) => lane.stream))];
       const { found, isWhole } = await lanesOf(facts, known, signal);

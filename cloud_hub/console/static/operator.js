@@ -38,7 +38,7 @@ const STATES = { ready: "good", joining: "warn", leaving: "warn" };
 const NODES = [
   { key: "name", title: "Process", value: (n) => n.name || n.url },
   { key: "host", title: "Machine", value: (n) => n.host },
-  { key: "state", title: "State", value: (n) => n.state, cell: (n) => el("span", {}, badge(STATES[n.state] || "bad", n.state),
+  { key: "state", title: "State", value: (n) => (STATES[n.state] === "good" && !n.drain ? 1 : 0), cell: (n) => el("span", {}, badge(STATES[n.state] || "bad", n.state),
     n.drain ? el("span", { title: n.drain.reason }, ` drained by ${n.drain.by}`) : "") },
   { key: "owns", title: "Owns shards", value: (n) => n.owns.length, cell: (n) => n.owns.join(", ") || "none" },
   { key: "loaded", title: "Has loaded", kind: "number", value: (n) => n.shards.length, cell: (n) => count(n.shards.length) },
@@ -55,9 +55,9 @@ export function nodes({ main, signal, me }) {
   const said = el("div", { role: "status" });
   const isActing = may(me, "nodes");
   const doing = (cell) => (isActing ? [{ key: "do", title: "Do", value: () => null, cell }] : []);
-  const processes = new Table({ name: "Processes of the hub", empty: "No process has said that it runs.", columns: [...NODES, ...doing((n) => n.name && (n.drain
+  const processes = new Table({ name: "Processes of the hub", sort: { key: "state", down: false }, empty: "No process has said that it runs.", columns: [...NODES, ...doing((n) => n.name && (n.drain
     ? button("Take back the drain of", n.drain.node, () => undo(n.drain.node)) : button("Drain", n.name, () => drain(n))))] });
-  const shards = new Table({ name: "Shards that this process holds",
+  const shards = new Table({ name: "Shards that this process holds", sort: { key: "trouble", down: false },
     columns: [...SHARDS, ...doing((s) => s.own && button("Split", `shard ${s.shard}`, () => split(s.shard)))] });
   const away = el("ul", { class: "plain" });
   main.replaceChildren(...page("Nodes", said, troubles, processes.element, away, el("h2", {}, "The process that answers"), figures,
@@ -139,15 +139,27 @@ export function nodes({ main, signal, me }) {
   }, { leastMs: 5000, restMs: 15000, signal });
 }
 
+const NAMES_SHOWN = 3;
+
+/** What an act was about; of many facts the number, which opens. */
+function what({ entry, kind, name, target }) {
+  const names = target.split(", ");
+  if (names[0] !== name) return `${kind} ${name}${target ? `, ${target}` : ""}`;
+  if (names.length <= NAMES_SHOWN) return `${kind} ${target}`;
+  return el("details", { class: "line" },
+    el("summary", { "data-named": `act ${entry}` }, `${count(names.length)} ${kind}s: ${names.slice(0, NAMES_SHOWN).join(", ")}, ...`),
+    el("div", { class: "names", tabindex: "0", role: "region", "aria-label": `Names in line ${entry}` }, target));
+}
+
 export const ACTS = [
   { key: "entry", title: "Line", value: (a) => a.entry },
   { key: "at", title: "When (UTC)", kind: "short", value: (a) => millis(a.at), cell: (a) => utc(millis(a.at)) },
   { key: "by", title: "Who", value: (a) => a.by },
-  { key: "origin", title: "From", value: (a) => a.origin, cell: (a) => el("code", {}, a.origin) },
+  { key: "origin", title: "From", rare: true, value: (a) => a.origin || null, cell: (a) => el("code", {}, a.origin) },
   { key: "act", title: "Act", value: (a) => a.act, cell: (a) => (a.act === "unusable" ? badge("bad", a.act) : a.act) },
-  { key: "name", title: "What", value: (a) => `${a.kind} ${a.name}`, cell: (a) => `${a.kind} ${a.name}${a.target ? `, ${a.target}` : ""}` },
-  { key: "command", title: "Command", kind: "wide", value: (a) => a.command, cell: (a) => (a.command ? el("code", {}, a.command) : "") },
-  { key: "reason", title: "Why", kind: "wide", value: (a) => a.reason },
+  { key: "name", title: "What", value: (a) => `${a.kind} ${a.name}`, cell: what },
+  { key: "command", title: "Command", rare: true, kind: "wide", value: (a) => a.command || null, cell: (a) => (a.command ? el("code", {}, a.command) : "") },
+  { key: "reason", title: "Why", rare: true, kind: "wide", value: (a) => a.reason || null },
 ];
 export const ACTS_LISTED = 200;
 

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { aligned, Chart, SERIES_MAX } from "./charts.js";
-import { count, duration, el, labelled, millis, notice, page, utc } from "./dom.js";
+import { absent, count, duration, el, labelled, millis, notice, page, utc } from "./dom.js";
 import { decoded, numbers } from "./field.js";
 import { Table } from "./table.js";
 import { laneKey } from "./timeline.js";
@@ -74,7 +74,11 @@ export function records({ main, signal, onChange, rest: [name], query }) {
   signal.addEventListener("abort", () => work.abort());
 
   const ask = (more) => api.get(api.ofStream(name, "/records"), more, work.signal);
-  const fail = (error) => error.name === "AbortError" || troubles.replaceChildren(notice("bad", error.message, error.advice));
+  const fail = (error) => {
+    if (error.name === "AbortError") return;
+    if (error.status === 404) absent(main, troubles, `There is no stream ${name}.`, el("a", { href: "#/streams" }, "All streams"));
+    else troubles.replaceChildren(notice("bad", error.message, error.advice));
+  };
   const utcMillis = (input) => (input.value ? Date.parse(`${input.value.padEnd(19, ":00").slice(0, 19)}Z`) : null);
   const matches = (record) => {
     const end = utcMillis(until);

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { Chart } from "./charts.js";
-import { ago, badge, count, el, millis, notice, page, prose, rate, utc } from "./dom.js";
+import { absent, ago, badge, count, el, millis, notice, page, prose, rate, utc } from "./dom.js";
 import { Field } from "./field.js";
 import { Span } from "./span.js";
 import { standing } from "./streams.js";
@@ -77,6 +77,7 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       const [facts, answer] = await Promise.all([
         api.get(api.ofStream(name), {}, signal),
         api.get(api.ofStream(name, "/completeness"), { limit: LANES, after: at.after }, signal)]);
+      delete main.dataset.absent;
       Object.assign(at, { answer, lanes: answer.lanes, next: answer.next_after });
       back.disabled = !at.before.length;
       on.disabled = !at.next;
@@ -91,7 +92,9 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       draw();
       if (await findGaps({ name, places, sampled: at.sampled }, facts, answer.lanes, signal)) draw();
     } catch (error) {
-      if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
+      if (signal.aborted) return;
+      if (error.status === 404) absent(main, troubles, `There is no stream ${name}.`, el("a", { href: "#/streams" }, "All streams"));
+      else troubles.replaceChildren(notice("bad", error.message, error.advice));
     }
   }, { leastMs: 2000, restMs: 5000, signal });
   // Apart: an answer about many records takes long, and is followed by a long pause.

@@ -16,6 +16,12 @@ export function standing(reasons) {
   return { mark: KINDS[worst], told: worst ? reasons.filter(rank) : reasons };
 }
 
+/** Streams with losses are first, then those that are held back; in each kind, the one that has waited for the longest time. */
+function urgency(stream) {
+  const { mark } = standing(stream.held_back_by);
+  return (2 - KINDS.indexOf(mark)) * 1e15 + (mark === "good" ? 0 : millis(stream.complete_up_to) ?? 0);
+}
+
 function completeUpTo(stream) {
   const { mark, told } = standing(stream.held_back_by);
   const age = stream.complete_up_to ? when(stream.complete_up_to) : el("span", { class: "unknown" }, "unknown");
@@ -28,8 +34,7 @@ const STREAMS = [
   { key: "stream", title: "Stream", value: (s) => s.stream, cell: (s) => streamLink(s.stream) },
   { key: "records", title: "Records", kind: "number", value: (s) => s.records, cell: (s) => count(s.records) },
   { key: "rate", title: "Rate", kind: "number", value: (s) => s.records_per_second, cell: (s) => rate(s.records_per_second) },
-  { key: "complete", title: "Complete up to", value: (s) => millis(s.complete_up_to),
-    cell: completeUpTo },
+  { key: "complete", title: "Complete up to", value: urgency, cell: completeUpTo },
   { key: "edges", title: "Edges", kind: "number", value: (s) => s.edges, cell: (s) => count(s.edges) },
   { key: "payload", title: "Payload", value: (s) => s.payload },
   { key: "look", title: "Read", value: () => null,
@@ -91,5 +96,5 @@ const list = (title, columns, sort) => ({ main, signal, onChange }) => {
   onChange((event) => (event.streams.length || event.streams_more) && rounds.poke());
 };
 
-export const streams = list("Streams", STREAMS, { key: "stream", down: false });
+export const streams = list("Streams", STREAMS, { key: "complete", down: false });
 export const tables = list("Tables", TABLES, { key: "state", down: false });

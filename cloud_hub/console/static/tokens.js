@@ -22,7 +22,7 @@ const COLUMNS = [
   { key: "edge", title: "Edge", value: (t) => t.edge },
   { key: "used", title: "Last used", value: (t) => millis(t.last_used),
     cell: (t) => (t.last_used ? when(t.last_used) : el("span", { class: "unknown" }, "not seen")) },
-  { key: "ends", title: "Ends", value: (t) => millis(t.until), cell: ends },
+  { key: "ends", title: "Ends", value: (t) => (t.unusable ? 0 : millis(t.until)), cell: ends },
   { key: "secrets", title: "Secrets", kind: "number", value: (t) => t.secrets, cell: (t) => (t.older_until
     ? el("span", { title: `The one before ends at ${t.older_until}` }, count(t.secrets)) : count(t.secrets)) },
   { key: "changed", title: "Changed", value: (t) => millis(t.changed), cell: (t) => el("span", { title: t.reason }, when(t.changed), ` by ${t.by}`) },
@@ -34,7 +34,7 @@ export function tokens({ main, signal, onChange, me }) {
   const troubles = el("div");
   const acts = may(me, "tokens") ? [{ key: "acts", title: "Do", value: () => null, cell: (t) => el("span", { class: "verbs" },
     button("Rotate", t.name, () => rotate(t)), " ", button("Remove", t.name, () => withdraw(t))) }] : [];
-  const table = new Table({ name: "Tokens", columns: [...COLUMNS, ...acts], empty: "No token is declared." });
+  const table = new Table({ name: "Tokens", columns: [...COLUMNS, ...acts], sort: { key: "ends", down: false }, empty: "No token is declared." });
   const text = el("input", { type: "search", id: "token-filter", placeholder: "name, tenant or edge" });
   text.addEventListener("input", () => {
     const word = text.value.toLowerCase();

@@ -8,6 +8,10 @@ import { traceLink } from "./trace.js";
 const STREAMS_MAX = 50;
 const RECORDS_MAX = 1000;
 const REQUESTS_MAX = 8;
+/** Newest records of each stream and shard that are asked for before all others, so that something is seen soon. */
+const FIRST_RECORDS = 50;
+const AT_ONCE = 4;
+const DRAWN_EACH_MS = 300;
 
 /** Return where the records of a topic are read. */
 const records = (stream, topic) => `#/records/${encodeURIComponent(stream)}?${new URLSearchParams({ topic })}`;
@@ -18,38 +22,61 @@ export function topics({ main, signal, onChange, query }) {
   const troubles = el("div");
   const said = el("p", { class: "advice" }, "Reading ...");
   const ends = new Map();
-  let isFirst = true;
-  main.replaceChildren(...page(only ? `Topics of ${only}` : "Topics", troubles, tree.element, said));
+  let drawn = 0;
+  main.replaceChildren(...page(only ? `Topics of ${only}` : "Topics", said, troubles, tree.element));
 
-  async function newest(stream) {
-    for (const [shard, end] of Object.entries(stream.next_offset)) {
-      const at = `${stream.stream}\n${shard}`;
-      let offset = Math.max(ends.get(at) ?? 0, end - RECORDS_MAX);
-      let chunk;
-      for (let left = REQUESTS_MAX; offset < end && left > 0; left -= 1) {
-        const answer = await api.get(api.ofStream(stream.stream, "/records"), { shard, offset, chunk, limit: RECORDS_MAX }, signal);
-        for (const each of answer.records) {
-          tree.take({ topic: each.key, source: `${each.edge}, stream ${each.stream}`, time: millis(each.time),
-            text: each.payload ?? `base64: ${each.payload_base64}`,
-            links: [["Records", records(each.stream, each.key)], ["Way", traceLink(each.stream, { shard: each.shard, offset: each.offset })]] });
-        }
-        offset = answer.next_offset[shard] ?? offset;
-        chunk = answer.next_chunk[shard];
-        ends.set(at, offset);
-        if (!answer.records.length && chunk === undefined) break;
+  function draw() {
+    drawn = performance.now();
+    tree.draw();
+  }
+
+  async function take({ name, shard, offset, end }) {
+    let chunk;
+    for (let left = REQUESTS_MAX; offset < end && left > 0; left -= 1) {
+      const answer = await api.get(api.ofStream(name, "/records"), { shard, offset, chunk, limit: Math.min(RECORDS_MAX, end - offset) }, signal);
+      for (const each of answer.records) {
+        tree.take({ topic: each.key, source: `${each.edge}, stream ${each.stream}`, time: millis(each.time),
+          text: each.payload ?? `base64: ${each.payload_base64}`,
+          links: [["Records", records(each.stream, each.key)], ["Way", traceLink(each.stream, { shard: each.shard, offset: each.offset })]] });
+      }
+      offset = answer.next_offset[shard] ?? offset;
+      chunk = answer.next_chunk[shard];
+      if (performance.now() - drawn > DRAWN_EACH_MS) draw();
+      if (!answer.records.length && chunk === undefined) break;
+    }
+  }
+
+  /** Read some runs of records at a time, in their order. */
+  async function takeAll(runs) {
+    const next = runs.values();
+    await Promise.all(Array.from({ length: AT_ONCE }, async () => {
+      for (const run of next) {
+        await take(run);
+        ends.set(`${run.name}\n${run.shard}`, Math.max(run.end, ends.get(`${run.name}\n${run.shard}`) ?? 0));
+      }
+    }));
+    draw();
+  }
+
+  /** Runs of records that came since the last look; at the first one the newest, and then those before them. */
+  function runsOf(found) {
+    const [newest, before] = [[], []];
+    for (const { stream: name, next_offset: at } of found) {
+      for (const [shard, end] of Object.entries(at)) {
+        const known = ends.get(`${name}\n${shard}`);
+        const from = Math.max(known ?? 0, end - RECORDS_MAX);
+        const parted = known === undefined ? Math.max(from, end - FIRST_RECORDS) : from;
+        newest.push({ name, shard, offset: parted, end });
+        if (parted > from) before.push({ name, shard, offset: from, end: parted });
       }
     }
+    return [newest, before];
   }
 
   const rounds = new api.Rounds(async () => {
     try {
       const found = only ? [await api.get(api.ofStream(only), {}, signal)] : (await api.get("streams", { limit: STREAMS_MAX }, signal)).streams;
-      for (const stream of found) {
-        await newest(stream);
-        if (isFirst) tree.draw();
-      }
-      isFirst = false;
-      tree.draw();
+      for (const runs of runsOf(found)) if (runs.length) await takeAll(runs);
       const more = !only && found.length === STREAMS_MAX ? `, of the first ${count(STREAMS_MAX)} streams: a stream's own page leads to its topics` : "";
       said.textContent = `Of the newest ${count(RECORDS_MAX)} records of each stream and shard, and of those that came since${more}.`;
       troubles.replaceChildren();

@@ -87,6 +87,13 @@ export const prose = (text) => text.split("`").map((part, at) => (at % 2 ? el("c
 
 export const page = (title, ...rest) => [el("h1", {}, title), ...rest];
 
+/** Say on a page that what its address names is not there. */
+export function absent(main, troubles, text, ...more) {
+  main.dataset.absent = "";
+  troubles.className = "troubles";
+  troubles.replaceChildren(el("div", { class: "notice warn", role: "status" }, el("strong", {}, text), " ", ...more));
+}
+
 export function notice(kind, text, advice) {
   return el("div", { class: `notice ${kind}`, role: kind === "bad" ? "alert" : "status" },
     el("strong", {}, prose(text)), advice ? el("span", {}, " ", prose(advice)) : null);

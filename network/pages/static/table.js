@@ -95,11 +95,11 @@ export class Table {
 
   row(row) {
     const cells = this.columns.map((column, index) => {
-      const shown = column.cell ? column.cell(row) : column.value(row);
+      const shown = (column.cell ? column.cell(row) : column.value(row)) ?? "";
       const attributes = { class: column.kind, "data-label": column.title };
       return index === 0
-        ? el("th", { ...attributes, scope: "row", role: "rowheader" }, shown ?? "")
-        : el("td", { ...attributes, role: "cell" }, shown ?? "");
+        ? el("th", { ...attributes, scope: "row", role: "rowheader" }, shown)
+        : el("td", { ...attributes, role: "cell" }, shown === false ? "" : shown);
     });
     return el("tr", { role: "row", class: this.rowClass?.(row) || null }, ...cells);
   }

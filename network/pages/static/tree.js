@@ -47,7 +47,7 @@ export class TopicTree {
   /** Take a message: {topic, source, time in ms, text, links}. The newest of a topic is kept; the topics without news go. */
   take(message) {
     const had = this.topics.get(message.topic);
-    const times = [...(had?.times ?? []), message.time].slice(-RATE_OF);
+    const times = [...(had?.times ?? []), message.time].sort((a, b) => a - b).slice(-RATE_OF);
     const newest = had && had.time > message.time ? had : message;
     this.topics.delete(message.topic);
     this.topics.set(message.topic, { ...newest, times, rate: rateOf(times), words: `${newest.topic} ${newest.text}`.toLowerCase() });

@@ -370,6 +370,8 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
                 await page.until(f'{names}.sort().join(" ") === "admin link reader"')
                 await page.js('location.hash = "#/audit"')
                 await page.until('document.querySelector(".table tbody").innerText.includes("a test")')
+                acts = await page.js('document.querySelector(".table tbody").innerText')
+                assert acts.count("link") == 1, "the first of several names stands there once"
             await page.js('document.querySelector("#leave").click(); location.hash = ""')
         page.errors[:] = [each for each in page.errors if " 401 " not in each]
 
@@ -565,8 +567,15 @@ async def test_an_edge_has_a_page_of_its_own(page: BrowserPage) -> None:
         await page.js('location.hash = "#/edges/default/edge-00002"')
         await page.until('document.querySelectorAll(".lanes li").length === 2')
         assert "hole" in await page.js('document.querySelector(".notice").innerText')
-        await page.js('location.hash = "#/edges/default/nobody"')
-        await page.until('document.querySelector(".notice")?.innerText.includes("knows no such edge")')
+        for nowhere, said in (
+            ("edges/default/nobody", "knows no edge nobody"),
+            ("streams/none", "There is no stream none"),
+        ):
+            await page.js(f'location.hash = "#/{nowhere}"')
+            await page.until(f'document.querySelector(".notice")?.innerText.includes("{said}")')
+            assert await page.js(
+                '[...document.querySelectorAll("main .table, main .timeline")].every((e) => !e.checkVisibility())'
+            )
         page.errors[:] = [each for each in page.errors if " 404 " not in each]  # the browser notes what is not there
 
 

@@ -212,6 +212,7 @@ async def test_the_files_need_no_token_and_everything_else_does(tmp_path: Path) 
             assert answer.headers["Content-Security-Policy"] == POLICY
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
             assert "Set-Cookie" not in answer.headers
+            assert answer.headers["Content-Encoding"] == "gzip"
             again = await session.get(f"{CONSOLE}{name}", headers={"If-None-Match": answer.headers["ETag"]})
             assert (again.status, await again.read()) == (304, b"")
         for name in ("none.js", "assets.py", "..%2Fassets.py", "%2e%2e%2fassets.py", "static"):
