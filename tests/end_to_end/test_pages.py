@@ -203,7 +203,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     installs packages, tests/cloud_hub/console opens a hub in a browser, tests/weft/test_hub_approvals.py has a second
     person approve acts, tests/weft/test_hub_regions.py compares regions,
     tests/spark_sinks/source/test_moving.py moves queries between them, and
-    tests/cloud_hub/api/test_series.py asks what a dashboard of Grafana asks."""
+    tests/cloud_hub/reads/test_series.py asks what a dashboard of Grafana asks."""
     left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
     model = [("score-with-a-model.md", "sh"), ("score-with-a-model.md", "python")]
     own = [("write-a-function.md", "python")] * 4

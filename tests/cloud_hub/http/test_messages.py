@@ -10,11 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.cloud_hub.api.test_summaries import state
 from tests.cloud_hub.down.test_hub_down import Taker, linked, messages, settled
 from tests.cloud_hub.facts.test_edges import cluster
 from tests.cloud_hub.facts.test_hub import SOON, declare
 from tests.cloud_hub.live import get, running_hub
+from tests.cloud_hub.reads.test_summaries import state
 from tests.support.processes import weft
 from tests.support.speed import slowness
 from tests.support.steps import STEP_S_MAX, TRIES, stepped

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.cloud_hub.api.test_history import collect, tabled
 from tests.cloud_hub.live import running_hub, running_link
+from tests.cloud_hub.reads.test_history import collect, tabled
 from tests.cloud_hub.regions.fabric import has, held, log_of, stored, to
 from tests.cloud_hub.tables.logs import LANE, OTHER, START, rows, table
 from tests.support.epochs import MemoryEpochs
