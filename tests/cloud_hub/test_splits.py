@@ -38,7 +38,7 @@ from weft.protocols import batch
 from weft.protocols.lane import Lane
 from weft.protocols.shard.placement import TENANT_APART_EDGE, digest_of
 from weft.protocols.shard.shard_state import ShardState
-from weft.replication.runner import LinkIdentity
+from weft.replication.runner import LinkIdentity, serve
 from weft.storage import hub_keys
 from weft.storage.chunk_log import NotBegun, ShardLog, first_logs, load_every_shard, log_of_edge
 from weft.storage.cluster import Cluster, ClusterUnusable, declare_split, open_cluster, read_cluster
@@ -372,7 +372,8 @@ def test_splits_are_as_far_apart_as_load_has_to_last(samples: list[tuple[float, 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process is busy whatever it does, at once."""
+    """A process is busy whatever it does, at once, and acknowledges at once."""
+    monkeypatch.setattr(serve, "ACK_INTERVAL_S", 0.0)
     monkeypatch.setattr(splits, "SAMPLE_S", 0.15)
     monkeypatch.setattr(splits, "SUSTAINED_S", 0.2)
     monkeypatch.setattr(splits, "BUSY", -1.0)
