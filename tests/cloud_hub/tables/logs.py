@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -31,7 +33,7 @@ from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import Cluster, open_cluster
 from weft.storage.hub_keys import table_key
-from weft.storage.object_store import ObjectStore
+from weft.storage.object_store import ObjectStore, open_store
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -94,6 +96,15 @@ class LogWriter:
     @classmethod
     async def open(cls, store: ObjectStore, shards: int = 2) -> LogWriter:
         return cls(store, await open_cluster(store, shards))
+
+    @classmethod
+    async def of_copy(cls, prepared: Path, root: Path) -> LogWriter:
+        """The log of a copy of a store: for many tries from one state, which costs more to make than to copy."""
+        shutil.copytree(prepared, root)
+        log = await cls.open(open_store(str(root)))
+        for shard in range(len(log.states)):
+            await log.follow(shard)
+        return log
 
     async def append(self, shard: int, *runs: Run) -> None:
         """One chunk with one batch per run."""

@@ -92,10 +92,14 @@ def watch_delta(patch: pytest.MonkeyPatch, boundaries: Boundaries) -> None:
         patch.setattr(DeltaHandle, name, classmethod(watched) if isinstance(original, classmethod) else watched)
 
 
-async def fill(store: ObjectStore) -> tuple[LogWriter, dict[int, list[Run]]]:
+Runs = dict[int, list[Run]]
+"""Shard -> what its log has."""
+
+
+async def fill(store: ObjectStore) -> tuple[LogWriter, Runs]:
     """A log whose first part is in the table already, under fewer columns than the rest needs."""
     log = await LogWriter.open(store)
-    runs = {0: [Run(LANE, 0, 3, topics=["plant/{line}/+/telemetry"])], 1: []}
+    runs: Runs = {0: [Run(LANE, 0, 3, topics=["plant/{line}/+/telemetry"])], 1: []}
     await log.append(0, runs[0][0])
     await drain(await new_tierer(store, log))
     for shard, run in ((0, Run(LANE, 3, 4, topics=TOPICS)), (1, Run(OTHER, 0, 5, topics=TOPICS)), (0, Run(LANE, 7, 2))):
@@ -111,21 +115,27 @@ QUALITY = StreamQuality(
 )
 
 
-async def die_at(root: Path, fatal: int | None, after: bool, fresh: bool, typed: bool = False) -> list[str]:
+async def prepare(root: Path, fresh: bool) -> Runs:
+    """Make the store of ``die_at``, with a table that is there or one that is to be made."""
+    store = open_store(str(root))
+    if not fresh:
+        return (await fill(store))[1]
+    log = await LogWriter.open(store)
+    runs = {0: [Run(LANE, 0, 3, topics=TOPICS)], 1: [Run(OTHER, 0, 2)]}
+    for shard, (run,) in runs.items():
+        await log.append(shard, run)
+    return runs
+
+
+async def die_at(
+    log: LogWriter, runs: Runs, fatal: int | None, after: bool, *, fresh: bool, typed: bool = False
+) -> list[str]:
     """Run one step that dies at boundary ``fatal``, then a new tierer; returns the boundaries that were crossed.
 
     Args:
         typed: the first one knows a schema, the new one another version of it.
     """
-    store = open_store(str(root))
-    if fresh:
-        log = await LogWriter.open(store)
-        runs = {0: [Run(LANE, 0, 3, topics=TOPICS)], 1: [Run(OTHER, 0, 2)]}
-        for shard, (run,) in runs.items():
-            await log.append(shard, run)
-    else:
-        log, runs = await fill(store)
-    boundaries = Boundaries(fatal, after)
+    store, boundaries = log.store, Boundaries(fatal, after)
     with pytest.MonkeyPatch.context() as patch:
         watch_delta(patch, boundaries)
         tierer = Tierer(
@@ -173,22 +183,34 @@ async def die_at(root: Path, fatal: int | None, after: bool, fresh: bool, typed:
 @pytest.mark.search(turns=2)
 @pytest.mark.parametrize("fresh", [True, False], ids=["new table", "growing table"])
 async def test_dying_while_columns_of_a_schema_are_added_loses_and_doubles_nothing(tmp_path: Path, fresh: bool) -> None:
-    calls = await die_at(tmp_path / "whole", None, False, fresh, typed=True)
+    runs = await prepare(tmp_path / "prepared", fresh)
+
+    async def die(fatal: int | None, after: bool) -> list[str]:
+        log = await LogWriter.of_copy(tmp_path / "prepared", tmp_path / f"{fatal}-{after}")
+        return await die_at(log, runs, fatal, after, fresh=fresh, typed=True)
+
+    calls = await die(None, False)
     for fatal in range(len(calls)):
         for after in (False, True):
-            await die_at(tmp_path / f"{fatal}-{after}", fatal, after, fresh, typed=True)
+            await die(fatal, after)
 
 
 @pytest.mark.parametrize(
     "fresh", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["new table", "growing table"]
 )
 async def test_dying_at_any_step_loses_and_doubles_nothing(tmp_path: Path, fresh: bool) -> None:
-    calls = await die_at(tmp_path / "whole", None, False, fresh)
+    runs = await prepare(tmp_path / "prepared", fresh)
+
+    async def die(fatal: int | None, after: bool) -> list[str]:
+        log = await LogWriter.of_copy(tmp_path / "prepared", tmp_path / f"{fatal}-{after}")
+        return await die_at(log, runs, fatal, after, fresh=fresh)
+
+    calls = await die(None, False)
     assert calls.count("create") >= 3, "two files and a version"
     assert ("delta.create" in calls) == fresh
     for fatal in range(len(calls)):
         for after in (False, True):
-            await die_at(tmp_path / f"{fatal}-{after}", fatal, after, fresh)
+            await die(fatal, after)
 
 
 async def test_rows_that_another_moves_while_columns_are_added_are_not_moved_again(directory: ObjectStore) -> None:
@@ -212,16 +234,9 @@ async def test_rows_that_another_moves_while_columns_are_added_are_not_moved_aga
     assert "t" in dict(tierer.columns)
 
 
-async def die_maintaining(root: Path, fatal: int | None, after: bool) -> list[str]:
+async def die_maintaining(log: LogWriter, runs: Runs, fatal: int | None, after: bool) -> list[str]:
     """Join, write a checkpoint and vacuum, and die at boundary ``fatal``; then a node that has just started does it."""
-    store = open_store(str(root))
-    log = await LogWriter.open(store)
-    runs: dict[int, list[Run]] = {0: [], 1: []}
-    for first in range(0, 9, 3):
-        for shard, lane in ((0, LANE), (1, OTHER)):
-            runs[shard].append(Run(lane, first, 3, topics=TOPICS))
-            await log.append(shard, runs[shard][-1])
-        await drain(await new_tierer(store, log))
+    store = log.store
     bounds = TableSettings(compact_files_min=2, checkpoint_versions=2, vacuum_interval_s=0.0)
     boundaries = Boundaries(fatal, after)
     with pytest.MonkeyPatch.context() as patch:
@@ -237,24 +252,35 @@ async def die_maintaining(root: Path, fatal: int | None, after: bool) -> list[st
         assert crashed == (fatal is not None)
     with outcome():
         assert contents(store) == expected(runs), "at no moment is a row missing or doubled"
-    runs[0].append(Run(LANE, 9, 3))
-    await log.append(0, runs[0][-1])
+    await log.append(0, last := Run(LANE, 9, 3))
     tierer = await new_tierer(store, log)
     await drain(tierer)
     await Maintenance(store, tierer, settings=bounds).maintain()
-    assert contents(store) == expected(runs)
+    assert contents(store) == expected(runs | {0: [*runs[0], last]})
     assert len(table(store).file_uris()) <= 3
     return boundaries.calls
 
 
 @pytest.mark.slow
 async def test_dying_while_files_are_joined_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    calls = await die_maintaining(tmp_path / "whole", None, False)
+    made = await LogWriter.open(open_store(str(tmp_path / "prepared")))
+    runs: Runs = {0: [], 1: []}
+    for first in range(0, 9, 3):
+        for shard, lane in ((0, LANE), (1, OTHER)):
+            runs[shard].append(Run(lane, first, 3, topics=TOPICS))
+            await made.append(shard, runs[shard][-1])
+        await drain(await new_tierer(made.store, made))
+
+    async def die(fatal: int | None, after: bool) -> list[str]:
+        log = await LogWriter.of_copy(tmp_path / "prepared", tmp_path / f"{fatal}-{after}")
+        return await die_maintaining(log, runs, fatal, after)
+
+    calls = await die(None, False)
     assert {"create", "delta.checkpoint", "delta.vacuum"} <= set(calls)
     assert (calls.count("create_from"), calls.count("create")) == (2, 2), "two files and two versions"
     for fatal in range(len(calls)):
         for after in (False, True):
-            await die_maintaining(tmp_path / f"{fatal}-{after}", fatal, after)
+            await die(fatal, after)
 
 
 async def die_handing_over(root: Path, fatal: int | None, after: bool) -> list[str]:

@@ -293,10 +293,11 @@ async def test_after_the_grace_no_engine_no_reader_and_no_object_has_it(tmp_path
 
 @pytest.mark.slow
 async def test_dying_at_any_step_is_mended_by_the_same_call(tmp_path: Path) -> None:
-    async def die_at(root: Path, fatal: int | None, after: bool) -> int:
-        store = open_store(str(root))
-        log = await filled(store)
-        boundaries = Boundaries(fatal, after)
+    await filled(open_store(str(tmp_path / "prepared")))
+
+    async def die_at(fatal: int | None, after: bool) -> int:
+        log = await LogWriter.of_copy(tmp_path / "prepared", tmp_path / f"{fatal}")
+        store, boundaries = log.store, Boundaries(fatal, after)
         watched: Any = WatchedStore(store, boundaries)
         try:
             await erased(watched, log, _key=PERSON.decode())
@@ -319,9 +320,9 @@ async def test_dying_at_any_step_is_mended_by_the_same_call(tmp_path: Path) -> N
         assert not any("did not end" in wait for each in await erasures(store, STREAM) for wait in each.waits)
         return len(boundaries.calls)
 
-    calls = await die_at(tmp_path / "whole", None, False)
+    calls = await die_at(None, False)
     for fatal in range(0, calls, 3):
-        await die_at(tmp_path / f"{fatal}", fatal, bool(fatal % 2))
+        await die_at(fatal, bool(fatal % 2))
 
 
 @pytest.mark.slow

@@ -110,14 +110,9 @@ async def test_buckets_divide_and_steps_of_any_size_agree(
     assert len(opened(directory).file_uris()) > 1
 
 
-async def die_at(root: Path, fatal: int | None, after: bool) -> list[str]:
+async def die_at(log: LogWriter, runs: dict[int, list[Run]], fatal: int | None, after: bool) -> list[str]:
     """Run a step that dies at boundary ``fatal``, then a new tierer; returns the boundaries that were crossed."""
-    store = open_store(str(root))
-    log, runs = await LogWriter.open(store), dict[int, list[Run]]({0: [], 1: []})
-    await fill(log, runs, 5, chunks=4)
-    await drain_latest(await new_latest(store, log))
-    await fill(log, runs, 6, chunks=6)
-    boundaries = Boundaries(fatal, after)
+    store, boundaries = log.store, Boundaries(fatal, after)
     with pytest.MonkeyPatch.context() as patch:
         watch_delta(patch, boundaries)
         patch.setattr(module, "BUCKET_ROWS_MAX", 2)
@@ -137,11 +132,21 @@ async def die_at(root: Path, fatal: int | None, after: bool) -> list[str]:
 
 @pytest.mark.slow
 async def test_dying_at_any_step_leaves_what_a_recount_gives(tmp_path: Path) -> None:
-    calls = await die_at(tmp_path / "whole", None, False)
+    made = await LogWriter.open(open_store(str(tmp_path / "prepared")))
+    runs: dict[int, list[Run]] = {0: [], 1: []}
+    await fill(made, runs, 5, chunks=4)
+    await drain_latest(await new_latest(made.store, made))
+    await fill(made, runs, 6, chunks=6)
+
+    async def die(fatal: int | None, after: bool) -> list[str]:
+        log = await LogWriter.of_copy(tmp_path / "prepared", tmp_path / f"{fatal}-{after}")
+        return await die_at(log, runs, fatal, after)
+
+    calls = await die(None, False)
     assert calls.count("create") >= 3, "two files and a version"
     for fatal in range(len(calls)):
         for after in (False, True):
-            await die_at(tmp_path / f"{fatal}-{after}", fatal, after)
+            await die(fatal, after)
 
 
 @pytest.mark.slow

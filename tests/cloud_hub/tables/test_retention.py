@@ -109,11 +109,13 @@ async def test_without_the_log_and_with_a_latest_table_it_is_the_same(directory:
 
 @pytest.mark.slow
 async def test_dying_at_any_step_leaves_no_row_missing(tmp_path: Path) -> None:
-    async def die_at(root: Path, fatal: int | None, after: bool) -> int:
-        store, wanted = open_store(str(root)), TableDocument(retain_s=2 * 3600)
-        log = await filled(store, 4)
-        await retention(store, log, START + 2 * HOUR + SECOND).look(wanted)
-        boundaries = Boundaries(fatal, after)
+    wanted, prepared = TableDocument(retain_s=2 * 3600), tmp_path / "prepared"
+    made = await filled(open_store(str(prepared)), 4)
+    await retention(made.store, made, START + 2 * HOUR + SECOND).look(wanted)
+
+    async def die_at(fatal: int | None, after: bool) -> int:
+        log = await LogWriter.of_copy(prepared, tmp_path / f"{fatal}-{after}")
+        store, boundaries = log.store, Boundaries(fatal, after)
         watched = WatchedStore(store, boundaries)
         try:
             await retention(watched, log, START + 3 * HOUR + SECOND).look(wanted)
@@ -125,7 +127,7 @@ async def test_dying_at_any_step_leaves_no_row_missing(tmp_path: Path) -> None:
         assert (found.problems, found.total("deleted")) == ([], 14)
         return len(boundaries.calls)
 
-    calls = await die_at(tmp_path / "whole", None, False)
+    calls = await die_at(None, False)
     for fatal in range(calls):
         for after in (False, True):
-            await die_at(tmp_path / f"{fatal}-{after}", fatal, after)
+            await die_at(fatal, after)
