@@ -106,6 +106,8 @@ HERE = Path(__file__).parent
 WAIT_S = 240.0
 STOP_S = 40.0
 PORTS = (1883, 5672, 8080, 8081, 8090)
+ENDED_WELL = frozenset({0, 130})
+"""Exit statuses of what Ctrl-C ends."""
 QUICK_HUB = ("tables: {interval: 1s}\n", "mark_interval: 1s\n", "processes: 1\n")
 """What a test's hub has besides: a person waits for a table, for completeness, and for an interpreter for each core."""
 STAND_INS = {"mosquitto_pub": "mosquitto_tool.py", "mosquitto_sub": "mosquitto_tool.py", "curl": "curl_tool.py"}
@@ -304,6 +306,9 @@ class PageReader:
     def turn_page(self, texts: Mapping[str, str]) -> None:
         """Begin another page, with what was kept, in the same Python: no name of the page before is left in it."""
         self.texts, self.said, self.happened = dict(texts), "", set()
+        if (follower := self._services.pop("follow", None)) is not None:
+            follower.send_signal(signal.SIGINT)
+            assert _end(follower) in ENDED_WELL
         shutil.copy(self._state / "env-kept", self._state / "env")
         if self._prompt is not None:
             self._type(page_interpreter.TURN)
@@ -388,4 +393,4 @@ def page_reader(folder: Path, texts: Mapping[str, str]) -> Iterator[PageReader]:
         yield reader
     finally:
         reader.close()
-    assert all(status in (0, 130) for status in reader.statuses.values()), reader.statuses
+    assert ENDED_WELL.issuperset(reader.statuses.values()), reader.statuses

@@ -184,9 +184,9 @@ RULES = {
         before=(TOUR,), shared=True, says=("anonymous", "telemetry [0-9]+ records", "plant/press/m1")
     ),
     "look-into-an-edge-node.md": Rule(
-        before=(TOUR,), says=("running for", r"m1 +21\.5", r'"seq": ?1\b', r"(?m)^ +\d+ batch .*stream=1")
+        before=(TOUR,), shared=True, says=("running for", r"m1 +21\.5", r'"seq": ?1\b', r"(?m)^ +\d+ batch .*stream=1")
     ),
-    "change-a-running-node.md": Rule(before=(TOUR,), says=(r"^configuration 1 ",)),
+    "change-a-running-node.md": Rule(before=(TOUR,), shared=True, says=(r"^configuration 1 ",)),
     "links-over-bad-networks.md": Rule(
         says=("edge.yaml is good", r"link +lte", r"state +connected", "paused by an operator", r"budget +\S+ .*of 2")
     ),
