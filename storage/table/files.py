@@ -93,6 +93,11 @@ def _batches(
         parquet = pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
         for index in range(parquet.num_row_groups):
             group = parquet.metadata.row_group(index)
+            if _has(group, "sidecar"):
+                raise TableError(
+                    f"{name} has its list of files in others (sidecars), which Weft does not read. Set the table's "
+                    "property delta.checkpointPolicy to classic, and make a checkpoint"
+                )
             for kind in kinds:
                 if _has(group, kind) and worth(group):
                     wanted = [f"{kind}.{column}" for column in columns] or [kind]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import random
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import duckdb
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
@@ -27,7 +29,7 @@ from weft.storage.object_store import NotFound, ObjectStore, StoreError, open_st
 from weft.storage.object_store.directory import MemoryStore
 from weft.storage.table.actions import AddedFile, DataFile, TableConflict, TableError, TableSize
 from weft.storage.table.delta_log import TableLog
-from weft.storage.table.files import SmallFiles, TableFile
+from weft.storage.table.files import SmallFiles, TableFile, checkpoint_files
 
 APP = "weft/00/telemetry/0"
 
@@ -432,3 +434,27 @@ def test_one_bound_in_another_engines_form_costs_no_other(odd: str) -> None:
     stats = f'{{"numRecords": 5, "minValues": {{"_shard": 1, {odd}}}, "maxValues": {{"_shard": 2, {odd}}}}}'
     found = TableFile.of(AddedFile("a.parquet", 10, stats))
     assert (found.rows, found.shard_min, found.shard_max, found.time_min) == (5, 1, 2, None)
+
+
+@pytest.mark.parametrize("names_others", [False, True])
+def test_a_checkpoint_that_has_its_files_elsewhere_is_not_taken_for_an_empty_table(names_others: bool) -> None:
+    """V2 checkpoints of other engines; a file of that form without sidecars is read as any other."""
+    added = {"path": "a.parquet", "size": 3, "stats": None, "deletionVector": None}
+    of_files = pa.struct(
+        {"path": "string", "size": "int64", "stats": "string", "deletionVector": pa.struct({"storageType": "string"})}
+    )
+    sidecar = {"path": "b.parquet", "sizeInBytes": 3}
+    of_sidecars = pa.struct({"path": "string", "sizeInBytes": "int64"})
+    rows = pa.table(
+        {
+            "add": pa.array([None if names_others else added], of_files),
+            "sidecar": pa.array([sidecar if names_others else None], of_sidecars),
+        }
+    )
+    file = io.BytesIO()
+    pq.write_table(rows, file)
+    if names_others:
+        with pytest.raises(TableError, match=r"the checkpoint has its list of files in others \(sidecars\)"):
+            list(checkpoint_files(file, "the checkpoint"))
+    else:
+        assert [each.path for each in checkpoint_files(file, "the checkpoint")] == ["a.parquet"]
