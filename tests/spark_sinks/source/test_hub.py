@@ -198,7 +198,7 @@ def test_a_token_opens_its_tenant_alone(served: Serving, token_file: Path) -> No
 def test_a_query_goes_on_with_the_token_that_its_file_has_now(written: Hub, tmp_path: Path) -> None:
     tokens, own = str(tmp_path / "tokens"), tmp_path / "token"
     own.write_text(create_token(tokens, "first", Scope.READER))
-    with Serving(written.root, tokens=tokens) as hub:
+    with Serving(written.root, tokens=tokens, cluster_log_interval_s=0.02) as hub:
         options = source(hub=hub.url, token_file=own)
         reader = options.streamReader(options.schema())
         assert isinstance(reader, HubStreamReader)
