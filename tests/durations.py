@@ -63,7 +63,6 @@ SLOW_S = {
     "tests/hostile/test_tables_of_others.py": 149,
     "tests/cloud_hub/test_histories.py": 130,
     "tests/end_to_end/test_demo.py": 110,
-    "tests/cloud_hub/test_pulls.py": 109,
     "tests/spark_sinks/pipelines/test_run.py": 102,
     "tests/weft/test_hub_configs.py": 95,
     "tests/cloud_hub/tables/test_crashes.py": 90,
@@ -80,6 +79,7 @@ SLOW_S = {
     "tests/spark_sinks/sinks/delta/test_append.py": 44,
     "tests/conformance/test_wills.py": 43,
     "tests/interop/test_clients.py": 41,
+    "tests/cloud_hub/test_pulls.py": 37,
 }
 """The same of their slow tests, which tests/rotation.py deals out."""
 SEARCHES_S = {
