@@ -2,9 +2,9 @@
 
     python -m deploy.debian.build dist
 
-``dist`` has the wheel, which `./run build` makes, and gets the packages. Libraries are those of
+``dist`` has the wheel, and gets the packages; `./run packages` makes both. Libraries are those of
 ``deploy/requirements-*.txt``, by their hashes. Nothing of a package runs while it is made, so it may be for another
-architecture. ``dpkg-deb`` writes the archives.
+architecture. ``dpkg-deb`` writes the archives. Each step is a line on standard error.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from email.utils import formatdate
 from pathlib import Path
 from typing import NoReturn
 
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
+from deploy.images.stripping import strip
 from deploy.images.tree import MACHINES, install, put, put_command, remove_scripts, wanted, wheels_for
 from deploy.release import list_components, run, source_date
 from docs.tools.manuals import manuals
@@ -45,6 +48,7 @@ COMPLETIONS = {
 }
 MANUALS = "/usr/share/man/man1"
 SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
+BEGAN_S = time.monotonic()
 MAINTAINER = "The Weft authors <weft@localhost>"
 """Unless ``DEBFULLNAME`` and ``DEBEMAIL`` name the one who builds, as Debian's own tools have it."""
 
@@ -91,7 +95,7 @@ def main() -> None:
     options = parser.parse_args()
     wheels = sorted(options.folder.glob("weft_fabric-*.whl"))
     if len(wheels) != 1:
-        sys.exit(f"{options.folder}: expected one wheel of weft-fabric, found {len(wheels)}. Run `./run build`")
+        sys.exit(f"{options.folder}: expected one wheel of weft-fabric, found {len(wheels)}. Run `./run packages`")
     os.umask(0o022)
     # The same sources give the same bytes: dpkg-deb dates no file later, and Python orders sets alike.
     os.environ.setdefault("SOURCE_DATE_EPOCH", source_date(wheels[0]))
@@ -99,6 +103,8 @@ def main() -> None:
     # The Python below ``stage`` runs here too, and what it compiled by itself would name that place.
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     python = interpreter()
+    if maintainer() == MAINTAINER:
+        print(f"maintainer: {MAINTAINER}; DEBFULLNAME and DEBEMAIL name another", file=sys.stderr)  # noqa: T201
     for architecture in options.architecture or MACHINES:
         for package in PACKAGES:
             if package.kind in (options.kind or kinds):
@@ -113,12 +119,19 @@ def build(package: Package, architecture: str, wheel: Path, python: str, compres
         stage.mkdir(0o755)
         version = parse_wheel_filename(wheel.name)[1]
         make_environment(package, architecture, stage, python, wheel)
+        say("  list of components, manual pages, scripts")
         links = place_files(package, stage, version)
         facts = {"version": debian_version(version), "architecture": architecture}
         describe(package, stage, links, {**facts, "python": Path(python).name})
         path = wheel.with_name("{}_{version}_{architecture}.deb".format(package.name, **facts))
+        say(f"  {compress}, the longest step")
         run(["dpkg-deb", f"-Z{compress}", "--root-owner-group", "--build", str(stage), str(path)])
         return path
+
+
+def say(what: str) -> None:
+    """Print a step that begins, and the seconds that those before it took."""
+    print(f"{time.monotonic() - BEGAN_S:4.0f} s  {what}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def interpreter() -> str:
@@ -141,6 +154,7 @@ def not_here(why: str) -> NoReturn:
 
 def make_environment(package: Package, architecture: str, stage: Path, python: str, wheel: Path) -> None:
     """Install Weft and its libraries below ``stage``, so that they run at their final place."""
+    say(f"{package.name} for {architecture}: libraries, by pip")
     home = stage / package.home
     run([python, "-m", "venv", "--without-pip", str(home)])
     (libraries,) = home.glob("lib/python3*/site-packages")
@@ -148,6 +162,8 @@ def make_environment(package: Package, architecture: str, stage: Path, python: s
     # By its name: pip would note the path of a file that is given.
     install(libraries, "--no-deps", "--no-index", "--find-links", str(wheel.parent.resolve()), "weft-fabric")
     remove_scripts(libraries)
+    for path in libraries.rglob("*.so*"):
+        strip(path)
     for path in (home / "bin").iterdir():
         if not path.is_symlink():
             path.unlink()
@@ -156,6 +172,7 @@ def make_environment(package: Package, architecture: str, stage: Path, python: s
     settings = home / "pyvenv.cfg"
     lines = settings.read_text().splitlines(keepends=True)
     settings.write_text("".join(line for line in lines if not line.startswith("command =")))
+    say("  byte code")
     # Unchecked: the node writes nothing to /usr, and times of files differ after unpacking.
     compiling = ["compileall", "-qqf", "--invalidation-mode=unchecked-hash", "-s", str(stage), "-p", "/"]
     run([python, "-m", *compiling, str(home / "lib")])
@@ -173,7 +190,8 @@ def place_files(package: Package, stage: Path, version: Version) -> dict[str, st
     put(stage / "usr/lib/systemd/system" / unit, (ROOT / "deploy" / unit).read_text().replace(UNIT_HOME, home))
     put(stage / "etc/weft" / f"{package.kind}.yaml", (ROOT / "config/examples" / example).read_text())
     put(documents / "copyright", (HERE / "copyright").read_text().replace("{home}", home))
-    put(documents / "changelog", (ROOT / "CHANGELOG.md").read_text())
+    put(documents / "changelog", changelog(package.name, version))
+    put(documents / "CHANGELOG.md", (ROOT / "CHANGELOG.md").read_text())
     list_components(documents / "sbom.cdx.json", "environment", str(stage / package.home / "bin/python"))
     links = {COMMAND_PATH: f"{home}/bin/weft"}
     for shell, path in COMPLETIONS.items():
@@ -184,9 +202,17 @@ def place_files(package: Package, stage: Path, version: Version) -> dict[str, st
         links[f"{MANUALS}/{name}.gz"] = f"{home}/share/man/{name}.gz"
         put(stage / package.home / "share/man" / name, page)
     # As Debian wants them; without a time in them.
-    texts = (documents / "changelog", *(stage / package.home / "share/man" / name for name, _ in pages))
+    manual = [stage / package.home / "share/man" / name for name, _ in pages]
+    texts = (documents / "changelog", documents / "CHANGELOG.md", *manual)
     run(["gzip", "-9n", *map(str, texts)])
     return links
+
+
+def changelog(name: str, version: Version) -> str:
+    """Return the changelog in Debian's form: one entry, which leads to that of Weft."""
+    date = formatdate(int(os.environ["SOURCE_DATE_EPOCH"]))
+    entry = f"{name} ({debian_version(version)}) unstable; urgency=medium"
+    return f"{entry}\n\n  * What has changed is in CHANGELOG.md.gz of this folder.\n\n -- {maintainer()}  {date}\n"
 
 
 def describe(package: Package, stage: Path, links: dict[str, str], facts: dict[str, str]) -> None:

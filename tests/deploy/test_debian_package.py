@@ -24,7 +24,7 @@ import pytest
 import yaml
 from packaging.version import Version
 
-from deploy.debian.build import COMMAND_PATH, NOT_HERE, PACKAGES, debian_version, describe
+from deploy.debian.build import COMMAND_PATH, NOT_HERE, PACKAGES, changelog, debian_version, describe
 from deploy.images.tree import MACHINES, put
 from examples.demo.fabric import free_port, get_json
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message
@@ -388,6 +388,16 @@ def test_a_bare_debian_comes_to_a_row_by_the_page_and_a_hub_comes_and_goes(
     assert not (bare.folder / "usr/bin/weft").is_symlink()
     assert not (bare.folder / "etc/weft").exists(), "no token is left"
     assert other.exists()
+
+
+def test_debian_reads_the_changelog(monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("dpkg-parsechangelog") is None:
+        pytest.skip("dpkg-dev is not installed")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1796052669")
+    command = ["dpkg-parsechangelog", "--file=-", "--all"]
+    text = changelog("weft-edge", Version("1.2rc1"))
+    read = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    assert (read.stderr, "Source: weft-edge\nVersion: 1.2~rc1\n" in read.stdout) == ("", True)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ PAGES = (
 CANNOT_RUN = {
     r"sudo ": "needs root",
     r"(\S*/)?pip install ": "takes minutes and the network; tests/weft/test_distributions.py installs",
-    r"\./run (setup|build|docs)": "works in the repository's own folder; whoever runs the tests ran it",
+    r"\./run (setup|build|packages|docs)": "works in the repository's own folder; whoever runs the tests ran it",
     r"\./run (test|lint|fix|bench|nightly)|\.ci/run": "would run this test within itself, or for minutes",
     r"\./run demo": "takes a minute; tests/end_to_end/test_demo.py runs it",
     r"python -m tests\.storage\.segment_log\.power_cuts ": "runs for hours; test_power_cuts.py makes shorter ones",
