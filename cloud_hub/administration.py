@@ -17,7 +17,6 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from weft.cloud_hub import splits
-from weft.cloud_hub.auth.access import decoded
 from weft.cloud_hub.auth.tokens import TokenIdentity, TokensUnusable, hash_token, new_token
 from weft.cloud_hub.clock import ClockWrong, HubClock
 from weft.cloud_hub.cluster import LEAVING, ClusterCache, node_views
@@ -79,6 +78,7 @@ from weft.hub_api.bodies import (
     Split,
     TenantQuotas,
     TokensToImport,
+    decoded,
 )
 from weft.hub_api.operations import ACTS_DEFAULT, NUMBER_MAX, PAGE_DEFAULT, Operation, reader_of
 from weft.hub_api.rights import Scope, role_grants

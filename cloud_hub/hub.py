@@ -18,7 +18,7 @@ from aiohttp import web
 
 from weft.bounds import Refusals
 from weft.cloud_hub.administration import Administration
-from weft.cloud_hub.auth.access import Access, Orders
+from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.cluster import ClusterCache, Membership, Owners, Site, Work
 from weft.cloud_hub.down.hub_down import HubDown
@@ -26,16 +26,16 @@ from weft.cloud_hub.down.lane_writer import ActsStream
 from weft.cloud_hub.facts.acts import OwnActs
 from weft.cloud_hub.facts.declarations import Declarations, Watched
 from weft.cloud_hub.facts.tokens import TokenUse
-from weft.cloud_hub.http.answers import Asked, read_body
 from weft.cloud_hub.http.application import Api
 from weft.cloud_hub.http.changes import ChangeStreams, ConsolePages
+from weft.cloud_hub.http.exchange import Asked, Orders
 from weft.cloud_hub.http.listener import SHUTDOWN_S, HubListener
 from weft.cloud_hub.http.messages import Messages, message_rates
-from weft.cloud_hub.http.pairing import PairRequests
 from weft.cloud_hub.http.pipelines import FIGURES_READ_S, PipelineRequests
 from weft.cloud_hub.http.process import (
     AdministrationRequests,
     Health,
+    PairRequests,
     ProcessRequests,
     SelfDescription,
     TroubleRequests,
@@ -371,7 +371,7 @@ class Hub:
         self._of_edges = EdgeFigures(self._own, clock.now, time.monotonic, peers=settings.peers, links=self._edge_links)
         self._rates = StreamRates(self._positions, time.monotonic)
         self._summaries = ShardSummaries(store, shards, moments, lambda: bool(owners.others()), time.monotonic)
-        self._orders = Orders(self._access, clock, read_body)
+        self._orders = Orders(self._access, clock)
         self._pipelines = PipelineRequests(store, self._orders, clock.now, time.monotonic)
         figures = StreamFigures(known, tables.service, clock, time.monotonic, moments.expecting, peers=settings.peers)
         # The first process of a host knows streams and pipelines as a whole.
@@ -409,7 +409,7 @@ class Hub:
         self._to_edges.add_to(application, access)
         TroubleRequests(access, summaries=self._summaries, own=self._own, elsewhere=self._elsewhere).add_to(application)
         log = ClusterLog(store, self._store.cluster.cluster_id)
-        PairRequests(log, self._declared.credentials, clock.now, time.monotonic, read_body).add_to(application)
+        PairRequests(log, self._declared.credentials, clock.now, time.monotonic).add_to(application)
         administration = Administration(
             store,
             log,

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from weft.config.limits import FACT_NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX
+from weft.hub_api.answers import ApiError
 from weft.hub_api.rights import GRANT_CHARACTERS_MAX, GRANTS_MAX, TOKEN_NAME_CHARACTERS_MAX, Scope
 from weft.protocols.lane import NAME_CHARACTERS_MAX
 from weft.protocols.link import TOPIC_CHARACTERS_MAX
 from weft.protocols.shard.placement import SHARDS_MAX
+
+T = TypeVar("T")
+
+
+def decoded(body: bytes, wanted: type[T]) -> T:
+    """Return the document in a body.
+
+    Raises:
+        ApiError: 400: it is not of the type.
+    """
+    try:
+        return msgspec.json.decode(body, type=wanted)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not as expected: {error}", "see docs/reference/api.md") from None
+
 
 Reason = Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)]
 """Reason for the record of administrative acts."""

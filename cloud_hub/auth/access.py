@@ -7,10 +7,9 @@ import ipaddress
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
@@ -25,14 +24,11 @@ from weft.cloud_hub.auth.certificates import (
 )
 from weft.cloud_hub.auth.claims import JwtRefused
 from weft.cloud_hub.auth.tokens import NO_TOKEN, TokenIdentity, Tokens, is_jwt
-from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.hub_api.answers import ApiError
-from weft.hub_api.operations import BODY_BYTES_MAX
 from weft.hub_api.rights import CONCERNS, Right, Scope
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, NodeName, valid_name
 from weft.replication.attempts import REASON_HEADER
-from weft.storage.cluster_log import Author
 
 UNAUTHORISED, UNAVAILABLE = 401, 503
 _ADVICE = {
@@ -427,64 +423,3 @@ def _is_loopback(remote: str | None) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
-
-
-T = TypeVar("T")
-
-
-class Orders:
-    """The way from a request to what it orders.
-
-    Args:
-        read_body: reads the body of a request with a bound.
-    """
-
-    def __init__(
-        self, access: Access, clock: HubClock, read_body: Callable[[web.Request, int, str], Awaitable[bytes]]
-    ) -> None:
-        self.access, self._clock, self._read_body = access, clock, read_body
-
-    def author(self, request: web.Request, right: Right, reason: str = "", *, instead: str) -> Author:
-        """Return the author of a change, if the request may make it.
-
-        Args:
-            instead: the command that does the same.
-
-        Raises:
-            ApiError: 401, 403, 421, and 503 while the clock of this machine is wrong.
-        """
-        self.access.operate(request, right)
-        identity = self.access.reader(request)
-        if identity is None and "Origin" in request.headers:
-            # Only browsers send it, and any page opened on this machine could reach a loopback port.
-            raise ApiError(403, "without tokens, this is not for browsers", f"use `{instead}`")
-        if (wrong := self._clock.wrong()) is not None:
-            raise ApiError(503, wrong, ADVICE)
-        who = "the API" if identity is None else f"token {identity.name}"
-        resource = request.match_info.route.resource
-        way = request.path if resource is None else resource.canonical
-        return Author(self._clock.now(), who, reason, request.remote or "", f"{request.method} {way}")
-
-    async def body(self, request: web.Request, right: Right, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-        """Return the body of a request that has a right.
-
-        Args:
-            bytes_max: longest body.
-
-        Raises:
-            ApiError: 401, 403, 408, 413, 415, 421.
-        """
-        self.access.operate(request, right)
-        return await self._read_body(request, bytes_max, f"a body of this operation has at most {bytes_max} bytes")
-
-
-def decoded(body: bytes, wanted: type[T]) -> T:
-    """Return the document in a body.
-
-    Raises:
-        ApiError: 400.
-    """
-    try:
-        return msgspec.json.decode(body, type=wanted)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not as expected: {error}", "see docs/reference/api.md") from None

@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from weft.bounds import Refusals
 from weft.cloud_hub.auth.access import Access, headers_of, readable
-from weft.cloud_hub.http.answers import JSON, Answers, LongAnswer, PageQuery, answered, asked, routes
+from weft.cloud_hub.http.exchange import JSON, Answers, LongAnswer, PageQuery, answered, asked, routes
 from weft.cloud_hub.reads import views
 from weft.cloud_hub.reads.metrics import StreamRates
 from weft.cloud_hub.reads.records import (

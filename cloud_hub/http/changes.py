@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 from weft.bounds import Refusals
 from weft.cloud_hub import console
 from weft.cloud_hub.auth.access import Access, readable
-from weft.cloud_hub.http.answers import ReaderPlaces, routes
+from weft.cloud_hub.http.exchange import ReaderPlaces, routes
 from weft.cloud_hub.part import Part
 from weft.cloud_hub.reads.metrics import ShardPositions
 from weft.hub_api.answers import ApiError, ChangeEvent

@@ -21,7 +21,7 @@ from weft.cloud_hub.down.edge_queue import Draft, KeyConflict, QueueFull
 from weft.cloud_hub.down.hub_down import HubDown, OutcomeUnknown, UnknownEdge
 from weft.cloud_hub.down.lane_writer import CannotWrite
 from weft.cloud_hub.facts.edges import GroupKey, Groups
-from weft.cloud_hub.http.answers import NOTHING_STORED, answered, read_body, routes
+from weft.cloud_hub.http.exchange import NOTHING_STORED, answered, read_body, routes
 from weft.cloud_hub.reads.views import SLICE_S
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.shard.shards import Shards

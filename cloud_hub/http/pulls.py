@@ -13,7 +13,7 @@ from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.facts.fact import CannotDeclare
 from weft.cloud_hub.facts.pulls import NoPull, PullCache, PullDocument, PullsFull, end
-from weft.cloud_hub.http.answers import answered, asked, read_body, routes
+from weft.cloud_hub.http.exchange import answered, asked, read_body, routes
 from weft.cloud_hub.pulls import HubPulls
 from weft.cloud_hub.shard.shards import Shards
 from weft.hub_api.answers import ApiError, PullAnswer, PullsAnswer, SeqRange, moment_of, parse_moment

@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from weft.bounds import Owner, Rates, Refusals
 from weft.cloud_hub.auth.access import Access, Charged
-from weft.cloud_hub.http.answers import AnswerRoom, ReaderPlaces, asked, routes
+from weft.cloud_hub.http.exchange import AnswerRoom, ReaderPlaces, asked, routes
 from weft.cloud_hub.reads.records import SOON, ShardsView
 from weft.cloud_hub.reads.views import FoundRecord, Part, Search
 from weft.cloud_hub.shard.sequencer import public_reason

@@ -361,7 +361,7 @@ def test_a_name_of_too_many_is_found() -> None:
 TEST_LINES_MAX = 1_000
 SUBJECTS = {
     "cloud_hub": "backup histories tls",
-    "cloud_hub/http": "api_page",
+    "cloud_hub/http": "api_page pairing",
     "cloud_hub/shard": "completeness",
     "cloud_hub/tables": "columns crashes maintenance skipped statistics tiering",
     "edge_node/derived": "power_cuts",

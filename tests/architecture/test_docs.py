@@ -19,7 +19,7 @@ from tests.support.change_pages import PAGES as CHANGE_PAGES_PAGES
 from tests.support.change_pages import ROOT as CHANGE_PAGES_ROOT
 from weft.bounds import Refusals
 from weft.cloud_hub.auth import jwt
-from weft.cloud_hub.http import answers, changes, pairing, tail
+from weft.cloud_hub.http import changes, exchange, process, tail
 from weft.cloud_hub.reads import series
 from weft.config.metrics.edge import EDGE_METRICS
 from weft.config.metrics.hub import HUB_METRICS
@@ -91,7 +91,7 @@ def test_every_share_on_the_page_of_security_is_a_setting_with_that_default(
 
 
 def _of_owner(places: int) -> int:
-    return answers.ReaderPlaces(Refusals(lambda: 0.0), places, "").of_owner
+    return exchange.ReaderPlaces(Refusals(lambda: 0.0), places, "").of_owner
 
 
 def _size(count: int) -> str:
@@ -116,8 +116,8 @@ SHARES_OF_A_HUB = (
     f"(1,024), each for {http_server.IDLE_S_MAX:g} s",
     f"{http_server.AT_ONCE} begin in a turn of the loop",
     f"({', '.join(map(str, sorted(http_server.REFUSALS)))}) ends its connection",
-    f"{pairing.ALL_WRONG_BURST:,} at once and {pairing.ALL_WRONG_PER_S:g} a second",
-    f"{pairing.WRONG_BURST} at once and one in {1 / pairing.WRONG_PER_S:g} s of an address",
+    f"{process.ALL_WRONG_BURST:,} at once and {process.ALL_WRONG_PER_S:g} a second",
+    f"{process.WRONG_BURST} at once and one in {1 / process.WRONG_PER_S:g} s of an address",
     f"{_size(batch.EXPANDED_BYTES_MAX)} and {batch.COUNT_MAX:,} records as rows, keys of {batch.KEY_BYTES_MAX:,} bytes",
     f"of {serve.FRAMES_AT_ONCE} frames of a WebSocket",
     f"{topics.PATTERN_LEVELS_MAX} levels of a lane",
@@ -129,11 +129,11 @@ SHARES_OF_A_HUB = (
     f"{tail.SEARCH_S:g} s in a second for a token, {tail.SEARCH_OF_TENANT * tail.SEARCH_S:g} s for a tenant; "
     f"{tail.SEARCH_AT_ONCE_S:g} s and {tail.SEARCH_OF_TENANT * tail.SEARCH_AT_ONCE_S:g} s at once",
     f"{changes.LISTENERS_MAX} in a process, half of them of one tenant | {_of_owner(changes.LISTENERS_MAX)} of a token",
-    f"{answers.AT_ONCE} of `limits.response` | {answers.AT_ONCE_OF_OWNER} of them of a token, "
-    f"{answers.AT_ONCE_OF_TENANT} of a tenant; ",
-    f"{answers.WAITING_MAX} requests of a token that wait "
-    f"{answers.WAIT_S:g} s, {answers.WAITING_OF_TENANT_MAX} of a tenant; {answers.PIECE_S:g} s for "
-    f"{_size(answers.PIECE_BYTES)}, and {_size(answers.LEAST_BYTES_PER_S)} a second",
+    f"{exchange.AT_ONCE} of `limits.response` | {exchange.AT_ONCE_OF_OWNER} of them of a token, "
+    f"{exchange.AT_ONCE_OF_TENANT} of a tenant; ",
+    f"{exchange.WAITING_MAX} requests of a token that wait "
+    f"{exchange.WAIT_S:g} s, {exchange.WAITING_OF_TENANT_MAX} of a tenant; {exchange.PIECE_S:g} s for "
+    f"{_size(exchange.PIECE_BYTES)}, and {_size(exchange.LEAST_BYTES_PER_S)} a second",
 )
 
 

@@ -30,7 +30,7 @@ from weft.cloud_hub.auth.tokens import TokenIdentity
 from weft.cloud_hub.down.edge_queue import DownContext
 from weft.cloud_hub.facts.fact import CannotDeclare
 from weft.cloud_hub.facts.tenants import DeclaredQuotas, Quotas, set_tenant
-from weft.cloud_hub.http.answers import ReaderPlaces
+from weft.cloud_hub.http.exchange import ReaderPlaces
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.links.open_links import OpenLinks
 from weft.cloud_hub.quotas import SECOND, WAIT_MAX, LinkQuota, TenantCounts, TenantRate, Tenants

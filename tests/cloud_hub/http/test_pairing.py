@@ -22,7 +22,7 @@ from weft.cloud_hub.auth.tokens import TokenIdentity, hash_token
 from weft.cloud_hub.facts.fact import TOKEN, CannotDeclare, decode
 from weft.cloud_hub.facts.tokens import NotPaired, Pairing, TokenDocument, pair_token
 from weft.cloud_hub.facts.tokens import redeem as declare_redeem
-from weft.cloud_hub.http import pairing
+from weft.cloud_hub.http import process
 from weft.cloud_hub.hub import Hub
 from weft.hub_api.rights import Scope
 from weft.protocols.link import CODE_CHARACTERS, PAIR_PATH, PairAnswer, code_of, spoken
@@ -159,7 +159,7 @@ async def test_wrong_codes_are_told_nothing_and_are_few() -> None:
         ]
         assert answers[0] == answers[1]
         assert answers[0][0] == 403
-        for _ in range(pairing.WRONG_BURST - 1):
+        for _ in range(process.WRONG_BURST - 1):
             assert (await ask(hub, code="1111-1111-1111", sha256=hash_token("x")))[0] == 403
         status, _, headers = await ask(hub, code=CODE, sha256=hash_token("x"))
         assert (status, int(headers["Retry-After"]) > 0) == (429, True)
@@ -198,12 +198,12 @@ async def held_back(hub: Hub, source: str, count: int) -> Counter[int]:
 
 
 async def test_wrong_codes_of_strangers_stop_nobody_s_pairing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairing, "ALL_WRONG_BURST", pairing.WRONG_BURST)
-    monkeypatch.setattr(pairing, "ALL_WRONG_PER_S", 0.01)
+    monkeypatch.setattr(process, "ALL_WRONG_BURST", process.WRONG_BURST)
+    monkeypatch.setattr(process, "ALL_WRONG_PER_S", 0.01)
     store = MemoryStore()
     async with running_hub(store, **SOON) as hub:
         await paired_hub(hub, store)
-        assert await held_back(hub, "127.0.0.2", 40) == {403: pairing.WRONG_BURST + 1, 429: 29}
+        assert await held_back(hub, "127.0.0.2", 40) == {403: process.WRONG_BURST + 1, 429: 29}
         assert await held_back(hub, "127.0.0.3", 5) == {403: 1, 429: 4}, "as many came as all may send"
         status, _, _ = await ask(hub, code=CODE, sha256=hash_token("mine"))
         assert status == 200, "an address without a wrong code"

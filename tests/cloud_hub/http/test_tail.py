@@ -21,9 +21,9 @@ from tests.support.tokens import create_token, withdraw_token
 from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.client import Client
-from weft.cloud_hub.http import answers as bounds
+from weft.cloud_hub.http import exchange as bounds
 from weft.cloud_hub.http import tail
-from weft.cloud_hub.http.answers import ReaderPlaces
+from weft.cloud_hub.http.exchange import ReaderPlaces
 from weft.cloud_hub.http.tail import TailRecord, parse_position, position_text
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.reads.records import Helping, RecordReader

@@ -23,7 +23,7 @@ from tests.support.waiting import until
 from weft.cloud_hub import cluster
 from weft.cloud_hub.auth.access import CHECKED_AT_ONCE, Access
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.http import answers
+from weft.cloud_hub.http import exchange
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.reads import summaries
 from weft.cloud_hub.reads.summaries import (
@@ -162,7 +162,7 @@ async def test_a_summary_from_before_a_split_lists_no_edge_that_moved() -> None:
 
 @pytest.mark.usefixtures("every_shard_is_large")
 async def test_what_a_tenant_uses_is_told_in_pages_and_within_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "WAIT_S", 0.05)
+    monkeypatch.setattr(exchange, "WAIT_S", 0.05)
     names = [f"s{at:03}" for at in range(99)]
     parts = [StreamPart("default", name, 0, True, 1, [], 0, 1, 1, [], True, True, None, None, []) for name in names]
     listed, may_go_on = Listed([ShardSummary(0, 1, 1, [], parts, [], [], [], 0, [], 0)], {}, 1), asyncio.Event()
@@ -173,8 +173,8 @@ async def test_what_a_tenant_uses_is_told_in_pages_and_within_its_share(monkeypa
 
     async with running_hub(MemoryStore(), response_bytes_max=2_000) as hub:
         monkeypatch.setattr(hub._summaries, "every", every)
-        asked = [asyncio.create_task(get(hub, "/v1/usage")) for _ in range(answers.AT_ONCE_OF_OWNER)]
-        await until(lambda: hub._api.answers.bytes == answers.AT_ONCE_OF_OWNER * 2_000)
+        asked = [asyncio.create_task(get(hub, "/v1/usage")) for _ in range(exchange.AT_ONCE_OF_OWNER)]
+        await until(lambda: hub._api.answers.bytes == exchange.AT_ONCE_OF_OWNER * 2_000)
         assert (await get(hub, "/v1/usage"))[0] == 429
         may_go_on.set()
         assert [status for status, _ in await asyncio.gather(*asked)] == [200] * len(asked)

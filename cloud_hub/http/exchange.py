@@ -1,5 +1,5 @@
-"""Parameters and bodies of requests, and long answers: bounds on the bytes in progress for one owner, and on a reader's
-time."""
+"""Exchanges of HTTP: of a request the parameters, the body and the author; of an answer the JSON, and bounds on bytes
+in progress for one owner and on a reader's time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,22 @@ from aiohttp.typedefs import Middleware
 
 from weft.bounds import NestedShares, Owner, Refusals
 from weft.cloud_hub.auth.access import Access, Charged
+from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.reads.views import Part
 from weft.hub_api.answers import ApiError
-from weft.hub_api.operations import OF_NAME, OPERATIONS, SHOWN_CHARACTERS, TENANT, Operation, Reader, reader_of
+from weft.hub_api.operations import (
+    BODY_BYTES_MAX,
+    OF_NAME,
+    OPERATIONS,
+    SHOWN_CHARACTERS,
+    TENANT,
+    Operation,
+    Reader,
+    reader_of,
+)
+from weft.hub_api.rights import Right
 from weft.network.http_server import Handler
+from weft.storage.cluster_log import Author
 
 AT_ONCE = 16
 """Number of answers of maximum size that may be in progress for all readers together."""
@@ -312,12 +324,8 @@ class ReaderPlaces:
 
 LOOKED_AT_MAX = 16
 """Maximum number of unknown parameters of a request that are compared with the known ones."""
-
-
 NEAR = 0.75
 """Likeness of two names from which one is taken for a mistyped other."""
-
-
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -403,16 +411,10 @@ def _values(request: web.Request, operation: Operation, readers: Mapping[str, Re
 # Bodies of requests, and pages of lists.
 
 NOTHING_STORED = "nothing was stored; send it again"
-
-
 BODY_S = 10.0
 """Longest time that a request's body may take."""
-
-
 PLAIN = "identity"
 """Content-Encoding of a body that is not packed (RFC 9110, section 8.4.1), the only one that the hub takes."""
-
-
 CODING_SHOWN_MAX = 40
 """Longest part of another one in an answer."""
 
@@ -449,3 +451,43 @@ class PageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     after: str | None
     """``next_after`` of the page before; None for the first page."""
     limit: int
+
+
+class Orders:
+    """Requests that change something: their authors and their bodies."""
+
+    def __init__(self, access: Access, clock: HubClock) -> None:
+        self.access, self._clock = access, clock
+
+    def author(self, request: web.Request, right: Right, reason: str = "", *, instead: str) -> Author:
+        """Return the author of a change, if the request may make it.
+
+        Args:
+            instead: the command that does the same.
+
+        Raises:
+            ApiError: 401, 403, 421, and 503 while the clock of this machine is wrong.
+        """
+        self.access.operate(request, right)
+        identity = self.access.reader(request)
+        if identity is None and "Origin" in request.headers:
+            # Only browsers send it, and any page opened on this machine could reach a loopback port.
+            raise ApiError(403, "without tokens, this is not for browsers", f"use `{instead}`")
+        if (wrong := self._clock.wrong()) is not None:
+            raise ApiError(503, wrong, ADVICE)
+        who = "the API" if identity is None else f"token {identity.name}"
+        resource = request.match_info.route.resource
+        way = request.path if resource is None else resource.canonical
+        return Author(self._clock.now(), who, reason, request.remote or "", f"{request.method} {way}")
+
+    async def body(self, request: web.Request, right: Right, bytes_max: int = BODY_BYTES_MAX) -> bytes:
+        """Return the body of a request that has a right.
+
+        Args:
+            bytes_max: longest body.
+
+        Raises:
+            ApiError: 401, 403, 408, 413, 415, 421.
+        """
+        self.access.operate(request, right)
+        return await read_body(request, bytes_max, f"a body of this operation has at most {bytes_max} bytes")

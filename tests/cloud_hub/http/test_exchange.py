@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.cloud_hub.auth.access import Charged
-from weft.cloud_hub.http import answers as bounds
-from weft.cloud_hub.http.answers import PIECE_BYTES, Answers, LongAnswer, pieces
+from weft.cloud_hub.http import exchange as bounds
+from weft.cloud_hub.http.exchange import PIECE_BYTES, Answers, LongAnswer, pieces
 from weft.cloud_hub.reads.views import Part
 from weft.hub_api.answers import ApiError
 
