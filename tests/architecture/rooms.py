@@ -92,7 +92,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("log",),
     ),
     "replication": ((OTHERS,), ("runner",)),
-    "hub_api": (("rights",), ("answers", "bodies"), ("status",), ("operations",), ("document",)),
+    "hub_api": (("rights",), ("answers",), ("bodies", "status"), ("operations",), ("document",)),
     "cloud_hub": (
         ("part",),
         ("clock", "settings"),
