@@ -1,4 +1,6 @@
-"""Types of the status of a hub process."""
+"""Types of the answers about the hub itself: its processes and shards, drains and splits, and links to regions.
+
+Those about what is in it, and what is declared, are in ``answers``. One module of both would have 770 lines of code."""
 
 from __future__ import annotations
 

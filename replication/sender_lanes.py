@@ -1,5 +1,8 @@
 """The lanes of one connection at its sending end: what each has still to send, which is next, and when their marks
-are due."""
+are due.
+
+It knows lanes and the log, and makes frames of single lanes. The connection, its window and the order of frames in a
+message are ``sender``'s."""
 
 from __future__ import annotations
 

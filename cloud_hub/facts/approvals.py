@@ -65,7 +65,7 @@ class SecondPersonDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Approval(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The word of a person for a request."""
+    """A person's approval of a request."""
 
     by: Annotated[str, Meta(max_length=BY_CHARACTERS_MAX)]
     origin: Annotated[str, Meta(max_length=ORIGIN_CHARACTERS_MAX)]
@@ -108,7 +108,7 @@ class AskedAct(NamedTuple):
 
 
 class NeedsApproval(Exception):
-    """An act that needs the word of another person first. Nothing was done."""
+    """An act that another person has to approve first. Nothing was done."""
 
 
 _Document = TypeVar("_Document", SecondPersonDocument, RequestDocument)

@@ -32,7 +32,7 @@ Quota = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Declared shares of a tenant; None for no word."""
+    """Declared quotas of a tenant; None for one that is not declared."""
 
     edges: Quota | None = None
     """Edges that tokens of the cluster log may name."""
@@ -49,7 +49,7 @@ class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
     links: Quota | None = None
     """Edges that are linked at one time."""
     table_bytes: Quota | None = None
-    """Bytes of its tables of all rows; at them, tables stand and the log keeps the records."""
+    """Bytes of its tables of all rows. At this size the tables stop, and the log keeps the records."""
 
 
 Isolation = Literal["own"] | None

@@ -198,19 +198,19 @@ def import_token(identity: TokenIdentity, known: TokenCache | None = None, until
 
 
 def has_other_secret(state: ClusterState, identity: TokenIdentity) -> bool:
-    """Return whether a token is declared, and with none of its secrets that of the identity."""
+    """Return whether a token is declared without the secret of the identity."""
     if identity.name not in state.facts(TOKEN):
         return False
     return all(each.sha256 != identity.sha256 for each in _token(state, identity.name).secrets)
 
 
 def rotate_token(name: str, secret: Secret, now: int, old_until: int, *, ends_oldest: bool = False) -> Decision:
-    """Give a token a second secret. The one before stays in force for some time.
+    """Give a token a second secret. The previous one stays in force until ``old_until``.
 
     Args:
         secret: the new one, with its end (``end_of_token``).
         now: nanoseconds since 1970.
-        old_until: moment at which the secret before ends at the latest; not after ``now`` for at once.
+        old_until: latest moment at which the previous secret ends; ``now`` or earlier ends it at once.
         ends_oldest: if two secrets are in force, end the older one at once.
 
     Raises:
@@ -304,7 +304,7 @@ def redeem(name: str, code: str, sha256: str, asks_for: tuple[str | None, str | 
     Args:
         code: hash of the code.
         sha256: hash of the secret.
-        asks_for: tenant and edge for which the machine holds itself; None for those that it does not know.
+        asks_for: tenant and edge that the machine takes for its own; None for those that it does not know.
         now: nanoseconds since 1970.
 
     Raises:

@@ -87,13 +87,13 @@ def pieces(parts: list[Part]) -> Iterator[bytes]:
 
 
 class AnswerRoom:
-    """Units of one answer in progress: at first those of the longest, then those of what is left of it to send."""
+    """Bytes that one answer in progress counts for: at first the longest answer, then what is left to send."""
 
     def __init__(self, answers: Answers, reader: Charged, units: int) -> None:
         self._answers, self.reader, self._units = answers, reader, units
 
     def holds(self, units: int) -> None:
-        """Count what the answer holds now, which may be more than what it was expected to."""
+        """Count the bytes that the answer holds now, which may be more than the longest one was expected to have."""
         more, self._units = units - self._units, units
         self._answers.count(self.reader, more)
 
