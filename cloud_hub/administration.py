@@ -108,6 +108,7 @@ ACTS_AT_ONCE = 2
 """Number of answers about acts that are made at once: each line is a GET of the store."""
 T = TypeVar("T")
 NOTHING, AGAIN = "nothing was declared", "nothing was declared; try again"
+PERHAPS = "what comes before the error may be declared: repeat the request once that is mended"
 
 
 class Administration:
@@ -424,9 +425,10 @@ class Administration:
         try:
             return await self._log.append_all(decisions, by, state)
         except (CannotDeclare, ChangeRefused) as error:
-            raise ApiError(409, str(error), NOTHING) from error
+            raise ApiError(409, str(error), PERHAPS if decisions[1:] else NOTHING) from error
         except (StoreError, Contended, CodecError) as error:
-            raise ApiError(503, f"the cluster log cannot be written: {error}", AGAIN) from error
+            advice = PERHAPS if decisions[1:] else AGAIN
+            raise ApiError(503, f"the cluster log cannot be written: {error}", advice) from error
 
 
 def _named(operation: Operation, texts: Mapping[str, str]) -> dict[str, Any]:

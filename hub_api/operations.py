@@ -698,7 +698,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "import_tokens",
         "post",
-        "/v1/tokens/import",
+        "/v1/tokens:import",
         "Declare tokens by the hashes of their secrets. Those that are declared already stay as they are.",
         ImportedTokensAnswer,
         (Scope.GRANTED,),

@@ -178,7 +178,10 @@ class OpcuaConnection(SourceConnection):
             why = found
         memory.subscription = None
         await self._subscribe(before, why if kept is not None else "")
-        if former and kept is not None and kept.started == self._space.started:
+        # Of another run of the server, the id may be that of another subscription, also of the new one.
+        is_same_run = kept is not None and bool(self._space.started) and kept.started == self._space.started
+        made = memory.subscription
+        if former and is_same_run and made is not None and made.id != former:
             await self._end_former(former)
 
     async def _resumed(self, subscription: Subscription, is_same_session: bool) -> str:

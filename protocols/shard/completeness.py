@@ -425,8 +425,8 @@ def _waits(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -
             None,
             f"the records from seq {end} on are missing, the edge had given out numbers below {newest.seq}",
             "they are on their way; if not, see `weft edge status` on that edge"
-            if moment is None or now - moment < SILENT_NS
-            else f"they have not come for {_time(now - moment)}: see `weft edge status` on that edge",
+            if now - held.last_seen < SILENT_NS  # a backlog of hours is on its way, too
+            else f"the edge has sent nothing for {_time(now - held.last_seen)}: see `weft edge status` on that edge",
         )
     steps = behind(lane)
     if steps is not None and steps >= CLOCK_BEHIND_MIN_NS:

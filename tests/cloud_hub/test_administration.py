@@ -120,23 +120,23 @@ async def test_tokens_of_another_place_are_declared_together_or_not_at_all_and_s
     async with running_hub(store, tokens_required=True, **SOON) as hub:
         await open_to_an_administrator(hub, store)
         wanted = {"tokens": [*fleet, {**fleet[0], "name": "x", "tenant": "acme"}]}
-        status, reported = await call(hub, "POST", "/v1/tokens/import", ADMIN, wanted)
+        status, reported = await call(hub, "POST", "/v1/tokens:import", ADMIN, wanted)
         assert (status, "there is no tenant 'acme'" in reported["detail"]) == (409, True)
         assert [each["name"] for each in (await act(hub, "GET", "/v1/tokens"))["tokens"]] == ["ada"], "none of them"
         for one in ({"grants": ["read"]}, {"sha256": "AB"}, {"edge": None}):
-            assert (await call(hub, "POST", "/v1/tokens/import", ADMIN, {"tokens": [{**fleet[0], **one}]}))[0] == 400
+            assert (await call(hub, "POST", "/v1/tokens:import", ADMIN, {"tokens": [{**fleet[0], **one}]}))[0] == 400
         many = {"tokens": [{**fleet[0], "name": f"n-{n}"} for n in range(IMPORTED_MAX + 1)]}
-        assert (await call(hub, "POST", "/v1/tokens/import", ADMIN, many))[0] == 400
+        assert (await call(hub, "POST", "/v1/tokens:import", ADMIN, many))[0] == 400
         long = {"tokens": fleet, "reason": "x" * IMPORT_BYTES_MAX}
-        assert (await call(hub, "POST", "/v1/tokens/import", ADMIN, long))[0] == 413
-        done = await act(hub, "POST", "/v1/tokens/import", {"tokens": fleet[:2], "reason": "moved"})
+        assert (await call(hub, "POST", "/v1/tokens:import", ADMIN, long))[0] == 413
+        done = await act(hub, "POST", "/v1/tokens:import", {"tokens": fleet[:2], "reason": "moved"})
         assert done == {"added": ["a", "b"], "existing": 0, "other_secret": []}
         other = {**fleet[0], "sha256": hash_token("another")}
-        done = await act(hub, "POST", "/v1/tokens/import", {"tokens": [other, *fleet[1:]]})
+        done = await act(hub, "POST", "/v1/tokens:import", {"tokens": [other, *fleet[1:]]})
         assert done == {"added": ["c"], "existing": 2, "other_secret": ["a"]}
         await until(lambda: hub._declared.credentials.identify(secrets["c"]) is not None)
         assert hub._declared.credentials.identify("another") is None
-        await until_complete(hub, "POST /v1/tokens/import", "moved")
+        await until_complete(hub, "POST /v1/tokens:import", "moved")
 
 
 async def test_a_tenant_is_withdrawn_after_its_tokens_and_a_list_says_what_it_has() -> None:
@@ -164,7 +164,7 @@ async def test_what_cannot_be_a_token_is_refused_and_so_is_the_first_one_of_a_hu
     store = MemoryStore()
     async with running_hub(store, **SOON) as hub:
         async with aiohttp.ClientSession(hub.url) as session:
-            for way, command in (("", "add"), ("/import", "import"), ("/a/pair", "pair")):
+            for way, command in (("", "add"), (":import", "import"), ("/a/pair", "pair")):
                 answer = await session.post(f"/v1/tokens{way}", json={"name": "a", "scope": "admin"})
                 assert (answer.status, f"weft hub token {command}" in await answer.text()) == (403, True)
             answer = await session.delete("/v1/drains?node=a", headers={"Origin": "https://evil.example"})

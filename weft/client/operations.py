@@ -722,7 +722,7 @@ class Operations:
         as far as it holds them. Of an entry, all are declared or none. Tokens that are declared already stay as they
         are, so a request may be repeated."""
         data = msgspec.json.encode(TokensToImport(list(tokens), reason))
-        return Request(ImportedTokensAnswer, "/v1/tokens/import", data)
+        return Request(ImportedTokensAnswer, "/v1/tokens:import", data)
 
     @operation
     def remove_token(self, name: str, *, reason: str | None = None) -> Request[RemovedTokenAnswer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -61,6 +61,7 @@ from weft.commands.running import (
 from weft.config.units import approximate_duration
 from weft.hub_api.answers import SecretAnswer, moment, parse_moment
 from weft.hub_api.bodies import CODE_VALID, IMPORTED_MAX, HashedToken
+from weft.hub_api.operations import IMPORT_BYTES_MAX
 from weft.hub_api.rights import InvalidGrant, Right, Rights, Scope, role_grants
 from weft.network.reload import read_token
 from weft.output import Failed, Refused, counted, print_json, print_table
@@ -412,6 +413,24 @@ def _token_file_option(grant: str) -> Callable[[Callable[..., None]], Callable[.
     return click.option("--token-file", type=ExistingPath(dir_okay=False), help=text)
 
 
+TOKENS_BYTES_MAX = IMPORT_BYTES_MAX - (8 << 10)
+"""Bytes of the tokens of one request, beside its reason."""
+
+
+def _requests(tokens: Iterable[HashedToken]) -> Iterator[list[HashedToken]]:
+    """Yield the tokens of each request: as many as one may have, and no more bytes."""
+    part, size = list[HashedToken](), 0
+    for each in tokens:
+        bytes_ = len(msgspec.json.encode(each)) + 1
+        if part and (len(part) == IMPORTED_MAX or size + bytes_ > TOKENS_BYTES_MAX):
+            yield part
+            part, size = [], 0
+        part.append(each)
+        size += bytes_
+    if part:
+        yield part
+
+
 @click.command()
 @hub_argument
 @click.argument("name", required=False)
@@ -611,8 +630,7 @@ def import_tokens(hub: str, path: str, *, token_file: str | None, reason: str, b
         confirm_first(hub, decisions, by, reason, yes=yes)
     there = administration_of(hub, token_file, by)
     added = list[str]()
-    for begin_at in range(0, len(identities), IMPORTED_MAX):
-        part = msgspec.convert(identities[begin_at : begin_at + IMPORTED_MAX], list[HashedToken], from_attributes=True)
+    for part in _requests(msgspec.convert(identities, list[HashedToken], from_attributes=True)):
         done = there.import_tokens(part, reason=reason)
         added += done.added
         for name in done.other_secret:

@@ -54,6 +54,8 @@ function stop() {
   shown?.abort();
   following?.abort();
   shown = following = null;
+  delete main.dataset.absent;
+  delete main.dataset.reading;
 }
 
 async function begin() {

@@ -73,7 +73,11 @@ export function records({ main, signal, onChange, rest: [name], query }) {
   field.addEventListener("change", draw);
   signal.addEventListener("abort", () => work.abort());
 
-  const ask = (more) => api.get(api.ofStream(name, "/records"), more, work.signal);
+  const ask = async (more) => {
+    const answer = await api.get(api.ofStream(name, "/records"), more, work.signal);
+    delete main.dataset.absent;
+    return answer;
+  };
   const fail = (error) => {
     if (error.name === "AbortError") return;
     if (error.status === 404) absent(main, troubles, `There is no stream ${name}.`, el("a", { href: "#/streams" }, "All streams"));

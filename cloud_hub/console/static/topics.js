@@ -44,6 +44,7 @@ export function topics({ main, signal, onChange, query }) {
       if (performance.now() - drawn > DRAWN_EACH_MS) draw();
       if (!answer.records.length && chunk === undefined) break;
     }
+    return offset;
   }
 
   /** Read some runs of records at a time, in their order. */
@@ -51,8 +52,8 @@ export function topics({ main, signal, onChange, query }) {
     const next = runs.values();
     await Promise.all(Array.from({ length: AT_ONCE }, async () => {
       for (const run of next) {
-        await take(run);
-        ends.set(`${run.name}\n${run.shard}`, Math.max(run.end, ends.get(`${run.name}\n${run.shard}`) ?? 0));
+        const reached = await take(run);
+        ends.set(`${run.name}\n${run.shard}`, Math.max(reached, ends.get(`${run.name}\n${run.shard}`) ?? 0));
       }
     }));
     draw();

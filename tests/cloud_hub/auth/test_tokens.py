@@ -116,7 +116,7 @@ REQUESTS: Mapping[str, tuple[Right | None, str, str]] = {
     "add_token": (Right.TOKENS, "POST", "/v1/tokens"),
     "rotate_token": (Right.TOKENS, "POST", "/v1/tokens/none/rotate"),
     "pair_token": (Right.TOKENS, "POST", "/v1/tokens/none/pair"),
-    "import_tokens": (Right.TOKENS, "POST", "/v1/tokens/import"),
+    "import_tokens": (Right.TOKENS, "POST", "/v1/tokens:import"),
     "remove_token": (Right.TOKENS, "DELETE", "/v1/tokens/none"),
     "pipelines": (Right.READ, "GET", "/v1/pipelines"),
     "report_pipeline": (Right.REPORT, "PUT", "/v1/pipelines/none"),
