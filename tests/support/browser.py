@@ -102,7 +102,8 @@ class BrowserPage:
 
     async def dark(self, is_dark: bool = True) -> None:
         feature = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
-        await self.call("Emulation.setEmulatedMedia", features=[feature])
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}  # or a colour is seen on its way to another
+        await self.call("Emulation.setEmulatedMedia", features=[feature, still])
 
     async def open(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
