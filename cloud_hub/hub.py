@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -79,6 +80,9 @@ from weft.storage.chunk_log import RegionPositions
 from weft.storage.cluster import Cluster
 from weft.storage.cluster_log import ClusterLog
 from weft.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.http.sharing import Sharing
 
 # The way from a hub process to edges, put together: messages, configurations, and requests for records.
 
@@ -191,6 +195,7 @@ class Hub:
             self._rates,
             self._summaries,
             Step(close=self._tails.close),
+            *self._shared,
             self._changes,
             self._links,
             Step(self._listen, self._listener.stop_listening),
@@ -395,6 +400,22 @@ class Hub:
             refusals=self._refusals,
             monotonic=time.monotonic,
         )
+        self._shared: list[Sharing] = []
+        if settings.sharing:
+            from weft.cloud_hub.http.sharing import Sharing  # imports pyarrow, which others need not
+
+            self._shared.append(
+                Sharing(
+                    self._store,
+                    self._access,
+                    declared,
+                    self._summaries,
+                    clock,
+                    refusals=self._refusals,
+                    settings=settings,
+                    monotonic=time.monotonic,
+                )
+            )
         self._tails = StreamTails(self._api, self._access, self._refusals)
         self.health = Health(shards, tables, self._membership, clock, self._store.fence)
 
@@ -433,6 +454,8 @@ class Hub:
         self._pipelines.add_to(application)
         self._changes.add_to(application)
         self._tails.add_to(application)
+        for each in self._shared:
+            each.add_to(application)
         ConsolePages(access).add_to(application)
         SelfDescription(access).add_to(application)
         return application

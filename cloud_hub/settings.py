@@ -236,6 +236,10 @@ class HubSettings:
     """Bytes up to which small files of a table are joined."""
     table_vacuum_after_s: float = 7 * 86_400.0
     """Age at which replaced files of a table are deleted, rounded up to hours."""
+    sharing: bool = False
+    """Permission to read the tables by Delta Sharing."""
+    sharing_bytes_per_s: int = _LIMITS.sharing_bytes
+    """Bytes of table files that the process sends to its clients a second; half of them to one tenant."""
     tracing: Collector | None = None
     """Collector of the spans of traced messages; None for none."""
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from weft.bounds.scheduling import BackgroundTask
@@ -20,7 +20,7 @@ from weft.hub_api.status import DiskOfStore, StoreOfNode
 from weft.storage.cluster import NEW_SHARDS, Cluster, ClusterUnusable, open_cluster, read_cluster
 from weft.storage.fenced_store import FencedStore, check_store
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, StoreError, StoreUnfit, open_store
-from weft.storage.object_store.directory import DirectoryStore
+from weft.storage.object_store.directory import DirectoryStore, MemoryStore
 from weft.storage.object_store.opening import PlacedStore, bare, requests_of
 from weft.storage.object_store.probe import probe_in_sequence, race, raced_key
 
@@ -35,6 +35,10 @@ again after that, at growing intervals."""
 RACE_AFTER_S = 20.0
 """Time after the start when a store that was raced before is raced again: its edges have come back by then."""
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
+SIGN_S = 5.0
+"""Longest time for some hundred signatures: some services are asked for each."""
+UNSIGNED_S = 60.0
+"""Time for which a store that did not sign is not asked again."""
 NOTE_S = 5.0
 """Longest time that a process takes to withdraw its note about a store that breaks its promises, before it ends."""
 
@@ -97,7 +101,7 @@ class HubStore(Part):
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: PlacedStore,
         cluster: Cluster,
         fence: FencedStore,
         start: StoreStart,
@@ -108,6 +112,7 @@ class HubStore(Part):
         self.store, self.cluster, self.fence, self.steps = store, cluster, fence, start
         self.disk = StoreDisk(fence.inner, time.monotonic)
         self._raced, self._process = raced, process
+        self._signs_from = 0.0
         self._task = BackgroundTask()
         self._unfit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -171,6 +176,23 @@ class HubStore(Part):
         """Stop what runs in the background."""
         await self._task.close()
         await self.disk.close()
+
+    async def signed_urls(self, keys: Sequence[str], seconds: int) -> Sequence[str] | None:
+        """Return URLs by which anyone may read objects of a bucket for some time; None where the store is none, or its
+        credentials could not sign, or not in time, within the last minute."""
+        inner = self.fence.inner
+        if isinstance(inner, DirectoryStore | MemoryStore) or asyncio.get_running_loop().time() < self._signs_from:
+            return None
+        from weft.storage.object_store.bucket import BucketStore  # of an extra that a hub with a folder may lack
+
+        if not isinstance(inner, BucketStore):
+            return None
+        try:
+            async with asyncio.timeout(SIGN_S):
+                return await inner.signed_urls([await self.store.name(key) for key in keys], seconds)
+        except (StoreError, TimeoutError):
+            self._signs_from = asyncio.get_running_loop().time() + UNSIGNED_S
+            return None
 
     async def _race(self, store: ObjectStore, second: ObjectStore | None, note: str) -> None:
         """Race a store that an earlier start has raced: another server may answer at its address by now."""

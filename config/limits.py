@@ -320,6 +320,14 @@ class HubLimits(Section, frozen=True, kw_only=True):
             description="Maximum size of a response of the reading API; readers ask for the rest in further requests.",
         ),
     ] = field(default=8 * MiB, name="response")
+    sharing_bytes: Annotated[
+        Size,
+        Meta(
+            ge=1 * MiB,
+            description="Bytes of table files that a process sends to clients of Delta Sharing a second, all together; "
+            "those of one tenant get half of them. Files of a bucket go from there.",
+        ),
+    ] = field(default=128 * MiB, name="sharing")
     lanes_per_edge: Annotated[
         Count,
         Meta(

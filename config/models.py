@@ -314,6 +314,13 @@ class HubConfig(Section, frozen=True, kw_only=True):
         ),
     ] = field(default=30 * 86_400.0, name="dropped_after")
     tables: Annotated[Tables | None, Meta(description="Delta tables; `null` if another node keeps them.")] = Tables()
+    sharing: Annotated[
+        bool,
+        Meta(
+            description="Whether clients of Delta Sharing may read the tables, at `/delta-sharing` of the hub's port. "
+            "They need a token that `weft hub share` makes, or one that may read the streams."
+        ),
+    ] = False
     peers: Annotated[
         bool,
         Meta(

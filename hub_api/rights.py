@@ -21,6 +21,8 @@ class Right(StrEnum):
     """Replicate streams, as the edge that the token names."""
     READ = "read"
     """Read streams: records, rows, lanes and completeness."""
+    SHARE = "share"
+    """Read the tables of streams by Delta Sharing, as READ does, and nothing else. No scope has it."""
     EDGES = "edges"
     """See the tenant's edges, and what holds them back."""
     PUBLISH = "publish"
@@ -48,6 +50,7 @@ class Right(StrEnum):
 CONCERNS: Mapping[Right, str] = {
     Right.WRITE: "stream",
     Right.READ: "stream",
+    Right.SHARE: "stream",
     Right.PUBLISH: "edge",
     Right.PULL: "stream",
     Right.RELAY: "stream",

@@ -91,6 +91,9 @@ def pipeline_key(tenant: str, name: str) -> str:
 
 LAST_USES = "token-use"
 """Key of the moments at which tokens were last used, changed by compare-and-swap."""
+SHARING = "sharing"
+SHARING_SECRET = f"{SHARING}/secret"
+"""Key of the secret with which all processes of a hub sign URLs of table files."""
 ENTRIES = "cluster/entry"
 CLUSTER_SNAPSHOTS = "cluster/snapshot"
 

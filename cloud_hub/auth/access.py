@@ -34,6 +34,7 @@ UNAUTHORISED, UNAVAILABLE = 401, 503
 _ADVICE = {
     Right.WRITE: "use a token of scope edge (`weft hub token add NAME --scope edge --edge EDGE`)",
     Right.READ: "use a token of scope reader (`weft hub token add NAME --scope reader`), or a grant read:STREAM",
+    Right.SHARE: "use a token of `weft hub share`, or of scope reader (`weft hub token add NAME --scope reader`)",
     Right.EDGES: "use a token of scope reader (`weft hub token add NAME --scope reader`), or the grant edges",
     Right.PUBLISH: "use a token of scope publish (`weft hub token add NAME --scope publish`), or a grant publish:EDGE",
     Right.PULL: "use a token of scope pull (`weft hub token add NAME --scope pull`), or with a grant pull:STREAM",
@@ -190,6 +191,22 @@ class Access:
         """
         tenant, identity = self._permitted(request, Right.READ)
         return tenant, lambda stream: identity is None or identity.rights.allow(Right.READ, stream)
+
+    def shared(self, request: web.Request) -> tuple[str | None, Callable[[str], bool]]:
+        """Return the tenant whose tables a request may read by Delta Sharing, None for all: for an admin, or without
+        tokens; and which of its streams have them.
+
+        Raises:
+            ApiError: 401, 403, 421.
+        """
+        identity = self.reader(request)
+        if identity is None:
+            return None, lambda _: True
+        rights = identity.rights
+        if Right.READ not in rights:
+            _check(identity, Right.SHARE)
+        tenant = None if identity.scope is Scope.ADMIN else identity.tenant
+        return tenant, lambda stream: rights.allow(Right.SHARE, stream) or rights.allow(Right.READ, stream)
 
     def tenants(self, request: web.Request) -> str | None:
         """Return the tenant whose edges a request may see; None for all: for an admin, or without tokens.

@@ -315,6 +315,11 @@ class DeclaredTables:
         """Return the seconds for which the log is kept for streams with a term of their own."""
         return {key: each.log_s for key, each in self.documents.items() if each.log_s is not None}
 
+    def has_latest(self, key: StreamKey) -> bool:
+        """Return whether a stream has a latest table."""
+        document = self.documents.get(key)
+        return document is not None and document.latest is not None
+
     def is_instead(self, key: StreamKey) -> bool:
         """Return whether a stream's latest table replaces a table of all rows."""
         document = self.documents.get(key)

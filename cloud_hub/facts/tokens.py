@@ -499,6 +499,10 @@ class Credentials:
         """Return whether the cluster log has a token of a name."""
         return name in self._read
 
+    def version(self, name: str) -> int | None:
+        """Return the number of the entry that declared or changed a token last; None if the cluster log has none."""
+        return self._read[name].fact.version if name in self._read else None
+
     def paired_by(self, code: str) -> str | None:
         """Return the name of the token that has a code, given its hash; None if none has, as far as is known here."""
         return self._pairings.get(code)

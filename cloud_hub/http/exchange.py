@@ -246,7 +246,7 @@ class Answers:
             answer = LongAnswer([answer.body])
         parts = answer.parts
         size = sum(map(len, parts))
-        if request.method != "GET" or size <= PIECE_BYTES:
+        if request.method == "HEAD" or size <= PIECE_BYTES:
             return web.Response(body=b"".join(parts), content_type=answer.content_type, headers=answer.headers)
         stream = web.StreamResponse(headers={**answer.headers, "Content-Type": answer.content_type})
         stream.content_length = size

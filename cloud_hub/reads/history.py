@@ -565,7 +565,7 @@ READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpo
 _BOUNDS = ("min._shard", "max._shard", "min._offset", "max._offset")
 
 
-class _Readers:
+class Readers:
     """Places of requests that read tables. Tenants take turns."""
 
     def __init__(self) -> None:
@@ -615,7 +615,7 @@ class Histories:
         self._store, self._cluster, self._monotonic = store, cluster, monotonic
         self._files: OrderedDict[StreamKey, TableFiles] = OrderedDict()
         self._opening = asyncio.Lock()
-        self._readers = _Readers()
+        self._readers = Readers()
 
     async def records(self, place: PastPlace, span: tuple[int, int], limit: int, bytes_max: int) -> Past | None:
         """Return the rows of ``span``, offsets from the first to before the second, at most ``limit`` and about

@@ -624,6 +624,14 @@ class Listed(NamedTuple):
         oldest = min((each.at for each in self.summaries), default=self.now)
         return moment_of(oldest) if self.now - oldest > 10**9 else UNSET
 
+    async def tenants(self) -> list[str]:
+        """Return the tenants that have streams that are not deleted, by name. Others have a turn after each shard."""
+        found = set[str]()
+        for each in self.summaries:
+            found.update(part.tenant for part in each.streams if part.is_there)
+            await asyncio.sleep(0)
+        return sorted(found)
+
     async def streams(self, tenant: str) -> dict[str, list[StreamPart]]:
         """Return a tenant's streams that are not deleted, by name, each with its parts by shard.
 

@@ -176,6 +176,12 @@ HUB_METRICS = (
     Metric("weft_hub_sessions_refused_total", "counter", "Lane sessions refused.", ("shard",)),
     Metric("weft_hub_pending_bytes", "gauge", "Bytes waiting for the store.", ("shard",)),
     Metric("weft_hub_chunk", "gauge", "Number of the newest chunk known; -1 before the first.", ("shard",)),
+    Metric("weft_hub_shared_queries_total", "counter", "Queries of tables by Delta Sharing, with `sharing`."),
+    Metric(
+        "weft_hub_shared_bytes_total",
+        "counter",
+        "Bytes of table files that this process sent to clients of Delta Sharing, with `sharing`.",
+    ),
     Metric(
         "weft_hub_deleted_chunks_total", "counter", "Old chunks deleted by this node, with `retain_log`.", ("shard",)
     ),

@@ -127,11 +127,12 @@ PASSING = (
     hub_keys.REGIONS,
     hub_keys.REQUESTS,
     hub_keys.PIPELINES,
+    hub_keys.SHARING,
     PROBES,
 )
 """Folders of which a backup keeps nothing: those of running nodes and pipelines, positions of other regions in the log,
-which are of its history alone, tables that a hub makes again from others, and options of acts that wait for approval:
-they may name a person, and an approval that was used must not come back."""
+which are of its history alone, tables that a hub makes again from others, options of acts that wait for approval, as
+they may name a person, and an approval that was used must not come back, and the secret that signs URLs of files."""
 _SHARD = re.compile(r"shard-\d+")
 _OF_LOG = ("chunk", "snapshot", "ended")
 LOG_FOLDER = "_delta_log"

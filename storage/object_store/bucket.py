@@ -326,6 +326,18 @@ class BucketStore:
         """Return the URI and the given options. For an endpoint without TLS, they allow plain HTTP."""
         return f"{self._place.uri}/{check_key(key)}", self._place.options_elsewhere
 
+    async def signed_urls(self, keys: Sequence[str], seconds: int) -> Sequence[str]:
+        """Return URLs by which anyone may read objects for some time. No request is made, unless the service has to
+        sign.
+
+        Raises:
+            StoreError: the store's credentials cannot sign.
+        """
+        names = [*map(check_key, keys)]
+        with self._answers(names[0]):
+            found: Sequence[str] = await sign_async(self._reads, "GET", names, timedelta(seconds=seconds))
+        return found
+
     async def overlap(self, key: str, bodies: Sequence[bytes], expected_etag: str | None) -> Sequence[bool] | None:
         """Put every body to one key at once, with overlapping requests, as creates or as swaps; for ``probe``.
 

@@ -122,7 +122,7 @@ class PlacedStore:
     async def create(self, key: str, data: Buffer) -> str:
         """Create an object that must not exist yet."""
         self.requests["write"] += 1
-        etag = await self.inner.create(await self._name(key), data)
+        etag = await self.inner.create(await self.name(key), data)
         if key == CLUSTER:
             self.learn(data)
         return etag
@@ -130,12 +130,12 @@ class PlacedStore:
     async def create_from(self, key: str, parts: AsyncIterator[Buffer]) -> int:
         """Create an object from parts."""
         self.requests["write"] += 1
-        return await self.inner.create_from(await self._name(key), parts)
+        return await self.inner.create_from(await self.name(key), parts)
 
     async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
         """Replace an object if its etag still is ``expected_etag``."""
         self.requests["write"] += 1
-        etag = await self.inner.swap(await self._name(key), data, expected_etag)
+        etag = await self.inner.swap(await self.name(key), data, expected_etag)
         if key == CLUSTER:
             self.learn(data)
         return etag
@@ -143,7 +143,7 @@ class PlacedStore:
     async def get(self, key: str) -> Object:
         """Return the whole object."""
         self.requests["read"] += 1
-        found = await self.inner.get(await self._name(key))
+        found = await self.inner.get(await self.name(key))
         if key == CLUSTER:
             self.learn(found.data)
         return found
@@ -151,16 +151,16 @@ class PlacedStore:
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return bytes of an object."""
         self.requests["read"] += 1
-        return await self.inner.get_range(await self._name(key), start, length)
+        return await self.inner.get_range(await self.name(key), start, length)
 
     async def delete(self, key: str) -> None:
         """Remove an object."""
         self.requests["delete"] += 1
-        await self.inner.delete(await self._name(key))
+        await self.inner.delete(await self.name(key))
 
     async def sync(self, key: str) -> None:
         """Make an object durable that another library wrote."""
-        await self.inner.sync(await self._name(key))
+        await self.inner.sync(await self.name(key))
 
     def location(self, key: str) -> tuple[str, dict[str, str]]:
         """Return the URI and storage options of an object, as far as the places are known: read ``cluster.json``
@@ -208,7 +208,8 @@ class PlacedStore:
             found += await self.inner.list(prefix, behind, limit - len(found))
         return found
 
-    async def _name(self, key: str) -> str:
+    async def name(self, key: str) -> str:
+        """Return the name of an object. Raises StoreError as ``list``."""
         if _SHARD.match(key) is None and _OF_TENANT.match(key) is None:
             return key
         return (await self._known(key)).name(key)

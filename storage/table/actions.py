@@ -86,11 +86,21 @@ class AddedFile(msgspec.Struct, frozen=True):
     size: int
     stats: str | None = None
     deletionVector: dict[str, Any] | None = None  # noqa: N815
+    dataChange: bool = True  # noqa: N815
 
 
 class _Removed(msgspec.Struct):
     path: str
     size: int | None = None
+    dataChange: bool = True  # noqa: N815
+    """False if other files of the same version have the rows."""
+
+
+class _Change(msgspec.Struct):
+    """A file of the table's change feed."""
+
+    path: str
+    size: int
 
 
 class Action(msgspec.Struct):
@@ -101,6 +111,7 @@ class Action(msgspec.Struct):
     metaData: dict[str, Any] | None = None  # noqa: N815
     add: AddedFile | None = None
     remove: _Removed | None = None
+    cdc: _Change | None = None
     commitInfo: dict[str, Any] | None = None  # noqa: N815
 
 

@@ -155,6 +155,7 @@ def check_unconcerned(key: str, state: DeltaState, now: StateBuilder, applicatio
 
 _logger = logging.getLogger(__name__)
 _PARQUET_MAGIC = b"PAR1"
+_CHECKPOINT = re.compile(r"/(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet$")
 _PART = re.compile(r"\.checkpoint\.\d{10}\.\d{10}\.parquet$")
 PIECE_BYTES = 1 << 20
 """Bytes of an entry that are read at a time: what others commit may name any number of files."""
@@ -164,6 +165,12 @@ LOST_MAX = 64
 """Number of versions of others after which a commit is given up: it is decided again on a new reading."""
 PARTS_MAX = 1000
 """Maximum number of parts of a checkpoint."""
+NAMES_MAX = 256
+"""Number of versions before one among which a checkpoint is looked for first."""
+NAMES_OF = 8
+"""Number of objects of one version that such a search counts on: its entry, checksum, and parts of a checkpoint."""
+ACTIONS_AT_ONCE = 128
+"""Number of actions of an entry that are taken in one step: a follower may hold predicates against each file."""
 READINGS_MAX = 3
 """Number of times that a reading starts over because the log was cleaned up under it."""
 
@@ -243,12 +250,17 @@ class TableLog:
         """Return the log of a table that is made where another one was."""
         return TableLog(self._store, self._key, self._applications)
 
+    async def entry_hash(self, version: int) -> bytes:
+        """Return the hash of a version's entry; empty if it is gone. Raises StoreError."""
+        try:
+            return await self._hash(version)
+        except NotFound:
+            return b""
+
     async def is_current(self, state: DeltaState | FileFollower[Any]) -> bool:
         """Return whether the entry of a version is in the log: the table was not moved away, and no other is there."""
-        try:
-            return await self._hash(state.version) == state.entry_hash
-        except NotFound:
-            return False
+        digest = await self.entry_hash(state.version)
+        return bool(digest) and digest == state.entry_hash
 
     async def follow(self, files: FileFollower[Any]) -> None:
         """Bring a follower up to the newest version; it starts over if the table is another one by now. Of a table that
@@ -269,6 +281,36 @@ class TableLog:
                 return
             files.clear()
         raise self._outrun()
+
+    async def follow_to(self, files: FileFollower[Any], version: int) -> bool:
+        """Bring a follower that has read nothing to one version. Return False if the log no longer has all of its
+        entries, or does not have it yet.
+
+        Raises:
+            TableError: as ``read``.
+        """
+        with contextlib.suppress(NotFound):
+            if (start := await self._checkpoint_before(version)) >= 0:
+                files.entry_hash = await self._read_checkpoint(start, files.read_checkpoint)
+                files.version = start
+            await self._read_on(files, version)
+        return files.version == version
+
+    async def _checkpoint_before(self, version: int) -> int:
+        """Return the newest checkpoint up to a version; -1 without one."""
+        newest = await self.checkpoint_version()
+        if 0 <= newest <= version:
+            return newest
+        back = NAMES_MAX
+        while True:
+            first = max(0, version - back)
+            names = await self._store.list(self._folder, after=f"{self._folder}/{first:020d}", limit=NAMES_OF * back)
+            found = [int(name[1]) for item in names if (name := _CHECKPOINT.search(item.key))]
+            if at := [each for each in found if each <= version]:
+                return at[-1]
+            if not first:
+                return -1
+            back *= 4
 
     async def append(
         self, state: DeltaState, files: Sequence[DataFile], transactions: Mapping[str, int], now_ms: int
@@ -353,11 +395,19 @@ class TableLog:
             return builder.state()
         raise TableConflict(f"{self._key}: others made {LOST_MAX} versions meanwhile")
 
-    async def _read_on(self, builder: StateBuilder | FileFollower[Any]) -> int:
-        """Read the entries after a version. Return their number."""
+    async def _read_on(self, builder: StateBuilder | FileFollower[Any], last: int | None = None) -> int:
+        """Read the entries after a version. Return their number.
+
+        Args:
+            last: version of the last one to read; None for the newest.
+        """
         first, ahead = builder.version + 1, 1
         while True:
             numbers = range(builder.version + 1, builder.version + 1 + ahead)
+            if last is not None:
+                numbers = numbers[: max(0, last - builder.version)]
+                if not numbers:
+                    return builder.version + 1 - first
             for number, piece in zip(numbers, await asyncio.gather(*map(self._first_piece, numbers)), strict=True):
                 if piece is None:
                     return number - first
@@ -372,8 +422,10 @@ class TableLog:
         try:
             async for piece in self._pieces(number, first):
                 digest.update(piece)
-                for action in lines.take(piece):
+                for at, action in enumerate(lines.take(piece), 1):
                     builder.take(action)
+                    if at % ACTIONS_AT_ONCE == 0:
+                        await asyncio.sleep(0)
             for action in lines.finish():
                 builder.take(action)
         except TableError as error:
@@ -416,10 +468,7 @@ class TableLog:
         for part in self._usable(version, await self._listed(version)):
             file = ObjectFile(self._store, part.key, part.size, loop)
             await asyncio.to_thread(read, cast("IO[bytes]", file), part.key)
-        try:
-            return await self._hash(version)
-        except NotFound:
-            return b""  # cleaned up behind its checkpoint
+        return await self.entry_hash(version)  # empty if it was cleaned up behind its checkpoint
 
     def _usable(self, version: int, listed: Sequence[Listed]) -> list[Listed]:
         for item in listed:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 
 async def test_a_hub_exports_its_catalogue() -> None:
-    hub = await Hub.open(HubSettings(store="memory://", port=0, shards=1))
+    hub = await Hub.open(HubSettings(store="memory://", port=0, shards=1, sharing=True))
     try:
         async with aiohttp.ClientSession() as session, session.get(f"{hub.url}/metrics") as answer:
             families = list(text_string_to_metric_families(await answer.text()))

@@ -202,7 +202,8 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     doctor of an edge, tests/deploy/test_release.py checks a signed release, tests/deploy/test_debian_package.py
     installs packages, tests/cloud_hub/console opens a hub in a browser, tests/weft/test_hub_approvals.py has a second
     person approve acts, tests/weft/test_hub_regions.py compares regions,
-    tests/spark_sinks/source/test_moving.py moves queries between them, and
+    tests/spark_sinks/source/test_moving.py moves queries between them,
+    tests/cloud_hub/http/test_sharing.py reads shared tables in pandas, and
     tests/cloud_hub/reads/test_series.py asks what a dashboard of Grafana asks."""
     left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
     model = [("score-with-a-model.md", "sh"), ("score-with-a-model.md", "python")]
@@ -228,6 +229,8 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         *[("find-out-what-is-wrong.md", "sh")] * 2,
         ("operator.md", "sh"),
         ("check-a-release.md", "sh"),
+        ("share-tables.md", "sh"),
+        ("share-tables.md", "python"),
         ("install-by-package.md", "sh"),
         ("see-a-hub-in-a-browser.md", "sh"),
         *(("chart-a-stream-in-grafana.md", language) for language in ("sh", "sql")),

@@ -369,6 +369,8 @@ DAGSTER = PipWithAll("dagster==1.13.28")
 AIRFLOW = PipWithAll("apache-airflow==3.3.2")
 DUCKDB_DELTA = PipWithAll("duckdb==1.5.5 duckdb-extension-delta==1.5.5")
 """DuckDB's own reader of Delta tables, with the version of DuckDB that it is built for."""
+DELTA_SHARING = PipWithAll("delta-sharing==1.4.2 pandas==2.3.3 pyarrow==23.0.1 urllib3==2.8.0")
+"""The client of Delta Sharing for Python; it does not take the tests' own pyarrow."""
 AHEAD: tuple[Package, ...] = (
     VERSITYGW,
     FAKE_GCS,
@@ -389,6 +391,7 @@ AHEAD: tuple[Package, ...] = (
     HADOLINT,
     DBT,
     DUCKDB_DELTA,
+    DELTA_SHARING,
     DAGSTER,
     AIRFLOW,
 )

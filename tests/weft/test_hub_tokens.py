@@ -99,6 +99,42 @@ def test_a_token_is_printed_once_and_no_listing_and_no_object_has_it(config: Pat
     assert listed("token", config) == []
 
 
+def test_a_profile_of_shared_tables_has_a_token_of_its_own(config: Path) -> None:
+    profile = config.parent / "team.share"
+    config.write_text(config.read_text() + "advertise: [https://hub.example.com]\n")
+    given = (
+        "team",
+        "--stream",
+        "press-*",
+        "--stream",
+        "flow",
+        "--expires",
+        "30d",
+        "--to",
+        profile,
+        "--reason",
+        "trial",
+    )
+    made = weft("hub", "share", config, *given)
+    assert "wrote the profile to" in made.output
+    assert "does not have `sharing: true`" in made.stderr
+    assert profile.stat().st_mode & 0o777 == 0o600
+    found = json.loads(profile.read_text())
+    assert found["shareCredentialsVersion"] == 1
+    assert found["endpoint"] == "https://hub.example.com/delta-sharing"
+    (token,) = listed("token", config)
+    assert (token["grants"], token["until"]) == (["share:press-*", "share:flow"], found["expirationTime"])
+    assert found["bearerToken"] not in json.dumps(token)
+    again = weft("hub", "share", config, *given)
+    assert isinstance(again.exception, Refused), "neither the file nor the token is replaced"
+    assert json.loads(profile.read_text()) == found
+    elsewhere = weft("hub", "share", config, "other", "--stream", "press", "--url", "https://a.b/", "--to", "o.share")
+    assert elsewhere.exception is None
+    other = Path("o.share")
+    assert json.loads(other.read_text())["endpoint"] == "https://a.b/delta-sharing"
+    other.unlink()
+
+
 def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
     tokens = config.parent / "tokens"
     made = [
@@ -708,6 +744,14 @@ async def test_a_url_names_a_running_hub_that_sets_quotas_withdraws_tokens_and_p
         assert not any(each in acts for each in (secret, rotated["token"], paired["code"])), "a secret is shown once"
         for name in ("press", "oven", "filed"):
             assert await ask("token", "remove", name) == f"withdrew {name}\n"
+        shared = tmp_path / "team.share"
+        given = "team", "--stream", "press-*", "--tenant", "acme", "--expires", "30d", "--to", str(shared)
+        assert f"wrote the profile to {shared}" in await ask("share", "", *given)
+        profile = json.loads(shared.read_text())
+        assert profile["endpoint"] == f"{hub.url}/delta-sharing"
+        (team,) = [each for each in json.loads(await ask("token", "list", "--json")) if each["name"] == "team"]
+        assert (team["tenant"], team["until"]) == ("acme", profile["expirationTime"])
+        assert await ask("token", "remove", "team") == "withdrew team\n"
         assert [each["name"] for each in json.loads(await ask("token", "list", "--json"))] == ["ada"]
         assert "\nada\t" in await ask("token", "list")
         assert json.loads(await ask("token", "remove", "ada", "--json")) == {"removed": "ada", "left": 0}

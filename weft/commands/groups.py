@@ -287,6 +287,7 @@ Columns are only added: a field of another type or unit gets another column, and
                     },
                 ),
                 "second-person": Command("hub_approvals:second_person"),
+                "share": Command("hub_tokens:share"),
                 "skip": Command("hub_streams:skip"),
                 "split": Command("hub_cluster:split"),
                 "status": Command("hub_status:status"),

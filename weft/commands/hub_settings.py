@@ -93,6 +93,8 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         table_write_after_s=tables.write_after_s,
         table_joined_bytes=tables.joined_size,
         table_vacuum_after_s=tables.vacuum_after_s,
+        sharing=config.sharing,
+        sharing_bytes_per_s=config.limits.sharing_bytes,
         tracing=config.tracing,
     )
 

@@ -529,6 +529,99 @@ def add(
     _print_secret(SecretAnswer(name=name, token=token, until=moment(until)), to, as_json=as_json, **more)
 
 
+SHARE_EXPIRES = "30d"
+SHARE_SUFFIX = ".share"
+
+
+@click.command()
+@hub_argument
+@click.argument("name")
+@click.option(
+    "--stream",
+    "streams",
+    multiple=True,
+    required=True,
+    metavar="PATTERN",
+    help="Stream whose tables are shared, several times; `*` matches any characters.",
+)
+@tenant_option("Tenant of the streams.")
+@click.option(
+    "--expires",
+    metavar="TIME",
+    default=SHARE_EXPIRES,
+    show_default=True,
+    help="End of the profile: a duration such as 90d, or a date.",
+)
+@click.option(
+    "--url", help="URL at which readers reach the hub. The first one of `advertise`, or that of HUB, by default."
+)
+@click.option(
+    "--to",
+    metavar="FILE",
+    type=click.Path(),
+    help=f"New file for the profile, of mode 600. NAME{SHARE_SUFFIX} by default.",
+)
+@_token_file_option("tokens")
+@decision_options
+@yes_option
+def share(
+    hub: str,
+    name: str,
+    *,
+    streams: tuple[str, ...],
+    tenant: str,
+    expires: str,
+    url: str | None,
+    to: str | None,
+    token_file: str | None,
+    reason: str,
+    by: str | None,
+    yes: bool,
+) -> None:
+    """Write a profile with which clients of Delta Sharing read tables of HUB, which has `sharing: true`.
+
+    HUB is a configuration on this machine, a URL or the name of a login. The profile has a new token called NAME. It
+    opens the tables of the streams by that protocol and nothing else, and ends with `weft hub token remove`.
+
+    \b
+    weft hub share hub.yaml quality-team --stream 'press-*' --expires 30d
+    weft hub share https://hub.example.com supplier --stream flow --tenant acme --to supplier.share
+    """
+    check_name(name)
+    to = f"{name}{SHARE_SUFFIX}" if to is None else to
+    grants = tuple(f"{Right.SHARE}:{pattern}" for pattern in streams)
+    access, until = access_of(None, grants, None), end_of(expires, time.time_ns(), "--expires")
+    if names_a_config(hub):
+        token, config = new_token(), load_hub(hub)
+        if url is None:
+            url = config.advertise[0] if config.advertise else url_here(config.listen, certificate_of(config))
+        with declaring():
+            decision = add_token(TokenIdentity(name, hash_token(token), access, tenant, None, grants), until)
+        with secret_file(to, _profile(url, token, moment(until))):
+            confirm_first(hub, [decision], by, reason, yes=yes)
+            declare(hub, decision, by, reason)
+        if not config.sharing:
+            click.echo(f"warning: {hub} does not have `sharing: true`, so that the hub shares nothing yet", err=True)
+    else:
+        there = administration_of(hub, token_file, by)
+        assert isinstance(there, RunningHub), "not a configuration"
+        with reserved_file(to) as fill:
+            made = there.add_token(name, tenant=tenant, grants=grants, expires=expires, reason=reason)
+            fill(_profile(there.url if url is None else url, made.token, made.until))
+    click.echo(f"wrote the profile to {to}: give it to its reader, and delete it here")
+
+
+def _profile(url: str, token: str, until: str | None) -> str:
+    """Return the profile of a token, in the form of the protocol's section "Profile File Format"."""
+    profile = {
+        "shareCredentialsVersion": 1,
+        "endpoint": f"{url.rstrip('/')}/delta-sharing",
+        "bearerToken": token,
+        "expirationTime": until,
+    }
+    return msgspec.json.format(msgspec.json.encode(profile)).decode()
+
+
 @click.command()
 @hub_argument
 @click.argument("edge")

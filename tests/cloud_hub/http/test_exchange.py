@@ -53,7 +53,9 @@ async def test_a_tenant_with_many_tokens_leaves_room_for_others(
 
 
 @contextlib.asynccontextmanager
-async def sending(answers: Answers, answer: LongAnswer, asks: Charged = reader("good")) -> AsyncIterator[socket.socket]:
+async def sending(
+    answers: Answers, answer: LongAnswer, asks: Charged = reader("good"), method: str = "GET"
+) -> AsyncIterator[socket.socket]:
     """A reader that has asked, and has not read yet."""
 
     async def get(request: web.Request) -> web.StreamResponse:
@@ -61,7 +63,7 @@ async def sending(answers: Answers, answer: LongAnswer, asks: Charged = reader("
             return await answers.send(request, answer, room)
 
     app = web.Application()
-    app.add_routes([web.get("/", get)])
+    app.add_routes([web.route(method, "/", get)])
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     try:
@@ -70,16 +72,17 @@ async def sending(answers: Answers, answer: LongAnswer, asks: Charged = reader("
             asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             asking.connect(runner.addresses[0])
             asking.setblocking(False)
-            await asyncio.get_running_loop().sock_sendall(asking, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.get_running_loop().sock_sendall(asking, f"{method} / HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             yield asking
     finally:
         await runner.cleanup()
 
 
-async def test_an_answer_counts_as_what_is_left_of_it(answers: Answers) -> None:
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_an_answer_counts_as_what_is_left_of_it(answers: Answers, method: str) -> None:
     answer = LongAnswer([bytes(100_000) for _ in range(160)])
     seen, left = [], sum(map(len, answer.parts))
-    async with sending(answers, answer) as asking:
+    async with sending(answers, answer, method=method) as asking:
         while left > 0:
             got = await asyncio.get_running_loop().sock_recv(asking, 64 << 10)
             left -= len(got)

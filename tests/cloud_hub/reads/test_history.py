@@ -29,9 +29,9 @@ from weft.cloud_hub.reads.history import (
     LowestRecords,
     LowestTable,
     PastPlace,
+    Readers,
     TableFiles,
     TableReading,
-    _Readers,
 )
 from weft.cloud_hub.reads.records import RecordReader
 from weft.cloud_hub.reads.views import FoundRecord, Search
@@ -458,7 +458,7 @@ def test_the_lowest_rows_as_arrow_are_as_many_as_the_bounds_allow(seed: int) -> 
 
 
 async def test_tenants_take_turns_at_tables() -> None:
-    readers, order = _Readers(), []
+    readers, order = Readers(), []
     may_end = asyncio.Event()
 
     async def read(tenant: str) -> None:
