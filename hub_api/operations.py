@@ -405,6 +405,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "From this shard on, which `next_shard` of an answer names. Not beside `shard`.",
                 beside=("shard",),
             ),
+            Parameter("edge", _Name, "Only this edge."),
             _limit("records", RECORDS_MAX, RECORDS_DEFAULT),
         ),
         errors=_OF_STREAM | {410},

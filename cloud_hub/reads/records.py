@@ -94,6 +94,8 @@ class _RecordRequest(NamedTuple):
     bytes_max: int
     payload: PayloadKind
     erased: RangeSet = NOT_ERASED
+    edge: str | None = None
+    """The only edge; None for all."""
 
 
 def _no_history() -> Histories | None:
@@ -141,6 +143,7 @@ class RecordReader:
         payload: PayloadKind = PayloadKind.BYTES,
         chunk: int = 0,
         search: Search | None = None,
+        edge: str | None = None,
     ) -> Helping:
         """Return records ``[offset, end)`` without erased ones, at most ``limit`` and about ``bytes_max`` bytes of
         payload, at least one.
@@ -152,6 +155,7 @@ class RecordReader:
             payload: the stream's payload kind.
             chunk: number of a chunk; the offset is not in an earlier one.
             search: budget of the request.
+            edge: the only edge; None for all.
 
         Raises:
             StoreError, NotFound, Corrupt: the log cannot be read.
@@ -170,12 +174,13 @@ class RecordReader:
             if n < watermark:
                 past = await self._past(stream, (offset, end), limit - len(found), watermark, search)
                 if past is not None:
-                    search.gave(past.records)
-                    found += past.records
+                    records = [each for each in past.records if edge in {None, each.record.edge}]
+                    search.gave(records)
+                    found += records
                     offset, n, chunk = past.next_offset, watermark, 0
                     if not past.is_end or offset >= end or len(found) >= limit or search.is_spent:
                         return Helping(found, offset)
-            wanted = _RecordRequest(offset, limit - len(found), 0, payload, erased)
+            wanted = _RecordRequest(offset, limit - len(found), 0, payload, erased, edge)
             try:
                 helping = await self._from_log(stream, wanted, end, n, search, is_given=bool(chunk))
             except CollectedPast:
@@ -205,21 +210,23 @@ class RecordReader:
             is_given: whether the reader named the chunk, which may be too late.
         """
         found: list[FoundRecord] = []
-        offset, limit, _, payload, erased = wanted
+        offset, limit, _, payload, _, edge = wanted
         looked_at, began = 0, offset
         async for each in self.log.indexes(n, only=frozenset([stream])):
             section = _section(each.footer, stream)
             if section is not None and section.base_offset > offset == began and is_given:
                 # The given chunk is too late: the offset is in an earlier one, so read without it.
-                return await self.read(stream, offset, end, limit, payload=payload, search=search)
-            if section is not None and section.base_offset + section.count > offset:
+                return await self.read(stream, offset, end, limit, payload=payload, search=search, edge=edge)
+            if section is not None and not _has(each.footer, section, edge):
+                offset = max(offset, section.base_offset + section.count)
+            elif section is not None and section.base_offset + section.count > offset:
                 if found and search.is_spent:
                     return Helping(found, offset, each.header.n)
                 search.took(section.length)
                 search.chunks_left -= 1
                 data = await self.log.section(each.header.n, section)
                 left = min(self._bytes_max, search.records_bytes)
-                step = _RecordRequest(offset, limit - len(found), left, payload, erased)
+                step = wanted._replace(offset=offset, limit=limit - len(found), bytes_max=left)
                 helping = await asyncio.to_thread(
                     search.timed(_decode), self.log.shard, section, data, each.footer, step
                 )
@@ -233,7 +240,7 @@ class RecordReader:
             if looked_at >= CHUNKS_MAX or not (found or search.continues()):
                 return Helping(found, offset, each.header.n + 1)
         if not found and is_given and offset < end:
-            return await self.read(stream, offset, end, limit, payload=payload, search=search)
+            return await self.read(stream, offset, end, limit, payload=payload, search=search, edge=edge)
         return Helping(found, offset)
 
     async def first(
@@ -311,8 +318,13 @@ def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:
     return next((each for each in footer.streams if (each.tenant, each.stream) == stream), None)
 
 
+def _has(footer: ChunkIndex, section: StreamSection, edge: str | None) -> bool:
+    """Return whether a section may have records of an edge."""
+    return edge is None or any(lane.edge == edge for lane in footer.lanes_of(section))
+
+
 def _decode(shard: int, section: StreamSection, data: bytes, footer: ChunkIndex, wanted: _RecordRequest) -> Helping:
-    offset, limit, bytes_max, payload, erased = wanted
+    offset, limit, bytes_max, payload, erased, edge = wanted
     lanes, clocks = footer.lanes_of(section), known_clocks(footer.clocks_of(section))
     found: list[FoundRecord] = []
     at = section.base_offset
@@ -322,6 +334,9 @@ def _decode(shard: int, section: StreamSection, data: bytes, footer: ChunkIndex,
             continue
         first = max(offset - at, 0)
         header, lane = batches.decode_header(entry.batch), lanes[entry.lane]
+        if edge not in {None, lane.edge}:
+            at += entry.take
+            continue
         taken = Taken(
             shard,
             section.stream,
@@ -419,6 +434,8 @@ class RecordsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nanoseconds since 1970."""
     chunk: int | None
     from_shard: int | None
+    edge: str | None
+    """The only edge; None for all."""
     limit: int
     """Most records of the answer."""
 
@@ -474,6 +491,7 @@ class RecordsReading:
                 payload=self._payload,
                 chunk=chunk,
                 search=self._search,
+                edge=self._wanted.edge,
             )
             self._records += helping.records
             offset = helping.next_offset

@@ -396,6 +396,7 @@ class Operations:
         since: str | int | None = None,
         chunk: int | None = None,
         from_shard: int | None = None,
+        edge: str | None = None,
         limit: int | None = None,
     ) -> Request[RecordsAnswer]:
         """Return records, from log and table."""
@@ -408,6 +409,7 @@ class Operations:
             since=since,
             chunk=chunk,
             from_shard=from_shard,
+            edge=edge,
             limit=limit,
         )
 

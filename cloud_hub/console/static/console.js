@@ -25,7 +25,7 @@ const PAGES = {
 const BELOW = { records: "Streams", trace: "Streams", edges: "Fleet" };
 const NEEDS = { fleet: "edges", streams: "read", topics: "read", tables: "read", pipelines: "read", nodes: "status", regions: "status", tokens: "acts", tenants: "tenants", audit: "acts" };
 /** Longest time for which a page shows nothing but its name: it is drawn once its first answers are there. */
-const READING_MS = 1000;
+const READING_MS = 1500;
 const by = (id) => document.getElementById(id);
 const main = by("main");
 const nav = document.querySelector("nav");

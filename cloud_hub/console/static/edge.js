@@ -6,18 +6,19 @@ import { disk, outageLeft, stateBadge } from "./fleet.js";
 import { absent, ago, badge, count, duration, el, millis, notice, page, prose, when } from "./dom.js";
 import { ACTS, ACTS_LISTED } from "./operator.js";
 import { Span } from "./span.js";
-import { findGaps } from "./stream.js";
+import { findBegins, findGaps } from "./stream.js";
 import { streamLink } from "./streams.js";
 import { Table } from "./table.js";
 import { Places, segments, Timeline } from "./timeline.js";
 
 const STREAMS_MAX = 200;
 const LANES_MAX = 8;
+const ASKED_AT_ONCE = 6;
 const HOUR_MINUTES = 60;
 
 export const edgeLink = (edge) => el("a", { href: `#/edges/${encodeURIComponent(edge.tenant)}/${encodeURIComponent(edge.edge)}` }, edge.edge);
 
-/** The lanes of the edge, each with its stream: streams are asked one by one, until all of the edge are found. */
+/** The lanes of the edge, each with its stream: streams are asked some at a time, until all of the edge are found. */
 async function lanesOf({ tenant, edge, streams }, known, signal) {
   const found = [];
   const names = new Set(known);
@@ -26,16 +27,18 @@ async function lanesOf({ tenant, edge, streams }, known, signal) {
     answer.streams.forEach((each) => names.add(each.stream));
   }
   let left = streams;
-  for (const stream of names) {
-    if (!left) break;
-    const after = `${edge}/${"0".repeat(16)}`;
+  const after = `${edge}/${"0".repeat(16)}`;
+  const ask = async (stream) => {
     const { lanes } = await api.get(api.ofStream(stream, "/completeness"), { tenant, after, limit: LANES_MAX }, signal);
-    const mine = lanes.filter((lane) => lane.edge === edge).map((lane) => ({ ...lane, stream }));
-    if (!mine.length) continue;
-    left -= 1;
-    found.push(...mine);
+    return lanes.filter((lane) => lane.edge === edge).map((lane) => ({ ...lane, stream }));
+  };
+  for (let at = 0, every = [...names]; left > 0 && at < every.length; at += ASKED_AT_ONCE) {
+    for (const mine of await Promise.all(every.slice(at, at + ASKED_AT_ONCE).map(ask))) {
+      if (mine.length) left -= 1;
+      found.push(...mine);
+    }
   }
-  return { found, isWhole: !left };
+  return { found, isWhole: left <= 0 };
 }
 
 const COLUMNS = (places) => [
@@ -44,7 +47,7 @@ const COLUMNS = (places) => [
   { key: "complete", title: "Complete up to", value: (l) => millis(l.complete_up_to), cell: (l) => when(l.complete_up_to) },
   { key: "pending", title: "To come", kind: "number", value: (l) => l.holes.reduce((sum, h) => sum + h.end - h.first, 0) },
   { key: "gaps", title: "Never comes", kind: "wide", value: (l) => -l.gaps.length, cell: (l) => el("ul", { class: "plain" },
-    segments(l, places, Date.now()).filter((each) => each.kind === "gap").map((each) => el("li", {}, badge("bad", each.reason), ` ${each.text}`))) },
+    segments(l, places, Date.now()).filter((each) => each.reason).map((each) => el("li", {}, badge("bad", each.reason), ` ${each.text}`))) },
   { key: "records", title: "Read", value: () => null, cell: (l) =>
     el("a", { href: `#/records/${encodeURIComponent(l.stream)}?${new URLSearchParams({ edge: l.edge })}`, "aria-label": `Records of ${l.stream}` }, "Records") },
 ];
@@ -83,6 +86,7 @@ function actsOf(name, { signal, onChange, me }) {
 export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
   const places = new Places();
   const sampled = new Set();
+  const asked = new Map();
   const figures = el("dl", { class: "figures", "aria-label": "Summary" });
   const troubles = el("div");
   const alarms = el("div");
@@ -120,9 +124,12 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
       draw();
       table.show(lanes);
       troubles.replaceChildren();
-      for (const stream of new Set(lanes.filter((lane) => lane.gaps.length).map((lane) => lane.stream))) {
-        const ends = await api.get(api.ofStream(stream), { tenant }, signal);
-        if (!(await findGaps({ name: stream, tenant, places, sampled }, ends, lanes.filter((lane) => lane.stream === stream), signal))) continue;
+      for (const stream of new Set(lanes.map((lane) => lane.stream))) {
+        const at = { name: stream, tenant, places, sampled, asked };
+        const mine = lanes.filter((lane) => lane.stream === stream);
+        if (await findBegins(at, mine, span.from, signal)) draw();
+        if (!mine.some((lane) => lane.gaps.length)) continue;
+        if (!(await findGaps(at, await api.get(api.ofStream(stream), { tenant }, signal), mine, signal))) continue;
         draw();
         table.show(lanes);
       }

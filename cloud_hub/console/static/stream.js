@@ -7,15 +7,18 @@ import { Field } from "./field.js";
 import { Span } from "./span.js";
 import { standing } from "./streams.js";
 import { Table } from "./table.js";
-import { laneKey, Places, segments, Timeline } from "./timeline.js";
+import { firstSeq, laneKey, Places, segments, Timeline } from "./timeline.js";
 
-const LANES = 50;
+/** Lanes that are asked for at a time, and drawn of these. */
+const LANES = 500;
+const DRAWN = 50;
+const SILENT_MS = 240_000;
 const HOUR_MINUTES = 60;
 const RATES_KEPT = 720;
-const SAMPLES = 12;
-const SAMPLED_SHARDS_MAX = 4;
 const CLOSER_MAX = 5;
-const STEPS = 10;
+const STEPS = 40;
+const FIRST_OF = 20;
+const BEGINS_AT_ONCE = 2000;
 
 const COLUMNS = (places) => [
   { key: "edge", title: "Edge", value: (l) => l.edge },
@@ -25,14 +28,14 @@ const COLUMNS = (places) => [
   { key: "pending", title: "To come", kind: "number", value: (l) => l.holes.reduce((sum, h) => sum + h.end - h.first, 0),
     cell: (l) => count(l.holes.reduce((sum, h) => sum + h.end - h.first, 0)) },
   { key: "gaps", title: "Never comes", kind: "wide", value: (l) => -l.gaps.length, cell: (l) => {
-    const told = segments(l, places, Date.now()).filter((each) => each.kind === "gap");
+    const told = segments(l, places, Date.now()).filter((each) => each.reason);
     return told.length ? el("ul", { class: "plain" }, told.map((each) => el("li", {}, badge("bad", each.reason), ` ${each.text}`))) : "";
   } },
 ];
 
 export function stream({ main, signal, onChange, rest: [name], query }) {
-  const at = { after: null, before: [], lanes: [], next: null, answer: null, sampled: new Set() };
   const places = new Places();
+  const at = { name, places, after: null, before: [], lanes: [], next: null, answer: null, sampled: new Set(), drawn: DRAWN };
   const rates = [];
   const figures = el("dl", { class: "figures", "aria-label": "Summary" });
   const troubles = el("div");
@@ -52,19 +55,26 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
     at.before.push(at.after);
     turn(at.next);
   } }, "Later lanes");
+  const more = el("button", { type: "button", hidden: true, onclick: () => {
+    at.drawn += 4 * DRAWN;
+    draw();
+    rounds.poke();
+  } });
   main.replaceChildren(...page(name,
     el("p", { class: "links" }, el("a", { href: `#/records/${encodeURIComponent(name)}` }, "Records as they come"), " ",
       el("a", { href: `#/topics?stream=${encodeURIComponent(name)}` }, "Topics")),
     figures, troubles, reasons,
     el("h2", { id: "completeness" }, "Completeness over time"),
-    span.element, timeline.element, verdict, el("div", { class: "filters" }, back, on),
+    span.element, timeline.element, verdict, el("div", { class: "filters" }, more, back, on),
     el("details", {}, el("summary", {}, "The same as a table"), table.element),
     field.element, el("h2", {}, "Rate"), el("p", { class: "advice" }, "Measured while this page is open."), chart.element));
 
   const draw = () => {
     if (!at.answer) return;
     const moment = millis(at.answer.complete_up_to);
-    timeline.show({ lanes: at.lanes, places, from: span.from, to: span.to, moment });
+    timeline.show({ lanes: at.lanes.slice(0, at.drawn), places, from: span.from, to: span.to, moment });
+    more.hidden = at.lanes.length <= at.drawn;
+    more.textContent = `Show more of ${count(at.lanes.length)} lanes`;
     verdict.textContent = judged(moment, span);
     table.show(at.lanes);
   };
@@ -78,7 +88,7 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
         api.get(api.ofStream(name), {}, signal),
         api.get(api.ofStream(name, "/completeness"), { limit: LANES, after: at.after }, signal)]);
       delete main.dataset.absent;
-      Object.assign(at, { answer, lanes: answer.lanes, next: answer.next_after });
+      Object.assign(at, { answer, lanes: byTrouble(answer.lanes, answer.held_back_by, Date.now()), next: answer.next_after });
       back.disabled = !at.before.length;
       on.disabled = !at.next;
       back.hidden = on.hidden = !at.next && !at.before.length;
@@ -89,8 +99,10 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       troubles.replaceChildren(...(answer.missing_shards ? [notice("warn",
         `${answer.missing_shards.length} shards cannot be read.`, "What they hold is not known.")] : []));
       show(facts, answer);
+      const drawn = at.lanes.slice(0, at.drawn);
       draw();
-      if (await findGaps({ name, places, sampled: at.sampled }, facts, answer.lanes, signal)) draw();
+      if (await findBegins(at, drawn, span.from, signal)) draw();
+      if (await findGaps(at, facts, drawn, signal)) draw();
     } catch (error) {
       if (signal.aborted) return;
       if (error.status === 404) absent(main, troubles, `There is no stream ${name}.`, el("a", { href: "#/streams" }, "All streams"));
@@ -106,7 +118,7 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
   });
 
   function turn(after) {
-    at.after = after;
+    Object.assign(at, { after, drawn: DRAWN });
     rounds.poke();
   }
 
@@ -144,35 +156,65 @@ function judged(moment, { from, to }) {
   return moment > from ? `This time is complete up to ${utc(moment)} UTC. Later records may still come.` : "Records of all of this time may still come.";
 }
 
-/** Learn when the numbers around gaps were taken in: from records here and there, and then ever closer to the gap.
- * Once for each lane. */
-export async function findGaps({ name, tenant, places, sampled }, facts, lanes, signal) {
-  const wanted = lanes.filter((lane) => lane.gaps.length && !sampled.has(laneKey(lane)));
-  wanted.forEach((lane) => sampled.add(laneKey(lane)));
-  const known = new Map();
-  const read = async (shard, offset) => {
-    const answer = await api.get(api.ofStream(name, "/records"), { ...(tenant ? { tenant } : {}), shard, offset, limit: 20 }, signal);
-    for (const each of answer.records) {
-      const key = laneKey(each);
-      places.add(key, each.seq, millis(each.time));
-      if (!known.has(key)) known.set(key, []);
-      known.get(key).push(each);
-    }
-  };
-  for (const shard of [...new Set(wanted.map((lane) => lane.shard))].slice(0, SAMPLED_SHARDS_MAX)) {
-    const end = facts.next_offset[shard] || 0;
-    for (let part = 0; part <= SAMPLES && end; part += 1) {
-      await read(shard, Math.min(end - 1, Math.floor((end * part) / SAMPLES)));
-    }
-  }
-  for (const { lane, gap } of wanted.flatMap((each) => each.gaps.map((gap) => ({ lane: each, gap }))).slice(0, CLOSER_MAX)) {
-    for (let step = 0; step < STEPS; step += 1) {
-      const records = known.get(laneKey(lane)) || [];
-      const low = Math.max(...records.filter((each) => each.seq < gap.first).map((each) => each.offset));
-      const high = Math.min(...records.filter((each) => each.seq >= gap.end).map((each) => each.offset));
-      if (!(Number.isFinite(low) && Number.isFinite(high) && high > low + 1)) break;
-      await read(lane.shard, Math.floor((low + high) / 2));
+/** Return the first records of a lane's edge from a place on: its time, or an offset of its shard. */
+async function firstOf({ name, tenant, places }, lane, place, signal) {
+  const answer = await api.get(api.ofStream(name, "/records"), { tenant, shard: lane.shard, edge: lane.edge, limit: FIRST_OF, ...place }, signal);
+  const mine = answer.records.find((each) => each.log === lane.log);
+  if (mine) places.add(laneKey(lane), mine.seq, millis(mine.time));
+  return { mine, next: answer.next_offset[lane.shard] };
+}
+
+/** Learn between which records gaps are: for each, the last record before it and the first one behind it. Once for each. */
+export async function findGaps(at, facts, lanes, signal) {
+  const wanted = lanes.flatMap((lane) => lane.gaps.toReversed().map((gap) => ({ lane, gap, key: `${laneKey(lane)} ${gap.first}` })))
+    .filter(({ key }) => !at.sampled.has(key)).slice(0, CLOSER_MAX);
+  for (const { lane, gap, key } of wanted) {
+    at.sampled.add(key);
+    let [low, high] = [0, facts.next_offset[lane.shard] || 0];
+    for (let step = 0; low < high && step < STEPS; step += 1) {
+      const middle = Math.floor((low + high) / 2);
+      const { mine, next } = await firstOf(at, lane, { offset: middle }, signal);
+      if (mine && mine.seq < gap.first) low = Math.max(mine.offset, middle) + 1;
+      else if (mine || next >= high) high = middle;
+      else low = Math.max(next ?? 0, middle + 1); // none of it in all that one request may read
     }
   }
   return wanted.length > 0;
+}
+
+/** Learn which lanes began within a time that ends now, and when. Lanes that are older are not asked for again. */
+export async function findBegins(at, lanes, from, signal) {
+  const { begun } = at.places;
+  const asked = at.asked ??= new Map();
+  const wanted = lanes.filter((lane) => typeof begun.get(laneKey(lane)) !== "number" && from < (asked.get(laneKey(lane)) ?? Infinity));
+  if (!wanted.length) return false;
+  const since = new Date(Math.max(0, from)).toISOString();
+  const answer = await api.get(api.ofStream(at.name, "/records"), { tenant: at.tenant, since, limit: BEGINS_AT_ONCE }, signal);
+  const first = new Map();
+  for (const each of answer.records) {
+    const key = laneKey(each);
+    if (each.seq <= (first.get(key)?.seq ?? Infinity)) first.set(key, each);
+  }
+  for (const lane of wanted) {
+    const key = laneKey(lane);
+    const mine = first.get(key) ?? (await firstOf(at, lane, { since }, signal)).mine;
+    asked.set(key, from);
+    begun.set(key, mine && mine.seq <= firstSeq(lane) ? millis(mine.time) : null);
+  }
+  return true;
+}
+
+/** What asks something of a person is first: lanes that hold the stream back, then those that lack records, then those with
+ * gaps; in each kind, the one that is complete up to the earliest moment. */
+function byTrouble(lanes, reasons, now) {
+  const held = new Set(reasons.filter((each) => each.severity !== "info").map((each) => `${each.edge}/${each.log}`));
+  const rank = (lane) => {
+    if (lane.retired) return 9;
+    if (held.has(`${lane.edge}/${lane.log}`)) return 0;
+    if (lane.holes.length || now - (millis(lane.newest_mark?.time) ?? 0) > SILENT_MS) return 1;
+    return lane.open_gap || lane.gaps.length ? 2 : 3;
+  };
+  const ranked = lanes.map((lane, at) => [rank(lane), millis(lane.complete_up_to) ?? 0, at, lane]);
+  ranked.sort((a, b) => a[0] - b[0] || (a[0] < 2 ? a[1] - b[1] : 0) || a[2] - b[2]);
+  return ranked.map(([, , , lane]) => lane);
 }

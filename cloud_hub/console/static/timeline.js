@@ -25,6 +25,8 @@ export const laneKey = (lane) => `${lane.edge}/${lane.log}/${lane.stream}`;
 export class Places {
   constructor() {
     this.of = new Map();
+    /** Lane -> when it began, in ms; null where it is older than any time that was asked for. */
+    this.begun = new Map();
   }
 
   add(key, seq, time) {
@@ -52,15 +54,20 @@ export class Places {
   }
 }
 
+/** Return the first number that a lane has, or can have. */
+export const firstSeq = (lane) => lane.gaps.reduce((seq, gap) => (gap.first <= seq ? Math.max(seq, gap.end) : seq), 0);
+
 /** Return what to draw of a lane: {kind, from, to, text}, in the order of drawing. A null `from` is before the window. */
 export function segments(lane, places, now) {
   const upTo = millis(lane.complete_up_to);
   const newest = lane.newest_mark ? millis(lane.newest_mark.time) : null;
+  const begun = places.begun.get(laneKey(lane)) ?? null;
   const found = [];
   if (upTo === null) {
     found.push({ kind: "unknown", from: null, to: now, text: "The edge has not said up to when it is complete." });
   } else {
-    found.push({ kind: "held", from: null, to: upTo, text: `Complete up to ${utc(upTo)} UTC` });
+    const since = begun === null ? "" : `Its first record is of ${utc(begun)} UTC. `;
+    found.push({ kind: "held", from: begun, to: upTo, text: `${since}Complete up to ${utc(upTo)} UTC` });
   }
   const missing = lane.holes.reduce((sum, hole) => sum + hole.end - hole.first, 0);
   if (newest !== null && (upTo === null || newest > upTo)) {
@@ -76,7 +83,8 @@ export function segments(lane, places, now) {
     const records = gap.end - gap.first;
     const where = after === null ? `before ${utc(before)}` : before === null ? `after ${utc(after)}`
       : `between ${utc(after)} and ${utc(before)}`;
-    found.push({ kind: "gap", reason: gap.reason, from: after, to: before ?? upTo ?? now, records,
+    const kind = (after ?? begun) === null ? "gap loose" : "gap";
+    found.push({ kind, reason: gap.reason, from: after ?? begun, to: before ?? upTo ?? now, records,
       text: `${count(records)} records never come (${gap.reason}), taken in ${where} UTC` });
   }
   if (lane.open_gap) {
@@ -127,7 +135,7 @@ export class Timeline {
       const left = each.from === null ? 0 : x(each.from);
       const right = each.to === null ? width : x(each.to);
       if ((each.to !== null && each.to < from) || (each.from !== null && each.from > to)) return null;
-      const least = each.kind === "gap" ? 5 : 0;
+      const least = each.reason ? 5 : 0;
       const wide = Math.max(least, right - left);
       const at = Math.min(left, width - wide);
       return svg("rect", { class: each.kind, x: at, y: 5, width: wide, height: HEIGHT - 10, rx: 2 },
@@ -139,7 +147,7 @@ export class Timeline {
     const label = `${this.named(lane)}, log ${lane.log}: ${found.map((each) => each.text).join("; ")}`;
     return el("li", { class: lane.retired ? "retired" : null }, name,
       svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label }, ...bars, line || ""),
-      texts.length && found.some((each) => each.kind === "gap") ? el("span", { class: "hidden" }, texts.join("; ")) : null);
+      texts.length && found.some((each) => each.reason) ? el("span", { class: "hidden" }, texts.join("; ")) : null);
   }
 
   ticks(width, x, from, to, moment, isNow) {

@@ -146,7 +146,20 @@ async def test_records_since_a_moment_start_with_what_was_committed_then(hub: Hu
     for since in (str(between), moment(between)):
         _, answer = await get(hub, f"{STREAM}/records?since={since}")
         assert [record["seq"] for record in answer["records"]] == list(range(5, 10))
-    _, everything = await get(hub, f"{STREAM}/records?since=0")
+    other = EdgeLog()
+    other.append(*records(0, [b"of another"] * 3))
+    async with running_link(hub, other, LinkIdentity("default", "saw-7", 7, "test")):
+        await other.until_released(3)
+        found = [
+            (await get(hub, f"{STREAM}/records?{x}"))[1]["records"]
+            for x in ("edge=saw-7", f"edge=saw-7&since={between}")
+        ]
+        assert [[each["payload"] for each in part] for part in found] == [["of another"] * 3] * 2
+        shard, last = found[0][-1]["shard"], found[0][-1]["offset"]
+        _, one = await get(hub, f"{STREAM}/records?edge=saw-7&shard={shard}&offset={last}")
+        assert [each["offset"] for each in one["records"]] == [last]
+        assert (await get(hub, f"{STREAM}/records?edge=none"))[1]["records"] == []
+    _, everything = await get(hub, f"{STREAM}/records?since=0&edge=press-1")
     _, nothing = await get(hub, f"{STREAM}/records?since={time.time_ns()}")
     assert [len(everything["records"]), nothing["records"]] == [10, []]
 
