@@ -428,7 +428,9 @@ class Hub:
         metrics = Metrics(self.parts, self._refusals)
         ProcessRequests(self.status, self.serve_link, self.health, metrics, access).add_to(application)
         self._to_edges.add_to(application, access)
-        TroubleRequests(access, summaries=self._summaries, own=self._own, elsewhere=self._elsewhere).add_to(application)
+        TroubleRequests(
+            access, summaries=self._summaries, own=self._own, elsewhere=self._elsewhere, tenants=self._tenants
+        ).add_to(application)
         log = ClusterLog(store, self._store.cluster.cluster_id)
         PairRequests(log, self._declared.credentials, clock.now, time.monotonic).add_to(application)
         administration = Administration(

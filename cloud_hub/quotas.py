@@ -20,6 +20,7 @@ from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import Sample
 from weft.config.units import format_size
+from weft.hub_api.status import TenantAtQuota
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import Lane
@@ -350,6 +351,26 @@ class Tenants(Part):
         known = self._of.get(tenant)
         elsewhere = sum(entry.tenants.get(tenant, (0, 0))[0] for entry in self._others())
         return elsewhere + (len(known.edges) if known is not None else 0)
+
+    async def at_quota(self) -> list[TenantAtQuota]:
+        """Return the tenants with links here that have reached a quota, by name and quota."""
+        now, found = self.monotonic(), list[TenantAtQuota]()
+        for use in sorted(self._of.values(), key=lambda use: use.name):
+            quotas, links = use.quotas, self.links(use.name)
+            waits = {"bytes_per_second": use.rate.bytes.wait(now), "records_per_second": use.rate.records.wait(now)}
+            found += [
+                TenantAtQuota(use.name, name, getattr(quotas, name), wait / SECOND, links)
+                for name, wait in waits.items()
+                if wait > SLACK_NS
+            ]
+            has = {"links": links}
+            if quotas.lanes is not None or quotas.streams is not None:
+                counted = await self.counts.count(use.name)
+                has |= {"lanes": counted.lanes, "streams": len(counted.streams)}
+            for name, number in has.items():
+                if (limit := getattr(quotas, name)) is not None and number >= limit:
+                    found.append(TenantAtQuota(use.name, name, limit, 0.0, links))
+        return found
 
     def entry(self) -> dict[str, tuple[int, int]]:
         """Return the tenants with rates or a quota of links, for the entry of this process: linked edges, and links

@@ -285,6 +285,9 @@ class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the edge's clock was ahead when it linked; null for an edge without a link to this process, or
     without a time source."""
     missing_records: Count
+    lost_records: Count | UnsetType = UNSET
+    """Records that the edge gave up: its log was full, they were too old, or it was damaged. Their gaps are in
+    `lanes`."""
     complete_up_to: Moment | None
     retired: bool
     disk: DiskOfEdge | UnsetType | None = UNSET

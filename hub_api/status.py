@@ -84,6 +84,8 @@ class ClusterLogPosition(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Count
     next_end: EndOfToken | UnsetType | None = UNSET
     """The token that ends next and has no later secret; null if none ends."""
+    ends: list[EndOfToken] | UnsetType = UNSET
+    """Tokens that end within 30 days and have no later secret, the next first, at most 100."""
     skipped: list[SkippedEntry]
     unusable: list[UnusableFact]
 
@@ -322,6 +324,8 @@ class LinkOfProcess(msgspec.Struct, frozen=True, kw_only=True):
     streams: list[str] | UnsetType = UNSET
     clock_off_seconds: float | UnsetType | None = UNSET
     """Seconds that the edge's clock was ahead; null when no time source keeps it right."""
+    unkept_clock_off_seconds: float | UnsetType = UNSET
+    """Seconds that it was ahead when no time source keeps it right."""
 
 
 class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -359,8 +363,21 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     links: list[LinkOfProcess]
 
 
+class TenantAtQuota(msgspec.Struct, frozen=True):
+    """A tenant that has reached a quota, as the process that answers sees it."""
+
+    tenant: str
+    quota: str
+    """Name of the quota: `bytes_per_second`, `records_per_second`, `links`, `lanes` or `streams`."""
+    limit: Count
+    wait_seconds: float
+    """Time until its edges may send again; 0 for a number, at which what is new is refused."""
+    edges: Count
+    """Number of its linked edges."""
+
+
 class TroublesAnswer(OfShards, frozen=True, kw_only=True):
-    """Conflicts, open gaps and lost records of the shards of all processes."""
+    """Conflicts, open gaps and lost records of the shards of all processes, and tenants at a quota."""
 
     conflicts: list[ConflictOfLane]
     """Lanes whose logs a second node claims to own, at most 1,000."""
@@ -374,6 +391,8 @@ class TroublesAnswer(OfShards, frozen=True, kw_only=True):
     """Acknowledged records that the hub lacks, at most 1,000 lanes. Those of other processes are some 15 s old."""
     lost_unknown_at: list[str] | UnsetType = UNSET
     """Processes whose lost records are not known here; absent when all are."""
+    at_quota: list[TenantAtQuota] | UnsetType = UNSET
+    """Tenants that have reached a quota at the process that answers, by name."""
 
 
 class IntakeOfNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,8 @@ from weft.storage.table.schemas import QUALITY, SCHEMA, STREAM, DeclaredQuality,
 if TYPE_CHECKING:
     from weft.cloud_hub.auth.jwt import Jwts
 
+ENDS_NS, ENDS_SHOWN_MAX = 30 * 86_400 * 10**9, 100
+"""Time before its end from which on a token is named, and the number of those that are."""
 UNUSABLE_SHOWN_MAX = 16
 
 
@@ -145,6 +147,9 @@ class Declarations(Part):
             trouble=follower.trouble,
             tokens=self.credentials.declared,
             next_end=None if end is None else EndOfToken(end.name, moment_of(end.until)),
+            ends=[
+                EndOfToken(each.name, moment_of(each.until)) for each in self.credentials.ends(ENDS_NS, ENDS_SHOWN_MAX)
+            ],
             skipped=[SkippedEntry(each.n, each.why) for each in follower.state.skipped],
             unusable=list(islice(named, UNUSABLE_SHOWN_MAX)),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -575,10 +576,13 @@ class Credentials:
     @property
     def next_end(self) -> TokenEnd | None:
         """Return the declared token that ends next, and has no later secret; None if none ends."""
+        return next(iter(self.ends(math.inf, 1)), None)
+
+    def ends(self, within_ns: float, most: int) -> list[TokenEnd]:
+        """Return the declared tokens that end within a time, and have no later secret, the next first."""
         now = self._now()
-        ends = ((until, name) for name, until in self._last_ends.items() if until > now)
-        until, name = min(ends, default=(0, ""))
-        return TokenEnd(name, until) if name else None
+        ends = ((until, name) for name, until in self._last_ends.items() if now < until <= now + within_ns)
+        return [TokenEnd(name, until) for until, name in heapq.nsmallest(most, ends)]
 
     @property
     def seconds_to_next_end(self) -> float:

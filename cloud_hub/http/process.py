@@ -57,6 +57,7 @@ class TroubleRequests:
         summaries: of all shards.
         own: returns the process's own shards.
         elsewhere: returns what other processes tell of their links.
+        tenants: those with links to this process.
     """
 
     def __init__(
@@ -66,15 +67,17 @@ class TroubleRequests:
         summaries: ShardSummaries,
         own: Callable[[], Sequence[Sequencer]],
         elsewhere: Callable[[], Awaitable[LinksElsewhere]],
+        tenants: Tenants,
     ) -> None:
         self._access, self._summaries, self._own, self._elsewhere = access, summaries, own, elsewhere
+        self._tenants = tenants
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
         application.add_routes(routes(troubles=self._get_troubles))
 
     async def _get_troubles(self, request: web.Request) -> web.Response:
-        """Return conflicts, open gaps and lost records of all shards."""
+        """Return conflicts, open gaps and lost records of all shards, and tenants at a quota."""
         self._access.operate(request, Right.STATUS)
         shards, elsewhere = await self._summaries.every(), await self._elsewhere()
         conflicts = [view for each in shards.summaries for view in each.conflicts]
@@ -92,6 +95,7 @@ class TroubleRequests:
                 open_gaps_more=gaps_more + max(0, len(gaps) - OPEN_GAPS_MAX),
                 lost=lost,
                 lost_unknown_at=list(elsewhere.unknown_at) or UNSET,
+                at_quota=await self._tenants.at_quota(),
                 as_of=shards.as_of,
                 missing_shards=shards.missing_shards,
             )

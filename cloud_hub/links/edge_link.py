@@ -513,6 +513,8 @@ class EdgeLink:
         """The edge's last report on this connection, for status pages."""
         self.clock_off: int | None = None
         """Nanoseconds by which the edge's clock was ahead of the hub's in HELLO, if a time source keeps it right."""
+        self.unkept_clock_off: int | None = None
+        """The same of a clock that nothing keeps right."""
 
     @property
     def streams(self) -> list[str]:
@@ -538,7 +540,8 @@ class EdgeLink:
             raise sent_on
         self._quota.open(hello, link.send_frame)
         self.hello = hello
-        self.clock_off = hello.clock - self._wall_clock() if hello.is_synchronised else None
+        off = hello.clock - self._wall_clock()
+        self.clock_off, self.unkept_clock_off = (off, None) if hello.is_synchronised else (None, off)
         self._link = link
         if self._configs is not None:
             self._configs.greeted(self, NodeName(hello.tenant, hello.edge), hello.features)

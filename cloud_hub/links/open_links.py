@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.bounds.scheduling import BackgroundTask
@@ -295,6 +296,7 @@ def _view(link: EdgeLink, since: int) -> LinkOfProcess:
         software=hello.software,
         streams=link.streams,
         clock_off_seconds=None if link.clock_off is None else link.clock_off / 1e9,
+        unkept_clock_off_seconds=UNSET if link.unkept_clock_off is None else link.unkept_clock_off / 1e9,
     )
 
 

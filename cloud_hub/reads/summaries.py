@@ -45,6 +45,7 @@ from weft.hub_api.answers import EdgeAlarm, EdgeAnswer, EdgeOfHub, MissingShard,
 from weft.hub_api.status import ConflictOfLane, LostOfLane, OpenGapOfLane
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM, Lane, NodeName, format_log_id
+from weft.protocols.segment import GapReason
 from weft.protocols.shard.completeness import Completeness, HeldBack, LostRecords, Reason, Tally
 from weft.protocols.shard.completeness import moment_of as moment_of_lane
 from weft.protocols.shard.lane_state import LaneState, begins_at, follows, new_name
@@ -61,6 +62,8 @@ from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, Prec
 # since it started.
 
 # Not counted with each chunk: the fold is what limits a hub, and a chunk of a busy shard changes all lanes.
+GIVEN_UP = {GapReason.BUDGET, GapReason.CORRUPTION, GapReason.EXPIRED}
+"""Reasons of gaps that are losses: no one decided on them, and no other lane has the records."""
 LOGS_SHOWN_MAX = 8
 """Maximum number of an edge's logs in a view, the most recently active first."""
 
@@ -84,6 +87,8 @@ class EdgeRow(msgspec.Struct, frozen=True, array_like=True):
     """True while every lane that is not empty is retired."""
     alarms: list[tuple[HeldBack, int, str]]
     """Reasons: the lane that one holds back the most, the number of its lanes, and that lane's stream."""
+    lost: int = 0
+    """Number of records that the edge gave up (``GIVEN_UP``)."""
 
     @property
     def name(self) -> NodeName:
@@ -203,6 +208,7 @@ class EdgeViews:
             software=self._last_release(name) if link is None else link.software,
             clock_off_seconds=None if clock_off is None else clock_off / 1e9,
             missing_records=row.missing,
+            lost_records=row.lost,
             complete_up_to=moment(row.complete_up_to),
             retired=row.is_retired,
             disk=disk_view(self._reports.get(name)),
@@ -242,7 +248,7 @@ class EdgeTally:
     def __init__(self, facts: LaneFacts) -> None:
         self._facts = facts
         self._last_seen = 0
-        self._missing = 0
+        self._missing = self._lost = 0
         self._is_retired = True
         self._streams: set[str] = set()
         self._seen: dict[int, int] = {}
@@ -261,6 +267,7 @@ class EdgeTally:
         self._last_seen = max(self._last_seen, held.last_seen)
         self._seen[lane.log_id] = max(self._seen.get(lane.log_id, 0), held.last_seen)
         self._is_retired &= held.retired is not None
+        self._lost += sum(gap.end - gap.first for gap in held.gaps if gap.reason in GIVEN_UP)
         if not held.counts:
             return
         newest = held.newest_mark
@@ -292,6 +299,7 @@ class EdgeTally:
             complete_up_to,
             self._is_retired,
             list(self._alarms.values()),
+            self._lost,
         )
 
 

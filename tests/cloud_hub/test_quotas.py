@@ -19,7 +19,7 @@ import pytest
 from examples.demo.fabric import free_port
 from tests.cloud_hub.facts.test_hub import SOON, declare
 from tests.cloud_hub.http.test_application import EDGE, records
-from tests.cloud_hub.live import EdgeLog, running_hub, running_link
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.hostile.good_client import MEASURED_AGAIN, at_most
 from tests.support.processes import Node, weft
 from tests.support.speed import Stopwatch
@@ -176,6 +176,9 @@ async def test_a_link_at_the_quota_is_slowed_and_says_so_and_a_higher_quota_free
             await until(lambda: "tenant default has" in link.hold)
             assert "throttled by the hub's quota" in link.hold
             assert link.state is LinkState.CONNECTED
+            [at] = (await get(hub, "/v1/troubles"))[1]["at_quota"]
+            assert (at["tenant"], at["quota"], at["limit"], at["edges"]) == ("default", "bytes_per_second", 50_000, 1)
+            assert at["wait_seconds"] > 0
             await declare(hub, store, set_tenant("default", Quotas(bytes_per_second=10**9), is_new=False))
             await log.until_released(120)
         use = hub._tenants.of("default")
@@ -212,6 +215,8 @@ async def refused(quotas: Quotas, more: EdgeLog, identity: LinkIdentity, why: st
                 await until(lambda: why in second.last_error)
                 assert "weft hub tenant set" in second.last_error
                 assert second.state is not LinkState.REFUSED, "nobody has to change anything at the edge"
+                [at] = (await get(hub, "/v1/troubles"))[1]["at_quota"]
+                assert (getattr(quotas, at["quota"]), at["limit"], at["wait_seconds"]) == (1, 1, 0.0)
                 log.append(*records(1, [b"x"]))
                 await log.until_released(2)
                 names = frozenset(name for name in Quotas.__struct_fields__ if getattr(quotas, name) is not None)

@@ -375,6 +375,9 @@ def ask(url: str, admin: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> No
         status = weft("hub", "status", named)
         assert "1 edge: 0 connected" in said(status)
         assert "acme/press-1" in status.output
+    trouble = said(weft("hub", "status", "plant", "--trouble"))
+    assert "press-1" in trouble, "it has no link"
+    assert "last backup" not in trouble
     (node,) = json.loads(weft("hub", "nodes", "plant", "--json").output)["nodes"]
     assert (node["state"], node["owns"]) == ("ready", [0, 1])
     assert json.loads(weft("hub", "whoami", "plant", "--json").output)["token"] == "admin"

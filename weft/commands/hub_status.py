@@ -11,11 +11,13 @@ from msgspec import UNSET
 
 from weft.commands.common import ExistingPath, config_argument, json_option, load_hub, print_verdicts
 from weft.commands.running import RunningHub, any_hub_argument, running_hub, whole
-from weft.output import Failed, harmless, print_facts, print_json, print_table
+from weft.config.units import approximate_duration, format_size
+from weft.output import Failed, counted, harmless, print_facts, print_json, print_table
 from weft.text.fleet import (
     cluster_log_position,
     disk_text,
     print_stopped,
+    show_certificate,
     show_cluster_log,
     show_edges,
     show_issuer,
@@ -27,11 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weft.hub_api.answers import EdgeOfHub
-    from weft.hub_api.status import LastBackupOfStore, LinkOfProcess, StatusAnswer, TroublesAnswer
+    from weft.hub_api.status import DrainOfNode, LastBackupOfStore, LinkOfProcess, StatusAnswer, TroublesAnswer
 
 EDGES_SHOWN = 200
-CLOCK_DIFFERS_S, CLOCKS_NAMED = 60.0, 3
-"""Difference of an edge's clock that is shown, and the number of such edges that are named."""
+CLOCK_DIFFERS_S, NAMED = 60.0, 3
+"""Difference of an edge's clock that is shown, and the number of edges that a line names."""
 
 
 @click.command()
@@ -44,20 +46,23 @@ CLOCK_DIFFERS_S, CLOCKS_NAMED = 60.0, 3
     show_default=True,
     help="Maximum number of edges shown, those with an alarm first; 0 shows all. --json has all.",
 )
+@click.option("--trouble", "is_trouble", is_flag=True, help="Show nothing but what is in trouble.")
 @json_option
-def status(hub: str | None, token_file: str | None, edges: int, as_json: bool) -> None:
+def status(hub: str | None, token_file: str | None, edges: int, *, is_trouble: bool, as_json: bool) -> None:
     """Show every edge that the hub HUB knows, whichever machine it is linked to, and this machine's shards.
 
-    Edges with an alarm come first, then those without a link. Links to other machines are known some 15 s late. A
-    disconnected edge is shown until all its lanes have left the hub (`dropped_after`). By its URL or a login, shards
-    and links are those of the process that answers.
+    What is in trouble comes first; of the edges, those with an alarm, then those without a link. Links to other
+    machines are known some 15 s late. A disconnected edge is shown until all its lanes have left the hub
+    (`dropped_after`). By its URL or a login, shards and links are those of the process that answers.
 
     \b
     weft hub status hub.yaml
+    weft hub status hub.yaml --trouble
     weft hub status https://hub.example.com --token-file admin.token
     """
     running = running_hub(hub, token_file)
     first, listed, troubles = running.status(), whole("edges", running.edges), running.troubles()
+    drains = running.drains().drains
     beside = [] if running.port is None else first.peers
     others = [each for peer in beside if (each := _status_of(running.beside(peer.port))) is not None]
     facts = _joined(first, others)
@@ -66,37 +71,91 @@ def status(hub: str | None, token_file: str | None, edges: int, as_json: bool) -
         parts: list[dict[str, Any]] = [msgspec.to_builtins(each) for each in (facts, listed, troubles)]
         print_json(parts[0] | parts[1] | parts[2] | {"missing_shards": listed.missing_shards or []})
         return
-    print_facts(_of_the_node(facts))
+    name = hub or "CONFIG"
+    if not is_trouble:
+        print_facts(_of_the_node(facts))
+    _show_process(name, facts, drains)
+    _show_clocks(facts)
+    _show_losses(listed.edges)
+    _show_quotas(name, troubles)
+    _show_troubles(troubles)
+    for table in facts.tables:
+        for stopped in table.stopped:
+            print_stopped(name, table, stopped)
+    show_quality(facts.quality or ())
+    for missing in listed.missing_shards or ():
+        click.echo(f"warning: edges of shard {missing.shard} are missing here: {missing.trouble}", err=True)
+    here = set() if running.port is None else {each.name for each in (first, *others)}
+    show_edges(listed.edges, time.time(), edges or None, here, listed.links_unknown_at or (), only_trouble=is_trouble)
     shards = [
         (s.shard, "none" if s.chunk is None else s.chunk, s.lanes, s.written.records, s.pending_bytes, s.trouble or "")
         for s in facts.shards
+        if s.trouble or not is_trouble
     ]
-    print_table(("shard", "chunk", "lanes", "records written", "pending bytes", "trouble"), shards)
-    show_cluster_log(facts.cluster_log, time.time())
+    if shards:
+        print_table(("shard", "chunk", "lanes", "records written", "pending bytes", "trouble"), shards)
+    if not is_trouble and (makers := table_makers(facts.tables)):
+        print_table(("tables", "made by", "since", "records behind"), makers)
+
+
+def _show_process(name: str, facts: StatusAnswer, drains: Sequence[DrainOfNode]) -> None:
+    """Print what is wrong with a process, its cluster and its keys, and what ends soon."""
+    if (store := facts.store or None) is not None and store.trouble:
+        click.echo(f"STORE: {store.trouble}")
+    for each in drains:
+        why = f": {harmless(each.reason)}" if each.reason else ""
+        click.echo(
+            f"DRAINED: {harmless(each.node)} since {each.since[:19]}Z, by {harmless(each.by)}{why}. To end it: "
+            f"weft hub drain {name} {harmless(each.node)} --undo"
+        )
+    show_cluster_log(name, facts.cluster_log, time.time())
+    show_certificate(facts.tls, time.time())
     show_issuer(facts.jwt or None)
+
+
+def _show_clocks(facts: StatusAnswer) -> None:
     if trouble := facts.clock.trouble:
         click.echo(
             f"CLOCK: {trouble}. Off by a minute, the node accepts no links, writes no chunks and confirms no "
             "completeness"
         )
-    if differ := [each for each in facts.links if abs(each.clock_off_seconds or 0.0) > CLOCK_DIFFERS_S]:
-        named = ", ".join(f"{each.tenant}/{each.edge}" for each in differ[:CLOCKS_NAMED])
+    kept = [each for each in facts.links if abs(each.clock_off_seconds or 0.0) > CLOCK_DIFFERS_S]
+    alone = [each for each in facts.links if abs(each.unkept_clock_off_seconds or 0.0) > CLOCK_DIFFERS_S]
+    of = len(facts.links)
+    for found, whose, what in (
+        (kept, "have synchronised clocks", "one side is wrong"),
+        (alone, "have clocks that no time service keeps,", "set up a time service on them (`weft edge doctor`)"),
+    ):
+        if found:
+            named = ", ".join(f"{each.tenant}/{each.edge}" for each in found[:NAMED])
+            more = ", ..." if len(found) > NAMED else ""
+            click.echo(
+                f"CLOCK: {len(found)} of {of} linked edges {whose} a minute or more from this hub's "
+                f"({named}{more}): {what}"
+            )
+
+
+def _show_losses(edges: Sequence[EdgeOfHub]) -> None:
+    """Print which edges gave up records."""
+    found = sorted((each for each in edges if each.lost_records), key=lambda each: -(each.lost_records or 0))
+    if found:
+        named = ", ".join(f"{each.tenant}/{each.edge} {each.lost_records or 0:,}" for each in found[:NAMED])
         click.echo(
-            f"CLOCK: {len(differ)} of {len(facts.links)} linked edges have synchronised clocks a minute or "
-            f"more from this hub's ({named}{', ...' if len(differ) > CLOCKS_NAMED else ''}): one side is "
-            "wrong"
+            f"GIVEN UP: {counted(len(found), 'edge')} lost records for good ({named}"
+            f"{', ...' if len(found) > NAMED else ''}). The console shows when; `lanes` of the API has their numbers"
         )
-    _show_troubles(troubles)
-    if makers := table_makers(facts.tables):
-        print_table(("tables", "made by", "since", "records behind"), makers)
-    for table in facts.tables:
-        for stopped in table.stopped:
-            print_stopped(hub or "CONFIG", table, stopped)
-    show_quality(facts.quality or ())
-    for missing in listed.missing_shards or ():
-        click.echo(f"warning: edges of shard {missing.shard} are missing here: {missing.trouble}", err=True)
-    here = set() if running.port is None else {each.name for each in (first, *others)}
-    show_edges(listed.edges, time.time(), edges or None, here, listed.links_unknown_at or ())
+
+
+def _show_quotas(name: str, found: TroublesAnswer) -> None:
+    """Print which tenants have reached a quota."""
+    for each in found.at_quota or ():
+        wait = f", which wait {approximate_duration(each.wait_seconds)}" if each.wait_seconds else ""
+        limit = format_size(each.limit) if each.quota == "bytes_per_second" else f"{each.limit:,}"
+        of = counted(each.edges, "edge")
+        click.echo(
+            f"QUOTA: tenant {each.tenant} has reached {each.quota} ({limit}), with {of}{wait}. "
+            f"To raise it: weft hub tenant set {name} {each.tenant} --{each.quota.replace('_', '-')} QUOTA"
+        )
 
 
 def _show_troubles(found: TroublesAnswer) -> None:
@@ -130,7 +189,6 @@ def _show_troubles(found: TroublesAnswer) -> None:
 
 def _of_the_node(facts: StatusAnswer) -> dict[str, str]:
     tls, store = facts.tls, facts.store or None
-    away = None if store is None else store.trouble
     return {
         "hub": facts.cluster_id,
         "software": facts.software,
@@ -138,7 +196,6 @@ def _of_the_node(facts: StatusAnswer) -> dict[str, str]:
         "cluster log": cluster_log_position(facts.cluster_log),
         "last backup": _backup(facts.backup or None),
         "store's disk": disk_text(UNSET if store is None else store.disk, time.time()),
-        **({} if away is None else {"STORE": away}),
         **({} if tls is None else {"certificate": f"{tls.certificate}, valid until {tls.expires[:10]}"}),
     }
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from weft.hub_api.answers import DiskOfEdge, EdgeOfHub, HeldBackReason, StreamOf, TableOfStream
     from weft.hub_api.status import (
+        CertificateInForce,
         ClusterLogPosition,
         DiskOfStore,
         KeysOfIssuer,
@@ -35,25 +36,34 @@ _EDGE_COLUMNS = (
     "version",
     "outage left",
     "records missing",
+    "lost",
     "complete up to",
     "alarms",
 )
 COLUMNS_STREAMS_MAX = 8
 """Number of streams up to which their columns are printed: each is a line of some hundred characters."""
-ENDS_SOON_S = 14 * 86_400.0
-"""Time before the end of a token from which on the status says so."""
+ENDS_SOON_S, ENDS_NAMED = 14 * 86_400.0, 8
+"""Time before the end of a token from which on the status says so, and the number of those that it names."""
 
 
 def show_edges(
-    edges: Sequence[EdgeOfHub], now: float, most: int | None, here: Collection[str], unknown_at: Sequence[str]
+    edges: Sequence[EdgeOfHub],
+    now: float,
+    most: int | None,
+    here: Collection[str],
+    unknown_at: Sequence[str],
+    *,
+    only_trouble: bool = False,
 ) -> None:
-    """Print the edges that a hub knows: those with an alarm first, then those without a link.
+    """Print the edges that a hub knows: those with an alarm first, then those without a link; of these, the edge that
+    was heard of the longest ago is first.
 
     Args:
         now: seconds since 1970.
         most: maximum number of edges that are printed; None for all.
         here: names of this machine's processes.
         unknown_at: names of processes whose links are not known.
+        only_trouble: whether to print only edges with an alarm, without a link, or with lost records.
     """
     all_known = not unknown_at
     if unknown_at:
@@ -62,18 +72,20 @@ def show_edges(
     gone = {(each.tenant, each.edge) for each in away}
 
     def order(each: EdgeOfHub) -> tuple[object, ...]:
-        name = each.tenant, each.edge
-        return not each.alarms, name not in gone, *name
+        name, last_seen = (each.tenant, each.edge), each.last_seen or ""
+        return not each.alarms, name not in gone, last_seen if each.alarms or name in gone else "", *name
 
     ordered = sorted(edges, key=order)
+    if only_trouble:
+        ordered = [each for each in ordered if each.alarms or each.lost_records or (each.tenant, each.edge) in gone]
     shown_edges = ordered if most is None else ordered[:most]
-    if edges:
+    if shown_edges:
         print_table(_EDGE_COLUMNS, [_edge_row(each, now, here, all_known=all_known) for each in shown_edges])
     in_trouble, linked = sum(bool(each.alarms) for each in edges), sum(bool(each.connected_since) for each in edges)
     not_connected = f"{len(away)} not connected" + ("" if all_known else " or unknown")
     click.echo(f"{counted(len(edges), 'edge')}: {linked} connected, {not_connected}, {in_trouble} with an alarm")
-    if len(shown_edges) < len(edges):
-        click.echo(f"{len(edges) - len(shown_edges)} of them are not shown: --edges 0 shows all")
+    if len(shown_edges) < len(ordered):
+        click.echo(f"{len(ordered) - len(shown_edges)} of them are not shown: --edges 0 shows all")
 
 
 def disk_text(disk: DiskOfStore | UnsetType | None, now: float) -> str:
@@ -116,6 +128,7 @@ def _edge_row(edge: EdgeOfHub, now: float, here: Collection[str], *, all_known: 
         shown((edge.software or _UNKNOWN).removeprefix("weft ")),
         _outage_left(edge.disk or None, now, is_linked=since is not None),
         edge.missing_records,
+        edge.lost_records or 0,
         _UNKNOWN if edge.complete_up_to is None else f"{_ago(edge.complete_up_to, now)} ago",
         shown("; ".join(alarms)),
     )
@@ -129,7 +142,7 @@ def _outage_left(disk: DiskOfEdge | None, now: float, *, is_linked: bool) -> str
     if left is None:
         return _UNKNOWN if disk.bytes_per_second is None else "no end"
     lasts = "none" if left == 0 else "over a year" if left > YEAR_S else approximate_duration(left)
-    return lasts if is_linked else f"{lasts} {_ago(disk.reported, now)} ago"
+    return lasts if is_linked else f"{lasts}, {_ago(disk.reported, now)} ago"
 
 
 def show_streams(streams: Sequence[StreamOf], now: float, *, with_columns: bool = False) -> None:
@@ -232,21 +245,37 @@ def show_issuer(facts: KeysOfIssuer | None) -> None:
     click.echo(f"JWT: the key set {shown(facts.key_set)} could not be read for {age}, {kept}: {shown(facts.trouble)}")
 
 
-def show_cluster_log(facts: ClusterLogPosition, now: float) -> None:
-    """Print what is wrong with the cluster log at a hub process, if something is, and which token ends soon.
+def show_certificate(facts: CertificateInForce | None, now: float) -> None:
+    """Print that a hub's certificate ends soon, if it does.
 
     Args:
+        now: seconds since 1970.
+    """
+    if facts is not None and (rest_s := _until(facts.expires, now)) < ENDS_SOON_S:
+        click.echo(
+            f"CERTIFICATE: {facts.certificate} ends in {approximate_duration(max(rest_s, 0.0))}: replace the file"
+        )
+
+
+def show_cluster_log(hub: str, facts: ClusterLogPosition, now: float) -> None:
+    """Print what is wrong with the cluster log at a hub process, if something is, and which tokens end soon.
+
+    Args:
+        hub: the hub, as a command names it.
         now: seconds since 1970.
     """
     age = approximate_duration(facts.seen_seconds_ago or 0.0)
     if facts.trouble:
         click.echo(f"CLUSTER LOG: not read for {age}, entry {facts.entry} stays in force: {facts.trouble}")
-    end = facts.next_end
-    if end and (rest_s := _until(end.until, now)) < ENDS_SOON_S:
+    ends = facts.ends or ([facts.next_end] if facts.next_end else [])
+    soon = [(shown(each.token), rest_s) for each in ends if (rest_s := _until(each.until, now)) < ENDS_SOON_S]
+    for token, rest_s in soon[:ENDS_NAMED]:
         click.echo(
-            f"TOKENS: {shown(end.token)} ends in {approximate_duration(rest_s)}, and has no later secret: "
-            f"`weft hub token rotate CONFIG {shown(end.token)}`"
+            f"TOKENS: {token} ends in {approximate_duration(rest_s)}, and has no later secret: "
+            f"`weft hub token rotate {hub} {token}`"
         )
+    if len(soon) > ENDS_NAMED:
+        click.echo(f"TOKENS: and {len(soon) - ENDS_NAMED} more end soon: `weft hub token list {hub}`")
     for each in facts.skipped:
         click.echo(f"CLUSTER LOG: entry {each.entry} is passed over: {each.why}")
     for fact in facts.unusable:

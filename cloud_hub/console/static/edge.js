@@ -145,6 +145,7 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
     const told = [["State", stateBadge(facts)], ["Complete up to", complete === null ? "unknown" : ago(complete, now)],
       ["Outage left", outageLeft(facts, now)], ["Disk", disk(facts, now), "small"],
       ["Last seen", ago(millis(facts.last_seen), now)], ["Missing records", count(facts.missing_records), facts.missing_records ? "bad" : ""],
+      ["Lost records", count(facts.lost_records), facts.lost_records ? "bad" : ""],
       ["Linked for", facts.connected_since ? duration(now - millis(facts.connected_since)) : "not linked", "small"],
       ["Linked to", facts.connected_at || "no process", "small"], ["Release", facts.software || "unknown", "small"],
       ["Clock off by", facts.clock_off_seconds === null ? "unknown" : `${facts.clock_off_seconds.toFixed(1)} s`, "small"],

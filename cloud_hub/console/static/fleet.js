@@ -1,6 +1,7 @@
 // Edges: where each is, how far behind, and what holds it back.
 
 import * as api from "./api.js";
+import { sees } from "./acting.js";
 import { edgeLink } from "./edge.js";
 import { ago, badge, count, duration, el, millis, notice, page, prose, size, utc, when } from "./dom.js";
 import { Table } from "./table.js";
@@ -14,6 +15,7 @@ const OUTAGE_WARN_S = 24 * 3600;
 const OUTAGE_BAD_S = 4 * 3600;
 const USED_WARN = 0.75;
 const USED_BAD = 0.9;
+const WRONGS_MAX = 5;
 
 const state = (edge) => {
   if (edge.retired) return "retired";
@@ -32,7 +34,7 @@ function rank(edge) {
   if ((left !== null && left < OUTAGE_WARN_S) || taken(edge) >= USED_WARN) return 1;
   if (!edge.connected_since) return 2;
   if (lag(edge) > LATE_MS) return 3;
-  return edge.missing_records ? 4 : 5;
+  return edge.missing_records || edge.lost_records ? 4 : 5;
 }
 /** In each rank the edge that is behind for the longest time is first. */
 const urgency = (edge) => rank(edge) * 1e15 - (rank(edge) < 5 ? Math.min(lag(edge) ?? 9e14, 9e14) : 0);
@@ -96,7 +98,9 @@ const COLUMNS = [
     } },
   { key: "seen", title: "Last seen", kind: "short", value: (e) => millis(e.last_seen), cell: (e) => when(e.last_seen, e.read) },
   { key: "missing", title: "Missing", kind: "number", rare: true, value: (e) => e.missing_records || null,
-    cell: (e) => count(e.missing_records) },
+    cell: (e) => (e.missing_records ? count(e.missing_records) : "") },
+  { key: "lost", title: "Lost", kind: "number", rare: true, value: (e) => -e.lost_records || null,
+    cell: (e) => (e.lost_records ? badge("bad", count(e.lost_records), "The edge gave them up: its page has the gaps, with their reasons.") : "") },
   { key: "outage", title: "Outage left", kind: "number", rare: true, value: (e) => outageS(e, e.read), cell: (e) => outageLeft(e, e.read) },
   { key: "disk", title: "Disk", kind: "short", rare: true, value: (e) => (taken(e) === null ? null : -taken(e)), cell: (e) => disk(e, e.read) },
   { key: "software", title: "Release", kind: "short", rare: "same", value: (e) => e.software,
@@ -115,20 +119,35 @@ const COLUMNS = [
   { key: "tenant", title: "Tenant", rare: "same", value: (e) => e.tenant },
 ];
 
-export function fleet({ main, signal, onChange }) {
+/** What `weft hub status` says of the hub as a whole, for those who may see it. */
+async function wrongs(signal) {
+  const { at_quota: full = [], lost, conflicts } = await api.get("troubles", { tenant: null }, signal);
+  const told = full.map((each) => notice("warn", `Tenant ${each.tenant} has reached its quota of ${spaced(each.quota)}: ${each.quota.startsWith("bytes") ? size(each.limit) : count(each.limit)}.`,
+    each.wait_seconds ? `Its ${count(each.edges)} edges wait ${duration(each.wait_seconds * 1000)}; nothing is lost. Raise it under Tenants.`
+      : "What is new is refused, and tried again. Raise it under Tenants."));
+  for (const each of lost.slice(0, WRONGS_MAX)) {
+    told.push(notice("bad", `The hub lacks ${count(each.records)} records of ${each.tenant}/${each.edge}, ${each.stream}, that it had acknowledged.`,
+      "Its store was restored, or lost objects; the edge sends again what it still has."));
+  }
+  for (const each of conflicts.slice(0, WRONGS_MAX)) told.push(notice("bad", `${each.tenant}/${each.edge}, ${each.stream}: ${each.why}.`));
+  return told;
+}
+
+export function fleet({ main, signal, onChange, me }) {
   const table = new Table({ name: "Edges", columns: COLUMNS, sort: { key: "state", down: false },
     empty: "No edge. One that links to this hub is here within seconds." });
   const summary = el("dl", { class: "figures", "aria-label": "Summary" });
   const troubles = el("div");
   const text = el("input", { type: "search", id: "edge-filter", placeholder: "name, group, release, alarm" });
   const states = el("select", { id: "edge-state" },
-    ["any state", "alarm", "late", "linked", "not linked", "retired"].map((each) => el("option", {}, each)));
+    ["any state", "alarm", "late", "lost records", "linked", "not linked", "retired"].map((each) => el("option", {}, each)));
   const apply = () => {
     const words = text.value.toLowerCase().split(/\s+/).filter(Boolean);
     const wanted = states.value;
     table.filter((edge) => {
       if (wanted === "late" && !(lag(edge) > LATE_MS && !edge.retired)) return false;
-      if (wanted !== "any state" && wanted !== "late" && state(edge) !== wanted) return false;
+      if (wanted === "lost records" && !edge.lost_records) return false;
+      if (!["any state", "late", "lost records"].includes(wanted) && state(edge) !== wanted) return false;
       return words.every((word) => edge.words.includes(word));
     });
   };
@@ -143,6 +162,7 @@ export function fleet({ main, signal, onChange }) {
     const edges = [];
     let isFirst = !table.rows.length;
     try {
+      const asked = sees(me, "status") ? wrongs(signal).catch(() => []) : []; // the list of edges is there without it
       for await (const { answer, isLast } of api.pages("edges", { signal })) {
         const read = Date.now();
         for (const each of answer.edges) {
@@ -151,13 +171,14 @@ export function fleet({ main, signal, onChange }) {
             ...each.alarms.map((a) => a.reason)].join(" ").toLowerCase();
           edges.push(each);
         }
+        await asked; // it is above the list
         if (isFirst || isLast) {
           table.show(edges.slice());
           figures(edges, summary, isLast);
           isFirst = false;
         }
         const missing = answer.missing_shards || [];
-        troubles.replaceChildren(...(missing.length ? [notice("warn", `${missing.length} shards cannot be read.`,
+        troubles.replaceChildren(...await asked, ...(missing.length ? [notice("warn", `${missing.length} shards cannot be read.`,
           "Their edges are not in this list; see Nodes.")] : []));
       }
     } catch (error) {
@@ -173,7 +194,8 @@ function figures(edges, summary, isWhole) {
   const told = [["Edges", count(edges.length) + more, ""], ["Linked", of((e) => e.connected_since), ""],
     ["With alarms", of((e) => e.alarms.length && !e.retired), edges.some((e) => e.alarms.length && !e.retired) && "bad"],
     ["Late", of((e) => !e.retired && lag(e) > LATE_MS), ""],
-    ["Missing records", count(edges.reduce((sum, e) => sum + (e.retired ? 0 : e.missing_records), 0)) + more, ""]];
+    ["Missing records", count(edges.reduce((sum, e) => sum + (e.retired ? 0 : e.missing_records), 0)) + more, ""],
+    ["Lost records", count(edges.reduce((sum, e) => sum + (e.lost_records || 0), 0)) + more, edges.some((e) => e.lost_records) && "bad"]];
   summary.replaceChildren(...told.map(([name, value, kind]) =>
     el("div", { class: kind || null }, el("dt", {}, name), el("dd", {}, value))));
 }

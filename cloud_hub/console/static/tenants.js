@@ -1,8 +1,8 @@
 // Tenants and their quotas: what each may use of the hub, to see and to set.
 
 import * as api from "./api.js";
-import { ask, button, field, may, reason } from "./acting.js";
-import { count, el, notice, page, size } from "./dom.js";
+import { ask, button, field, may, reason, sees } from "./acting.js";
+import { badge, count, el, notice, page, size } from "./dom.js";
 import { Table } from "./table.js";
 
 const PLAIN = (value) => count(value);
@@ -15,7 +15,9 @@ const QUOTAS = {
 };
 const MAX = 2 ** 53 - 1;
 
-const COLUMNS = [{ key: "tenant", title: "Tenant", value: (t) => t.tenant }, ...Object.entries(QUOTAS).map(([name, [text]]) => ({
+const COLUMNS = [{ key: "tenant", title: "Tenant", value: (t) => t.tenant },
+  { key: "full", title: "At its quota", rare: true, value: (t) => (t.full.length ? 0 : null),
+    cell: (t) => t.full.map((each) => badge("warn", each.quota.replaceAll("_", " "), each.wait_seconds ? `its edges wait ${Math.round(each.wait_seconds)} s` : "what is new is refused")) }, ...Object.entries(QUOTAS).map(([name, [text]]) => ({
   key: name, title: name[0].toUpperCase() + name.slice(1).replaceAll("_", " "), kind: "number", value: (t) => t.quotas[name],
   cell: (t) => (t.quotas[name] === null ? el("span", { class: "unknown" }, "no bound") : text(t.quotas[name])),
 }))];
@@ -25,7 +27,7 @@ export function tenants({ main, signal, onChange, me }) {
   const said = el("div", { role: "status" });
   const isActing = may(me, "tenants");
   const acts = isActing ? [{ key: "do", title: "Do", value: () => null, cell: (t) => button("Set quotas", `of ${t.tenant}`, () => change(t)) }] : [];
-  const table = new Table({ name: "Quotas of tenants", columns: [...COLUMNS, ...acts] });
+  const table = new Table({ name: "Quotas of tenants", sort: { key: "full", down: false }, columns: [...COLUMNS, ...acts] });
   main.replaceChildren(...page("Tenants",
     el("p", { class: "advice" }, "A tenant at a rate is slowed; beyond a number, what is new waits. Nothing is lost. ",
       ...(isActing ? [] : ["To change quotas takes a token with the grant tenants, or the command ", el("code", {}, "weft hub tenant set"), "."])),
@@ -62,7 +64,8 @@ export function tenants({ main, signal, onChange, me }) {
     try {
       const found = [];
       for await (const { answer } of api.pages("tenants", { query: { tenant: null }, signal })) found.push(...answer.tenants);
-      table.show(found);
+      const full = sees(me, "status") ? (await api.get("troubles", { tenant: null }, signal)).at_quota || [] : [];
+      table.show(found.map((each) => ({ ...each, full: full.filter((one) => one.tenant === each.tenant) })));
       troubles.replaceChildren();
     } catch (error) {
       if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));

@@ -58,13 +58,13 @@ export class Table {
   draw() {
     const { key, down } = this.sort;
     const { most } = this;
-    const isSaid = ({ rare, value }) => this.rows.some((row) => (value(row) ?? null) !== (rare === "same" ? value(this.rows[0]) ?? null : null));
-    this.columns = this.all.filter((each) => !each.rare || each.key === key || isSaid(each));
+    const isSaid = ({ rare, value }) => new Set(this.rows.map(value).filter((each) => (each ?? null) !== null)).size > (rare === "same" ? 1 : 0);
+    this.columns = this.all.filter((each) => !each.rare || isSaid(each));
     const heads = this.columns.map((each) => this.heads.get(each));
     if (heads.some((each, at) => each !== this.head.children[at]) || heads.length !== this.head.children.length) {
       this.head.replaceChildren(...heads);
     }
-    const column = this.columns.find((each) => each.key === key);
+    const column = this.all.find((each) => each.key === key);
     const found = this.rows.filter((row) => this.matches(row)).map((row) => [column.value(row), row]);
     found.sort(([a], [b]) => compare(a, b, down));
     if (this.first >= found.length) this.first = 0;

@@ -86,9 +86,14 @@ async def test_edges_are_found_by_word_and_by_state_and_sorted(page: BrowserPage
         assert await page.js('document.querySelector(".count").textContent') == "1, of 41 rows"
         await page.js('document.querySelector("#edge-filter").value = ""')
         await page.js(
-            'const s = document.querySelector("#edge-state"); s.value = "linked"; s.dispatchEvent(new Event("change"))'
+            's = document.querySelector("#edge-state"); s.value = "linked"; s.dispatchEvent(new Event("change"))'
         )
         await page.until(f"{ROWS} === 1")
+        await page.js(
+            's = document.querySelector("#edge-state"); s.value = "lost records"; s.dispatchEvent(new Event("change"))'
+        )
+        lost = '[...document.querySelectorAll(".table tbody tr")].map((row) => row.innerText)'
+        await page.until(f'{lost}.length === 1 && {lost}[0].includes("press-1") && {lost}[0].includes("60")')
         await page.js('document.querySelector("#edge-state").value = "any state"')
         await page.js('document.querySelector("#edge-state").dispatchEvent(new Event("change"))')
         await page.js('document.querySelector("thead button").focus()')
@@ -606,6 +611,10 @@ QUESTIONS = {
     "how was the temperature, and where is nothing known of it": (
         STREAM,
         HAS.format('section[aria-label^="A field"] > p', "1 gap"),
+    ),
+    "which records are lost for good, and why": (
+        ["thead button|Lost", "tbody a|press-1"],
+        HAS.format(".lanes rect.gap title", "60 records never come (budget)"),
     ),
     "which message made this row": (
         ["nav a|Streams", 'tbody a[aria-label="Records of telemetry"]|', "td.number a|"],

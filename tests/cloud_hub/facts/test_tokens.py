@@ -417,6 +417,9 @@ def test_the_next_end_is_that_of_a_token_without_a_later_secret() -> None:
     cluster.add("later", "2", until=cluster.now + 9 * DAY)
     cluster.add("guest", "3", until=cluster.now + 2 * DAY)
     assert cluster.credentials.next_end == ("guest", cluster.now + 2 * DAY)
+    assert cluster.credentials.ends(3 * DAY, 9) == [("guest", cluster.now + 2 * DAY)], (
+        "others end later, or have a later secret"
+    )
     cluster.now += DAY
     assert cluster.credentials.seconds_to_next_end == 86_400.0
     rotated = rotate_token("guest", Secret(hash_token("4")), cluster.now, cluster.now + DAY)
