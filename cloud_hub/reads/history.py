@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
@@ -61,15 +62,14 @@ class LaneFiles(NamedTuple):
 
     def may_have(self, edge: str, seq: int) -> Flags:
         """Return for each file whether it may have a number of an edge."""
+        return np.asarray(self.may_have_edge(edge) & (self.low_seq <= seq) & (self.high_seq >= seq))
+
+    def may_have_edge(self, edge: str) -> Flags:
+        """Return for each file whether it may have records of an edge."""
         at = np.searchsorted(np.array(self.names, dtype=object), edge) if self.names else 0
         # An edge between two names is between their numbers, too: twice the numbers leave room for it.
         place = 2 * int(at) - (0 if int(at) < len(self.names) and self.names[int(at)] == edge else 1)
-        return np.asarray(
-            (2 * self.low_edge <= place)
-            & (2 * self.high_edge >= place)
-            & (self.low_seq <= seq)
-            & (self.high_seq >= seq)
-        )
+        return np.asarray((2 * self.low_edge <= place) & (2 * self.high_edge >= place))
 
 
 def file_numbers(actions: pa.Table, name: str, default: int) -> Numbers:
@@ -263,6 +263,8 @@ class PastPlace(NamedTuple):
     watermark: int
     """The watermark of the shard's log, read before."""
     budget: Search
+    edge: str | None = None
+    """The only edge; None for all."""
 
 
 class Past(NamedTuple):
@@ -361,6 +363,7 @@ class TableReading:
 
     def __init__(self, files: TableFiles, place: PastPlace) -> None:
         self._files, self._stream, self._shard, self._budget = files, place.stream[1], place.shard, place.budget
+        self._edge = place.edge
         self._opened = 0
         self._wanted: Collection[str] = files.columns
 
@@ -392,10 +395,11 @@ class TableReading:
     def _read(self, first: int, found: Lowest) -> None:
         """Read the rows from an offset on up to the end that ``found`` has."""
         files = self._files
+        of_edge = None if self._edge is None else files.lanes.may_have_edge(self._edge)
         for number in files.from_offset(self._shard, first):
             if files.first[number] >= found.end:
                 break
-            if files.last[number] < first:
+            if files.last[number] < first or (of_edge is not None and not of_edge[files.path_of[number]]):
                 continue
             if self._opened and (self._opened >= FILES_READ_MAX or self._budget.is_spent):
                 found.cut(int(files.first[number]))
@@ -408,12 +412,13 @@ class TableReading:
     def _read_file(self, file: pq.ParquetFile, first: int, found: Lowest) -> None:
         self._opened += 1
         known = list(bounds(file, "_offset"))
+        of_edge = None if self._edge is None else list(bounds(file, "_edge"))
         for each in group_slices(file.metadata):
             # The rows of a slice are sorted by other columns: which ones are wanted shows when all are known.
             groups = {
                 group: self._offsets(file, group)
                 for group in range(each.first, each.end)
-                if may_have(known[group], first, found.end)
+                if may_have(known[group], first, found.end) and (of_edge is None or self._has_edge(of_edge[group]))
             }
             if groups:
                 found.offer(np.concatenate([offsets[offsets >= first] for offsets in groups.values()]))
@@ -434,10 +439,18 @@ class TableReading:
                 return
 
     def _offsets(self, file: pq.ParquetFile, group: int) -> Numbers:
-        """Return the offset of each row of a row group; -1 for those of other shards."""
-        place = self._columns(file, group, _PLACE)
+        """Return the offset of each row of a row group; -1 for those of other shards, and of other edges."""
+        place = self._columns(file, group, _PLACE if self._edge is None else [*_PLACE, "_edge"])
         offsets: Numbers = place.column("_offset").to_numpy()
-        return np.where(place.column("_shard").to_numpy() == self._shard, offsets, -1)
+        wanted = place.column("_shard").to_numpy() == self._shard
+        if self._edge is not None:
+            edges = place.column("_edge").cast(pa.string())
+            wanted &= pc.fill_null(pc.equal(edges, self._edge), False).to_numpy()
+        return np.where(wanted, offsets, -1)
+
+    def _has_edge(self, known: tuple[Any, Any]) -> bool:
+        low, high = known
+        return low is None or low <= self._edge <= high
 
     def since(self, time: int) -> int | None:
         """Return the lowest offset of the rows received at a time or later."""

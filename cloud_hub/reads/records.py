@@ -170,17 +170,17 @@ class RecordReader:
         for may_repeat in (True, False):
             search.looks_left -= LOCATE_LOOKS
             n = max(chunk, await self.log.locate(*stream, offset))
+            wanted = _RecordRequest(offset, limit - len(found), self._bytes_max, payload, erased, edge)
             watermark = self.log.watermark  # as just read
             if n < watermark:
-                past = await self._past(stream, (offset, end), limit - len(found), watermark, search)
+                past = await self._past(stream, wanted, end, watermark, search)
                 if past is not None:
-                    records = [each for each in past.records if edge in {None, each.record.edge}]
-                    search.gave(records)
-                    found += records
+                    search.gave(past.records)
+                    found += past.records
                     offset, n, chunk = past.next_offset, watermark, 0
                     if not past.is_end or offset >= end or len(found) >= limit or search.is_spent:
                         return Helping(found, offset)
-            wanted = _RecordRequest(offset, limit - len(found), 0, payload, erased, edge)
+                    wanted = wanted._replace(offset=offset, limit=limit - len(found))
             try:
                 helping = await self._from_log(stream, wanted, end, n, search, is_given=bool(chunk))
             except CollectedPast:
@@ -191,15 +191,16 @@ class RecordReader:
         raise AssertionError("the second attempt returns or raises")
 
     async def _past(
-        self, stream: StreamKey, span: tuple[int, int], limit: int, watermark: int, search: Search
+        self, stream: StreamKey, wanted: _RecordRequest, end: int, watermark: int, search: Search
     ) -> Past | None:
         histories = self.histories()
         if histories is None:
             return None
         from weft.cloud_hub.reads.history import PastPlace
 
-        place = PastPlace(stream, self.log.shard, watermark, search)
-        return await histories.records(place, span, limit, min(self._bytes_max, search.records_bytes))
+        place = PastPlace(stream, self.log.shard, watermark, search, wanted.edge)
+        bytes_max = min(wanted.bytes_max, search.records_bytes)
+        return await histories.records(place, (wanted.offset, end), wanted.limit, bytes_max)
 
     async def _from_log(
         self, stream: StreamKey, wanted: _RecordRequest, end: int, n: int, search: Search, *, is_given: bool

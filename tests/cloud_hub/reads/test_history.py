@@ -220,6 +220,30 @@ async def test_since_finds_the_first_record_received_then(store: ObjectStore) ->
     assert await found(START + 3600 * SECOND) == [None, None]
 
 
+async def test_records_of_one_edge_are_asked_for_once_wherever_they_are(store: ObjectStore) -> None:
+    log = await LogWriter.open(store, 2)
+    tables = TableService(store, log.cluster, settings=TableSettings(compact_files_min=1000))
+    for n in range(40):
+        log.created = START + n * 60 * SECOND
+        for shard in (0, 1):
+            await log.append(shard, Run(LANE, 100 * n, 100), *([Run(OTHER, n, 1)] if n in {3, 29} else []))
+            if n >= 10 and n % 5 == 0:
+                await log.snapshot(shard)
+        if n % 10 == 9:
+            await tables.run_once()
+    await collect(log)
+    async with running_hub(store) as hub:
+        every = (await get(hub, f"{RECORDS}?shard=0&limit=1000"))[1]
+        _, one = await get(hub, f"{RECORDS}?shard=0&edge=press-2&limit=20")
+        _, next_one = await get(hub, f"{RECORDS}?shard=0&edge=press-2&limit=1&offset=1000")
+        _, none = await get(hub, f"{RECORDS}?shard=0&edge=press-3")
+    assert {each["edge"] for each in every["records"][:300]} == {"press-1"}
+    assert [(each["edge"], each["seq"]) for each in one["records"]] == [("press-2", 3), ("press-2", 29)]
+    assert [each["seq"] for each in next_one["records"]] == [29]
+    assert none["records"] == []
+    assert none["next_offset"] == {"0": 4002}, "nothing is left to ask for"
+
+
 @pytest.mark.slow
 async def test_a_page_opens_few_of_many_files_and_lists_them_once(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
