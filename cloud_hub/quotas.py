@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -127,6 +127,8 @@ def _rate(per_second: int | None, share: float) -> float | None:
 
 COUNT_AGE_S = 5.0
 """Maximum age of numbers. Lanes that other processes opened meanwhile may go beyond a quota by as many."""
+TENANTS_AT_ONCE = 100
+"""Number of tenants after which a walk over all of them yields to others."""
 OPENING_MAX = 100_000
 """Maximum number of lanes that are open and that no shard has yet, of all tenants."""
 
@@ -181,27 +183,35 @@ class TenantCounts:
     async def count(self, tenant: str) -> _Counted:
         """Return a tenant's lanes and streams as of at most ``COUNT_AGE_S`` ago. Shards that cannot be read count as
         empty."""
+        return (await self.count_all([tenant]))[tenant]
+
+    async def count_all(self, tenants: Collection[str]) -> dict[str, _Counted]:
+        """Return the same of many tenants, for whom the opening lanes are looked through once."""
         async with self._counting:
             now = self._monotonic()
             self._counted = {name: each for name, each in self._counted.items() if now - each.at < COUNT_AGE_S}
-            if (known := self._counted.get(tenant)) is None:
-                known = self._counted[tenant] = await self._read(tenant)
-            return known
+            if missing := [each for each in tenants if each not in self._counted]:
+                self._counted |= await self._read(missing)
+            return {each: self._counted[each] for each in tenants}
 
-    async def _read(self, tenant: str) -> _Counted:
-        shards, counted = self._shards, _Counted(self._monotonic())
+    async def _read(self, tenants: Sequence[str]) -> dict[str, _Counted]:
+        shards, now = self._shards, self._monotonic()
+        counted = {each: _Counted(now) for each in tenants}
         if shards is None:
             return counted
         own = shards.own
-        for each in own if len(own) == shards.count else await shards.all():
-            if each.loaded:
-                counted.lanes += each.state.lane_count(tenant)
-                counted.streams.update(each.state.tenant_streams(tenant))
+        loaded = [each for each in (own if len(own) == shards.count else await shards.all()) if each.loaded]
+        for at, (tenant, found) in enumerate(counted.items(), 1):
+            for each in loaded:
+                found.lanes += each.state.lane_count(tenant)
+                found.streams.update(each.state.tenant_streams(tenant))
+            if at % TENANTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
         self._opening = {lane: each for lane, each in self._opening.items() if lane not in each.state.lanes}
         for lane in self._opening:
-            if lane.tenant == tenant:
-                counted.lanes += 1
-                counted.streams.add(lane.stream)
+            if (opening := counted.get(lane.tenant)) is not None:
+                opening.lanes += 1
+                opening.streams.add(lane.stream)
         return counted
 
 
@@ -224,6 +234,9 @@ ACTIVE_NS = 60 * SECOND
 """Time after its last data for which a link counts for the share of its process."""
 NEW_NS = 30 * SECOND
 """Time after a tenant's first link here for which each other process counts as having as many, if it names none."""
+
+
+_NO_QUOTAS = Quotas()
 
 
 class SlowedLink(Protocol):
@@ -355,7 +368,12 @@ class Tenants(Part):
     async def at_quota(self) -> list[TenantAtQuota]:
         """Return the tenants with links here that have reached a quota, by name and quota."""
         now, found = self.monotonic(), list[TenantAtQuota]()
-        for use in sorted(self._of.values(), key=lambda use: use.name):
+        bound = [use for use in sorted(self._of.values(), key=lambda use: use.name) if use.quotas != _NO_QUOTAS]
+        of_lanes = [each.name for each in bound if each.quotas.lanes is not None or each.quotas.streams is not None]
+        counts = await self.counts.count_all(of_lanes)
+        for at, use in enumerate(bound, 1):
+            if at % TENANTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
             quotas, links = use.quotas, self.links(use.name)
             waits = {"bytes_per_second": use.rate.bytes.wait(now), "records_per_second": use.rate.records.wait(now)}
             found += [
@@ -364,8 +382,7 @@ class Tenants(Part):
                 if wait > SLACK_NS
             ]
             has = {"links": links}
-            if quotas.lanes is not None or quotas.streams is not None:
-                counted = await self.counts.count(use.name)
+            if (counted := counts.get(use.name)) is not None:
                 has |= {"lanes": counted.lanes, "streams": len(counted.streams)}
             for name, number in has.items():
                 if (limit := getattr(quotas, name)) is not None and number >= limit:

@@ -287,7 +287,7 @@ class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
     missing_records: Count
     lost_records: Count | UnsetType = UNSET
     """Records that the edge gave up: its log was full, they were too old, or it was damaged. Their gaps are in
-    `lanes`."""
+    `lanes`. Absent while it is not known."""
     complete_up_to: Moment | None
     retired: bool
     disk: DiskOfEdge | UnsetType | None = UNSET

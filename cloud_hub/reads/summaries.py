@@ -87,8 +87,8 @@ class EdgeRow(msgspec.Struct, frozen=True, array_like=True):
     """True while every lane that is not empty is retired."""
     alarms: list[tuple[HeldBack, int, str]]
     """Reasons: the lane that one holds back the most, the number of its lanes, and that lane's stream."""
-    lost: int = 0
-    """Number of records that the edge gave up (``GIVEN_UP``)."""
+    lost: int | None = None
+    """Number of records that the edge gave up (``GIVEN_UP``); None in a list of an earlier release."""
 
     @property
     def name(self) -> NodeName:
@@ -208,7 +208,7 @@ class EdgeViews:
             software=self._last_release(name) if link is None else link.software,
             clock_off_seconds=None if clock_off is None else clock_off / 1e9,
             missing_records=row.missing,
-            lost_records=row.lost,
+            lost_records=UNSET if row.lost is None else row.lost,
             complete_up_to=moment(row.complete_up_to),
             retired=row.is_retired,
             disk=disk_view(self._reports.get(name)),

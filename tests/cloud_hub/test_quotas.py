@@ -251,6 +251,48 @@ async def test_an_edge_that_comes_back_is_no_further_link() -> None:
                 await back.until_released(1)
 
 
+class Lanes(dict[Lane, object]):
+    """Lanes of a shard, which count how often it is asked for one."""
+
+    asked = 0
+
+    def __contains__(self, lane: object) -> bool:
+        self.asked += 1
+        return False
+
+
+async def test_tenants_at_a_quota_are_found_in_one_walk_that_lets_others_run() -> None:
+    lanes, tenants_max = Lanes(), 300
+    state = SimpleNamespace(lanes=lanes, lane_count=lambda _: 0, tenant_streams=lambda _: ())
+    shard = SimpleNamespace(loaded=True, state=state)
+    shards = SimpleNamespace(own=[shard], count=1)
+    counts = TenantCounts(cast(Any, shards), lambda: 0.0)
+    declared, names = DeclaredQuotas(), [f"tenant-{number:03d}" for number in range(tenants_max)]
+    declared._of = dict.fromkeys(names, Quotas(lanes=2))
+    tenants = Tenants(declared, counts, Refusals(lambda: 0.0), lambda: 0)
+    for number, name in enumerate(names):
+        tenants.of(name)
+        for stream in range(1 + number % 2):
+            lane = Lane(name, "press-1", 1, f"s{stream}")
+            counts._opening[lane] = cast(Any, shard)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    try:
+        found = await tenants.at_quota()
+    finally:
+        beside.cancel()
+    assert [(each.tenant, each.quota, each.limit) for each in found] == [(name, "lanes", 2) for name in names[1::2]]
+    assert lanes.asked == tenants_max * 3 // 2, "each lane that opens is looked at once"
+    assert turns > 1
+
+
 def test_a_rate_of_nothing_is_refused() -> None:
     with pytest.raises(CannotDeclare, match="at least 1"):
         set_tenant("acme", Quotas(bytes_per_second=0), is_new=True)

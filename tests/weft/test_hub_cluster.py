@@ -22,7 +22,23 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.processes import Start, weft
 from tests.support.waiting import wait_until
 from weft.cloud_hub.facts.fact import NODE
+from weft.commands import hub_status
+from weft.commands.running import RunningHub
+from weft.hub_api.answers import EdgeOfHub, EdgesAnswer
 from weft.hub_api.rights import Scope, role_grants
+from weft.hub_api.status import (
+    ClockOfNode,
+    ClusterLogPosition,
+    DrainOfNode,
+    DrainsAnswer,
+    LatestOfNode,
+    LinkOfProcess,
+    PeerProcess,
+    StatusAnswer,
+    TableOfNode,
+    TenantAtQuota,
+    TroublesAnswer,
+)
 from weft.output import Failed, Refused
 from weft.protocols.lane import Lane
 from weft.protocols.link import Clock
@@ -334,3 +350,87 @@ async def test_status_names_edges_whose_synchronised_clocks_are_not_the_hubs(
         "CLOCK: 1 of 1 linked edges have synchronised clocks a minute or more from this hub's (default/press-3): one "
         "side is wrong"
     ) in shown.output
+
+
+STATUS = StatusAnswer(
+    software="weft 1",
+    cluster_id="c",
+    clock=ClockOfNode(0.0, None),
+    level=1,
+    release_level=1,
+    name="one",
+    state="ready",
+    tls=None,
+    process=0,
+    processes=2,
+    cluster_log=ClusterLogPosition(entry=0, seen_seconds_ago=1.0, trouble=None, tokens=0, skipped=[], unusable=[]),
+    peers=[PeerProcess(process=1, port=2, url="http://127.0.0.1:2")],
+    shards=[],
+    tables=[
+        TableOfNode("acme", name, 1, [], 9, 0, None, error, [], None, "one")
+        for name, error in (("good", None), ("bad", "the disk is full"))
+    ],
+    tables_more=0,
+    tables_trouble="the tables cannot be listed",
+    latest_tables=[LatestOfNode("acme", "newest", "latest/newest", ["_key"], 3, 9, 0, "no such column", False, 0)],
+    conflicts=[],
+    open_gaps=[],
+    open_gaps_more=0,
+    lost=[],
+    links=[
+        LinkOfProcess(tenant="acme", edge=name, connected_since="t", unkept_clock_off_seconds=off)
+        for name, off in (("right", 0.1), ("wrong", 7200.0))
+    ],
+)
+
+
+def test_status_shows_what_is_in_trouble_at_any_process_and_nothing_else_if_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two processes on a machine: at the second, a tenant waits at its quota."""
+    edges = [
+        EdgeOfHub(
+            tenant="acme",
+            edge=name,
+            shard=0,
+            logs=[],
+            streams=1,
+            last_seen=None,
+            connected_since=since,
+            software=None,
+            clock_off_seconds=None,
+            missing_records=0,
+            complete_up_to=None,
+            retired=False,
+            alarms=[],
+        )
+        for name, since in (("right", "t"), ("gone", None))
+    ]
+    none = TroublesAnswer(conflicts=[], conflicts_more=0, open_gaps=[], open_gaps_more=0, lost=[], at_quota=[])
+    waits = msgspec.structs.replace(none, at_quota=[TenantAtQuota("acme", "bytes_per_second", 1024, 99.0, 7)])
+    drains = DrainsAnswer(drains=[DrainOfNode(node="host-2", since="2026-11-29T12:00:00Z", by="ann", reason="a disk")])
+    monkeypatch.setattr(hub_status, "running_hub", lambda *_: RunningHub("http://127.0.0.1:1", port=1))
+    answers = {"status": lambda _: STATUS, "edges": lambda *_, **__: EdgesAnswer(edges=edges, next_after=None)}
+    answers |= {"drains": lambda _: drains, "troubles": lambda hub: waits if hub.port == 2 else none}
+    for name, answer in answers.items():
+        monkeypatch.setattr(RunningHub, name, answer)
+    shown = weft("hub", "status", "hub.yaml", "--trouble").output
+    for each in (
+        "QUOTA: tenant acme has reached bytes_per_second (1KiB), with 7 edges, which wait 99 seconds",
+        "TABLES: the tables cannot be listed",
+        "TABLE: acme/bad is not being updated: the disk is full",
+        "TABLE: the latest table of acme/newest is not being updated: no such column",
+        "DRAINED: host-2",
+        "CLOCK: 2 of 4 linked edges have clocks that no time service keeps",
+    ):
+        assert each in shown
+    assert "acme/good" not in shown
+    found = json.loads(weft("hub", "status", "hub.yaml", "--trouble", "--json").output)
+    assert [each["edge"] for each in found["edges"]] == ["gone"]
+    assert "lost_records" not in found["edges"][0], "an earlier release has not counted them"
+    assert {each["stream"] for each in found["tables"]} == {"bad"}
+    assert {each["edge"] for each in found["links"]} == {"wrong"}
+    assert [each["node"] for each in found["drains"]] == ["host-2"]
+    assert [each["tenant"] for each in found["at_quota"]] == ["acme"]
+    everything = json.loads(weft("hub", "status", "hub.yaml", "--json").output)
+    assert [each["edge"] for each in everything["edges"]] == ["right", "gone"]

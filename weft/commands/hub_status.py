@@ -16,6 +16,7 @@ from weft.output import Failed, counted, harmless, print_facts, print_json, prin
 from weft.text.fleet import (
     cluster_log_position,
     disk_text,
+    in_trouble,
     print_stopped,
     show_certificate,
     show_cluster_log,
@@ -62,35 +63,37 @@ def status(hub: str | None, token_file: str | None, edges: int, *, is_trouble: b
     """
     running = running_hub(hub, token_file)
     first, listed, troubles = running.status(), whole("edges", running.edges), running.troubles()
-    drains = running.drains().drains
+    drains = running.drains()
     beside = [] if running.port is None else first.peers
-    others = [each for peer in beside if (each := _status_of(running.beside(peer.port))) is not None]
-    facts = _joined(first, others)
+    others = [each for peer in beside if (each := _answers_of(running.beside(peer.port))) is not None]
+    facts, troubles = _joined(first, [each for each, _ in others]), _with_quotas(troubles, [each for _, each in others])
     listed = msgspec.structs.replace(listed, edges=_with_strays(listed.edges, facts.links))
+    links = len(facts.links)
+    if is_trouble:
+        facts = _only_trouble(facts)
     if as_json:
-        parts: list[dict[str, Any]] = [msgspec.to_builtins(each) for each in (facts, listed, troubles)]
-        print_json(parts[0] | parts[1] | parts[2] | {"missing_shards": listed.missing_shards or []})
+        if is_trouble:
+            listed = msgspec.structs.replace(listed, edges=in_trouble(listed.edges))
+        parts: list[dict[str, Any]] = [msgspec.to_builtins(each) for each in (facts, listed, troubles, drains)]
+        print_json(parts[0] | parts[1] | parts[2] | parts[3] | {"missing_shards": listed.missing_shards or []})
         return
     name = hub or "CONFIG"
     if not is_trouble:
         print_facts(_of_the_node(facts))
-    _show_process(name, facts, drains)
-    _show_clocks(facts)
+    _show_process(name, facts, drains.drains)
+    _show_clocks(facts, links)
     _show_losses(listed.edges)
     _show_quotas(name, troubles)
     _show_troubles(troubles)
-    for table in facts.tables:
-        for stopped in table.stopped:
-            print_stopped(name, table, stopped)
+    _show_tables(name, facts)
     show_quality(facts.quality or ())
     for missing in listed.missing_shards or ():
         click.echo(f"warning: edges of shard {missing.shard} are missing here: {missing.trouble}", err=True)
-    here = set() if running.port is None else {each.name for each in (first, *others)}
+    here = set() if running.port is None else {first.name, *(each.name for each, _ in others)}
     show_edges(listed.edges, time.time(), edges or None, here, listed.links_unknown_at or (), only_trouble=is_trouble)
     shards = [
         (s.shard, "none" if s.chunk is None else s.chunk, s.lanes, s.written.records, s.pending_bytes, s.trouble or "")
         for s in facts.shards
-        if s.trouble or not is_trouble
     ]
     if shards:
         print_table(("shard", "chunk", "lanes", "records written", "pending bytes", "trouble"), shards)
@@ -113,15 +116,33 @@ def _show_process(name: str, facts: StatusAnswer, drains: Sequence[DrainOfNode])
     show_issuer(facts.jwt or None)
 
 
-def _show_clocks(facts: StatusAnswer) -> None:
+def _show_tables(name: str, facts: StatusAnswer) -> None:
+    """Print which tables do not continue, and why."""
+    if facts.tables_trouble:
+        click.echo(f"TABLES: {harmless(facts.tables_trouble)}")
+    for table in facts.tables:
+        if table.error:
+            click.echo(f"TABLE: {table.tenant}/{table.stream} is not being updated: {harmless(table.error)}")
+        for stopped in table.stopped:
+            print_stopped(name, table, stopped)
+    for latest in facts.latest_tables or ():
+        if latest.error:
+            what = f"the latest table of {latest.tenant}/{latest.stream}"
+            click.echo(f"TABLE: {what} is not being updated: {harmless(latest.error)}")
+
+
+def _show_clocks(facts: StatusAnswer, of: int) -> None:
+    """Print which clocks are wrong.
+
+    Args:
+        of: number of links.
+    """
     if trouble := facts.clock.trouble:
         click.echo(
             f"CLOCK: {trouble}. Off by a minute, the node accepts no links, writes no chunks and confirms no "
             "completeness"
         )
-    kept = [each for each in facts.links if abs(each.clock_off_seconds or 0.0) > CLOCK_DIFFERS_S]
-    alone = [each for each in facts.links if abs(each.unkept_clock_off_seconds or 0.0) > CLOCK_DIFFERS_S]
-    of = len(facts.links)
+    kept, alone = ([each for each in facts.links if abs(_clocks_off(each)[nth]) > CLOCK_DIFFERS_S] for nth in range(2))
     for found, whose, what in (
         (kept, "have synchronised clocks", "one side is wrong"),
         (alone, "have clocks that no time service keeps,", "set up a time service on them (`weft edge doctor`)"),
@@ -204,13 +225,38 @@ def _backup(last: LastBackupOfStore | None) -> str:
     return "none is known" if last is None else f"up to {last.up_to[:19]}Z, at {harmless(last.place)}"
 
 
-def _status_of(peer: RunningHub) -> StatusAnswer | None:
-    """Return the status of another process of this machine; None, after a warning, without an answer."""
+def _answers_of(peer: RunningHub) -> tuple[StatusAnswer, TroublesAnswer] | None:
+    """Return the status and troubles of another process of this machine; None, after a warning, without an answer."""
     try:
-        return peer.status()
+        return peer.status(), peer.troubles()
     except Failed as failure:
         click.echo(f"warning: {failure}. That process's shards, links and tables are missing here", err=True)
         return None
+
+
+def _with_quotas(first: TroublesAnswer, others: Sequence[TroublesAnswer]) -> TroublesAnswer:
+    """Return the troubles of one process with the tenants that have reached a quota at any of them, at the one where
+    they wait the longest."""
+    every = [each for one in (first, *others) for each in one.at_quota or ()]
+    every.sort(key=lambda each: each.wait_seconds)
+    found = {(each.tenant, each.quota): each for each in every}
+    return msgspec.structs.replace(first, at_quota=[found[each] for each in sorted(found)])
+
+
+def _only_trouble(facts: StatusAnswer) -> StatusAnswer:
+    """Return a status with the shards, tables and links alone that something is wrong with."""
+    return msgspec.structs.replace(
+        facts,
+        shards=[each for each in facts.shards if each.trouble],
+        tables=[each for each in facts.tables if each.error or each.stopped],
+        latest_tables=[each for each in facts.latest_tables or () if each.error],
+        links=[each for each in facts.links if max(map(abs, _clocks_off(each))) > CLOCK_DIFFERS_S],
+    )
+
+
+def _clocks_off(link: LinkOfProcess) -> tuple[float, float]:
+    """Return by how much a link's clock is off: one that is kept right, and one that is not."""
+    return link.clock_off_seconds or 0.0, link.unkept_clock_off_seconds or 0.0
 
 
 def _joined(first: StatusAnswer, others: Sequence[StatusAnswer]) -> StatusAnswer:

@@ -63,29 +63,35 @@ def show_edges(
         most: maximum number of edges that are printed; None for all.
         here: names of this machine's processes.
         unknown_at: names of processes whose links are not known.
-        only_trouble: whether to print only edges with an alarm, without a link, or with lost records.
+        only_trouble: whether to print only edges ``in_trouble``.
     """
     all_known = not unknown_at
     if unknown_at:
         click.echo(f"warning: the edges that are linked to {', '.join(unknown_at)} are not known here yet", err=True)
-    away = [each for each in edges if each.connected_since is None and not each.retired]
-    gone = {(each.tenant, each.edge) for each in away}
+    away = sum(_is_gone(each) for each in edges)
 
     def order(each: EdgeOfHub) -> tuple[object, ...]:
-        name, last_seen = (each.tenant, each.edge), each.last_seen or ""
-        return not each.alarms, name not in gone, last_seen if each.alarms or name in gone else "", *name
+        is_gone, last_seen = _is_gone(each), each.last_seen or ""
+        return not each.alarms, not is_gone, last_seen if each.alarms or is_gone else "", each.tenant, each.edge
 
-    ordered = sorted(edges, key=order)
-    if only_trouble:
-        ordered = [each for each in ordered if each.alarms or each.lost_records or (each.tenant, each.edge) in gone]
+    ordered = sorted(in_trouble(edges) if only_trouble else edges, key=order)
     shown_edges = ordered if most is None else ordered[:most]
     if shown_edges:
         print_table(_EDGE_COLUMNS, [_edge_row(each, now, here, all_known=all_known) for each in shown_edges])
-    in_trouble, linked = sum(bool(each.alarms) for each in edges), sum(bool(each.connected_since) for each in edges)
-    not_connected = f"{len(away)} not connected" + ("" if all_known else " or unknown")
-    click.echo(f"{counted(len(edges), 'edge')}: {linked} connected, {not_connected}, {in_trouble} with an alarm")
+    alarmed, linked = sum(bool(each.alarms) for each in edges), sum(bool(each.connected_since) for each in edges)
+    not_connected = f"{away} not connected" + ("" if all_known else " or unknown")
+    click.echo(f"{counted(len(edges), 'edge')}: {linked} connected, {not_connected}, {alarmed} with an alarm")
     if len(shown_edges) < len(ordered):
         click.echo(f"{len(ordered) - len(shown_edges)} of them are not shown: --edges 0 shows all")
+
+
+def in_trouble(edges: Sequence[EdgeOfHub]) -> list[EdgeOfHub]:
+    """Return the edges with an alarm, without a link, or with lost records."""
+    return [each for each in edges if each.alarms or each.lost_records or _is_gone(each)]
+
+
+def _is_gone(edge: EdgeOfHub) -> bool:
+    return edge.connected_since is None and not edge.retired
 
 
 def disk_text(disk: DiskOfStore | UnsetType | None, now: float) -> str:
@@ -128,7 +134,7 @@ def _edge_row(edge: EdgeOfHub, now: float, here: Collection[str], *, all_known: 
         shown((edge.software or _UNKNOWN).removeprefix("weft ")),
         _outage_left(edge.disk or None, now, is_linked=since is not None),
         edge.missing_records,
-        edge.lost_records or 0,
+        _UNKNOWN if isinstance(edge.lost_records, UnsetType) else edge.lost_records,
         _UNKNOWN if edge.complete_up_to is None else f"{_ago(edge.complete_up_to, now)} ago",
         shown("; ".join(alarms)),
     )

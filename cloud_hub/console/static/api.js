@@ -49,7 +49,9 @@ function answered() {
 
 async function send(path, query, { signal, accept, method = "GET", body } = {}) {
   const url = new URL(path, V1);
-  for (const [name, value] of Object.entries({ tenant: tenant(), ...query })) {
+  const given = { ...query };
+  if (given.tenant === undefined) given.tenant = tenant(); // null asks for all tenants
+  for (const [name, value] of Object.entries(given)) {
     if (value !== null && value !== undefined && value !== "") url.searchParams.set(name, value);
   }
   const headers = { Accept: accept || "application/json" };

@@ -6,7 +6,7 @@ import { disk, outageLeft, stateBadge } from "./fleet.js";
 import { absent, ago, badge, count, duration, el, millis, notice, page, prose, when } from "./dom.js";
 import { ACTS, ACTS_LISTED } from "./operator.js";
 import { Span } from "./span.js";
-import { findBegins, findGaps } from "./stream.js";
+import { findBegins, findGaps, SEARCHES } from "./stream.js";
 import { streamLink } from "./streams.js";
 import { Table } from "./table.js";
 import { Places, segments, Timeline } from "./timeline.js";
@@ -93,6 +93,7 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
   const timeline = new Timeline((lane) => lane.stream);
   const table = new Table({ name: "Lanes", columns: COLUMNS(places), empty: "No lane." });
   const said = el("p", { class: "advice" });
+  const unfound = el("p", { class: "advice", role: "status" });
   const functions = new Table({ name: "Functions", columns: FUNCTIONS, empty: "It has none." });
   const aboutFunctions = el("p", { class: "advice" });
   let lanes = [];
@@ -103,7 +104,7 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
   sizes.observe(main);
   signal.addEventListener("abort", () => sizes.disconnect());
   main.replaceChildren(...page(name || "", troubles, figures, alarms, el("h2", {}, "Completeness over time, by stream"), span.element,
-    timeline.element, table.element, said, el("h2", {}, "Functions"), functions.element, aboutFunctions, actsOf(name, { signal, onChange, me })));
+    timeline.element, unfound, table.element, said, el("h2", {}, "Functions"), functions.element, aboutFunctions, actsOf(name, { signal, onChange, me })));
 
   const rounds = new api.Rounds(async () => {
     try {
@@ -124,6 +125,13 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
       draw();
       table.show(lanes);
       troubles.replaceChildren();
+      searched.poke();
+    } catch (error) {
+      if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
+    }
+  }, { leastMs: 2000, restMs: 10000, signal });
+  const searched = new api.Rounds(async () => {
+    try {
       for (const stream of new Set(lanes.map((lane) => lane.stream))) {
         const at = { name: stream, tenant, places, sampled, asked };
         const mine = lanes.filter((lane) => lane.stream === stream);
@@ -133,10 +141,11 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
         draw();
         table.show(lanes);
       }
+      unfound.textContent = "";
     } catch (error) {
-      if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
+      if (!signal.aborted) unfound.textContent = `Where lanes begin and gaps lie is not known yet: ${error.message}.`;
     }
-  }, { leastMs: 2000, restMs: 10000, signal });
+  }, { ...SEARCHES, signal });
   onChange((event) => (event.edges.includes(name) || event.streams.some((each) => lanes.some((lane) => lane.stream === each))) && rounds.poke());
 
   function show(facts) {

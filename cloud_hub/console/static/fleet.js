@@ -16,6 +16,8 @@ const OUTAGE_BAD_S = 4 * 3600;
 const USED_WARN = 0.75;
 const USED_BAD = 0.9;
 const WRONGS_MAX = 5;
+/** Longest time for which the list waits for what is above it, so that it seldom moves down. */
+const WRONGS_MS = 300;
 
 const state = (edge) => {
   if (edge.retired) return "retired";
@@ -59,7 +61,7 @@ function outageS({ disk, connected_since: since }, now) {
 }
 
 const saidAt = (edge, now) => (edge.connected_since ? null : `as it said ${ago(millis(edge.disk.reported), now)}`);
-const unknown = () => el("span", { class: "unknown", title: "The edge has not said it to this hub." }, "unknown");
+const unknown = (title = "The edge has not said it to this hub.") => el("span", { class: "unknown", title }, "unknown");
 
 export function outageLeft(edge, now) {
   const left = outageS(edge, now);
@@ -99,8 +101,8 @@ const COLUMNS = [
   { key: "seen", title: "Last seen", kind: "short", value: (e) => millis(e.last_seen), cell: (e) => when(e.last_seen, e.read) },
   { key: "missing", title: "Missing", kind: "number", rare: true, value: (e) => e.missing_records || null,
     cell: (e) => (e.missing_records ? count(e.missing_records) : "") },
-  { key: "lost", title: "Lost", kind: "number", rare: true, value: (e) => -e.lost_records || null,
-    cell: (e) => (e.lost_records ? badge("bad", count(e.lost_records), "The edge gave them up: its page has the gaps, with their reasons.") : "") },
+  { key: "lost", title: "Lost", kind: "number", rare: true, value: (e) => -(e.lost_records ?? 0) || null,
+    cell: (e) => (e.lost_records === undefined ? unknown("An earlier release holds its shard.") : e.lost_records ? badge("bad", count(e.lost_records), "The edge gave them up: its page has the gaps, with their reasons.") : "") },
   { key: "outage", title: "Outage left", kind: "number", rare: true, value: (e) => outageS(e, e.read), cell: (e) => outageLeft(e, e.read) },
   { key: "disk", title: "Disk", kind: "short", rare: true, value: (e) => (taken(e) === null ? null : -taken(e)), cell: (e) => disk(e, e.read) },
   { key: "software", title: "Release", kind: "short", rare: "same", value: (e) => e.software,
@@ -121,7 +123,13 @@ const COLUMNS = [
 
 /** What `weft hub status` says of the hub as a whole, for those who may see it. */
 async function wrongs(signal) {
-  const { at_quota: full = [], lost, conflicts } = await api.get("troubles", { tenant: null }, signal);
+  let answer;
+  try {
+    answer = await api.get("troubles", { tenant: null }, signal);
+  } catch (error) {
+    return signal.aborted ? [] : [notice("warn", `What is wrong at the hub is not known: ${error.message}.`, error.advice)];
+  }
+  const { at_quota: full = [], lost, conflicts, open_gaps: gaps, open_gaps_more: gapsMore, lost_unknown_at: unknownAt = [] } = answer;
   const told = full.map((each) => notice("warn", `Tenant ${each.tenant} has reached its quota of ${spaced(each.quota)}: ${each.quota.startsWith("bytes") ? size(each.limit) : count(each.limit)}.`,
     each.wait_seconds ? `Its ${count(each.edges)} edges wait ${duration(each.wait_seconds * 1000)}; nothing is lost. Raise it under Tenants.`
       : "What is new is refused, and tried again. Raise it under Tenants."));
@@ -130,6 +138,13 @@ async function wrongs(signal) {
       "Its store was restored, or lost objects; the edge sends again what it still has."));
   }
   for (const each of conflicts.slice(0, WRONGS_MAX)) told.push(notice("bad", `${each.tenant}/${each.edge}, ${each.stream}: ${each.why}.`));
+  const more = Math.max(0, lost.length - WRONGS_MAX) + Math.max(0, conflicts.length - WRONGS_MAX);
+  if (more) told.push(notice("bad", `${count(more)} more of these.`, "`weft hub status --trouble` has all."));
+  if (gaps.length) {
+    told.push(notice("warn", `${count(gaps.length + gapsMore)} lanes of retired edges end with a loss of unknown size.`,
+      `The latest is of ${gaps[0].tenant}/${gaps[0].edge}, ${gaps[0].stream}.`));
+  }
+  if (unknownAt.length) told.push(notice("warn", `What was lost at ${unknownAt.join(", ")} is not known here yet.`));
   return told;
 }
 
@@ -138,6 +153,7 @@ export function fleet({ main, signal, onChange, me }) {
     empty: "No edge. One that links to this hub is here within seconds." });
   const summary = el("dl", { class: "figures", "aria-label": "Summary" });
   const troubles = el("div");
+  const ofHub = el("div");
   const text = el("input", { type: "search", id: "edge-filter", placeholder: "name, group, release, alarm" });
   const states = el("select", { id: "edge-state" },
     ["any state", "alarm", "late", "lost records", "linked", "not linked", "retired"].map((each) => el("option", {}, each)));
@@ -153,7 +169,7 @@ export function fleet({ main, signal, onChange, me }) {
   };
   text.addEventListener("input", apply);
   states.addEventListener("change", apply);
-  main.replaceChildren(...page("Fleet", summary, troubles,
+  main.replaceChildren(...page("Fleet", summary, ofHub, troubles,
     el("form", { class: "filters", role: "search", "aria-label": "Edges", onsubmit: (e) => e.preventDefault() },
       el("label", { for: "edge-filter" }, "Filter"), text, el("label", { for: "edge-state" }, "State"), states),
     table.element));
@@ -162,7 +178,8 @@ export function fleet({ main, signal, onChange, me }) {
     const edges = [];
     let isFirst = !table.rows.length;
     try {
-      const asked = sees(me, "status") ? wrongs(signal).catch(() => []) : []; // the list of edges is there without it
+      const asked = sees(me, "status") ? wrongs(signal).then((told) => ofHub.replaceChildren(...told)) : null;
+      const waited = isFirst && Promise.race([asked, new Promise((done) => setTimeout(done, WRONGS_MS))]);
       for await (const { answer, isLast } of api.pages("edges", { signal })) {
         const read = Date.now();
         for (const each of answer.edges) {
@@ -171,15 +188,15 @@ export function fleet({ main, signal, onChange, me }) {
             ...each.alarms.map((a) => a.reason)].join(" ").toLowerCase();
           edges.push(each);
         }
-        await asked; // it is above the list
+        await waited;
         if (isFirst || isLast) {
           table.show(edges.slice());
           figures(edges, summary, isLast);
           isFirst = false;
         }
         const missing = answer.missing_shards || [];
-        troubles.replaceChildren(...await asked, ...(missing.length ? [notice("warn", `${missing.length} shards cannot be read.`,
-          "Their edges are not in this list; see Nodes.")] : []));
+        troubles.replaceChildren(...(missing.length ? [notice("warn", `${missing.length} shards cannot be read.`,
+          "Their edges, and what is wrong with them, are not shown; see Nodes.")] : []));
       }
     } catch (error) {
       if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
@@ -195,7 +212,7 @@ function figures(edges, summary, isWhole) {
     ["With alarms", of((e) => e.alarms.length && !e.retired), edges.some((e) => e.alarms.length && !e.retired) && "bad"],
     ["Late", of((e) => !e.retired && lag(e) > LATE_MS), ""],
     ["Missing records", count(edges.reduce((sum, e) => sum + (e.retired ? 0 : e.missing_records), 0)) + more, ""],
-    ["Lost records", count(edges.reduce((sum, e) => sum + (e.lost_records || 0), 0)) + more, edges.some((e) => e.lost_records) && "bad"]];
+    ["Lost records", count(edges.reduce((sum, e) => sum + (e.lost_records || 0), 0)) + (edges.some((e) => e.lost_records === undefined) ? "+" : more), edges.some((e) => e.lost_records) && "bad"]];
   summary.replaceChildren(...told.map(([name, value, kind]) =>
     el("div", { class: kind || null }, el("dt", {}, name), el("dd", {}, value))));
 }

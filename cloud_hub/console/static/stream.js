@@ -19,6 +19,10 @@ const CLOSER_MAX = 5;
 const STEPS = 40;
 const FIRST_OF = 20;
 const BEGINS_AT_ONCE = 2000;
+const ONE_BY_ONE = 8;
+/** Rounds of searches, apart from those that read what is new: a search takes many requests, and a long pause follows. */
+export const SEARCHES = { leastMs: 2000, restMs: 30000, mostMs: 30000 };
+const GONE = 410;
 
 const COLUMNS = (places) => [
   { key: "edge", title: "Edge", value: (l) => l.edge },
@@ -42,6 +46,7 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
   const reasons = el("div");
   const timeline = new Timeline();
   const verdict = el("p", { class: "advice verdict" });
+  const unfound = el("p", { class: "advice", role: "status" });
   const table = new Table({ name: "Lanes", columns: COLUMNS(places), empty: "No lane." });
   const chart = new Chart({ label: "Records per second while this page is open", height: 170, leastSeconds: 60, signal });
   const span = new Span({ minutes: Number(query.get("window")) || HOUR_MINUTES, changed: () => {
@@ -65,7 +70,7 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       el("a", { href: `#/topics?stream=${encodeURIComponent(name)}` }, "Topics")),
     figures, troubles, reasons,
     el("h2", { id: "completeness" }, "Completeness over time"),
-    span.element, timeline.element, verdict, el("div", { class: "filters" }, more, back, on),
+    span.element, timeline.element, verdict, unfound, el("div", { class: "filters" }, more, back, on),
     el("details", {}, el("summary", {}, "The same as a table"), table.element),
     field.element, el("h2", {}, "Rate"), el("p", { class: "advice" }, "Measured while this page is open."), chart.element));
 
@@ -88,7 +93,7 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
         api.get(api.ofStream(name), {}, signal),
         api.get(api.ofStream(name, "/completeness"), { limit: LANES, after: at.after }, signal)]);
       delete main.dataset.absent;
-      Object.assign(at, { answer, lanes: byTrouble(answer.lanes, answer.held_back_by, Date.now()), next: answer.next_after });
+      Object.assign(at, { answer, facts, lanes: byTrouble(answer.lanes, answer.held_back_by, Date.now()), next: answer.next_after });
       back.disabled = !at.before.length;
       on.disabled = !at.next;
       back.hidden = on.hidden = !at.next && !at.before.length;
@@ -99,16 +104,24 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       troubles.replaceChildren(...(answer.missing_shards ? [notice("warn",
         `${answer.missing_shards.length} shards cannot be read.`, "What they hold is not known.")] : []));
       show(facts, answer);
-      const drawn = at.lanes.slice(0, at.drawn);
       draw();
-      if (await findBegins(at, drawn, span.from, signal)) draw();
-      if (await findGaps(at, facts, drawn, signal)) draw();
+      searched.poke();
     } catch (error) {
       if (signal.aborted) return;
       if (error.status === 404) absent(main, troubles, `There is no stream ${name}.`, el("a", { href: "#/streams" }, "All streams"));
       else troubles.replaceChildren(notice("bad", error.message, error.advice));
     }
   }, { leastMs: 2000, restMs: 5000, signal });
+  const searched = new api.Rounds(async () => {
+    const drawn = at.lanes.slice(0, at.drawn);
+    try {
+      if (await findBegins(at, drawn, span.from, signal)) draw();
+      if (at.facts && await findGaps(at, at.facts, drawn, signal)) draw();
+      unfound.textContent = "";
+    } catch (error) {
+      if (!signal.aborted) unfound.textContent = `Where lanes begin and gaps lie is not known yet: ${error.message}.`;
+    }
+  }, { ...SEARCHES, signal });
   // Apart: an answer about many records takes long, and is followed by a long pause.
   const charted = new api.Rounds(() => (span.end === null ? field.update() : null), { leastMs: 5000, restMs: 15000, signal });
   onChange((event) => {
@@ -169,15 +182,23 @@ export async function findGaps(at, facts, lanes, signal) {
   const wanted = lanes.flatMap((lane) => lane.gaps.toReversed().map((gap) => ({ lane, gap, key: `${laneKey(lane)} ${gap.first}` })))
     .filter(({ key }) => !at.sampled.has(key)).slice(0, CLOSER_MAX);
   for (const { lane, gap, key } of wanted) {
-    at.sampled.add(key);
     let [low, high] = [0, facts.next_offset[lane.shard] || 0];
     for (let step = 0; low < high && step < STEPS; step += 1) {
       const middle = Math.floor((low + high) / 2);
-      const { mine, next } = await firstOf(at, lane, { offset: middle }, signal);
+      let found;
+      try {
+        found = await firstOf(at, lane, { offset: middle }, signal);
+      } catch (error) {
+        if (error.status !== GONE) throw error;
+        low = middle + 1; // the log no longer has it, and there is no table
+        continue;
+      }
+      const { mine, next } = found;
       if (mine && mine.seq < gap.first) low = Math.max(mine.offset, middle) + 1;
       else if (mine || next >= high) high = middle;
       else low = Math.max(next ?? 0, middle + 1); // none of it in all that one request may read
     }
+    at.sampled.add(key);
   }
   return wanted.length > 0;
 }
@@ -189,9 +210,10 @@ export async function findBegins(at, lanes, from, signal) {
   const wanted = lanes.filter((lane) => typeof begun.get(laneKey(lane)) !== "number" && from < (asked.get(laneKey(lane)) ?? Infinity));
   if (!wanted.length) return false;
   const since = new Date(Math.max(0, from)).toISOString();
-  const answer = await api.get(api.ofStream(at.name, "/records"), { tenant: at.tenant, since, limit: BEGINS_AT_ONCE }, signal);
+  const { records } = wanted.length <= ONE_BY_ONE ? { records: [] }
+    : await api.get(api.ofStream(at.name, "/records"), { tenant: at.tenant, since, limit: BEGINS_AT_ONCE }, signal);
   const first = new Map();
-  for (const each of answer.records) {
+  for (const each of records) {
     const key = laneKey(each);
     if (each.seq <= (first.get(key)?.seq ?? Infinity)) first.set(key, each);
   }

@@ -64,9 +64,14 @@ export function tenants({ main, signal, onChange, me }) {
     try {
       const found = [];
       for await (const { answer } of api.pages("tenants", { query: { tenant: null }, signal })) found.push(...answer.tenants);
-      const full = sees(me, "status") ? (await api.get("troubles", { tenant: null }, signal)).at_quota || [] : [];
+      const wrong = [];
+      const full = !sees(me, "status") ? [] : await api.get("troubles", { tenant: null }, signal).then(({ at_quota: at = [] }) => at, (error) => {
+        wrong.push(notice("warn", `Which tenants have reached a quota is not known: ${error.message}.`, error.advice));
+        return [];
+      });
+      if (signal.aborted) return;
       table.show(found.map((each) => ({ ...each, full: full.filter((one) => one.tenant === each.tenant) })));
-      troubles.replaceChildren();
+      troubles.replaceChildren(...wrong);
     } catch (error) {
       if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
     }

@@ -22,6 +22,8 @@ export function topics({ main, signal, onChange, query }) {
   const troubles = el("div");
   const said = el("p", { class: "advice" }, "Reading ...");
   const ends = new Map();
+  /** Older records of a stream and shard that were not read yet: the first look takes the newest of all before them. */
+  const waiting = new Map();
   let drawn = 0;
   main.replaceChildren(...page(only ? `Topics of ${only}` : "Topics", said, troubles, tree.element));
 
@@ -53,31 +55,35 @@ export function topics({ main, signal, onChange, query }) {
     await Promise.all(Array.from({ length: AT_ONCE }, async () => {
       for (const run of next) {
         const reached = await take(run);
-        ends.set(`${run.name}\n${run.shard}`, Math.max(reached, ends.get(`${run.name}\n${run.shard}`) ?? 0));
+        const key = `${run.name}\n${run.shard}`;
+        if (waiting.get(key) === run) waiting.delete(key);
+        ends.set(key, Math.max(reached, ends.get(key) ?? 0));
       }
     }));
     draw();
   }
 
-  /** Runs of records that came since the last look; at the first one the newest, and then those before them. */
+  /** Return the runs of records that came since the last look; at the first one the newest, those before them wait. */
   function runsOf(found) {
-    const [newest, before] = [[], []];
+    const newest = [];
     for (const { stream: name, next_offset: at } of found) {
       for (const [shard, end] of Object.entries(at)) {
         const known = ends.get(`${name}\n${shard}`);
         const from = Math.max(known ?? 0, end - RECORDS_MAX);
         const parted = known === undefined ? Math.max(from, end - FIRST_RECORDS) : from;
         newest.push({ name, shard, offset: parted, end });
-        if (parted > from) before.push({ name, shard, offset: from, end: parted });
+        if (parted > from) waiting.set(`${name}\n${shard}`, { name, shard, offset: from, end: parted });
       }
     }
-    return [newest, before];
+    return newest;
   }
 
   const rounds = new api.Rounds(async () => {
     try {
       const found = only ? [await api.get(api.ofStream(only), {}, signal)] : (await api.get("streams", { limit: STREAMS_MAX }, signal)).streams;
-      for (const runs of runsOf(found)) if (runs.length) await takeAll(runs);
+      const newest = runsOf(found);
+      if (newest.length) await takeAll(newest);
+      if (waiting.size) await takeAll([...waiting.values()]);
       const more = !only && found.length === STREAMS_MAX ? `, of the first ${count(STREAMS_MAX)} streams: a stream's own page leads to its topics` : "";
       said.textContent = `Of the newest ${count(RECORDS_MAX)} records of each stream and shard, and of those that came since${more}.`;
       troubles.replaceChildren();

@@ -235,6 +235,89 @@ async def test_a_stream_shows_what_is_here_what_is_to_come_and_what_never_comes(
         assert "telemetry" not in await page.js(held_back)
 
 
+@asynccontextmanager
+async def answered(page: BrowserPage, url: str, otherwise: str) -> AsyncIterator[None]:
+    """The pages of a console whose requests have the answers that a script chooses for a URL, or the hub's."""
+    await page.open(url)
+    await page.until('document.querySelector("h1")')
+    await page.js(
+        f"hub = window.fetch; asked = []; otherwise = {otherwise}; window.fetch = (at, how) => {{ "
+        "const url = String(at); asked.push(url); return otherwise(url) ?? hub(at, how); }; 0"
+    )
+    try:
+        yield
+    finally:
+        await page.open("about:blank")
+
+
+BROKEN = 'new Response(JSON.stringify({detail: "the store is away", advice: "wait"}), {status: 503})'
+
+
+async def test_what_is_new_is_shown_while_neighbours_of_gaps_are_searched(page: BrowserPage) -> None:
+    async with hub_with_fleet() as (hub, log):
+        await log.until_released(READINGS)
+        hangs = '(url) => url.includes("/records?") ? new Promise(() => {}) : undefined'
+        async with answered(page, f"{hub.url}/console#/fleet", hangs):
+            await page.js('location.hash = "#/streams/telemetry"')
+            figures = 'document.querySelector(".figures")?.innerText'
+            await page.until(f'{figures}?.includes("{READINGS - LOST[1] + LOST[0]}")')
+            await page.until('asked.some((each) => each.includes("/records?"))')
+            log.append(*readings(READINGS, READINGS + 60, time.time_ns() - (READINGS + 60) * STEP_S * NS))
+            await page.until(f'{figures}?.includes("{READINGS + 60 - LOST[1] + LOST[0]}")')
+
+
+async def test_a_search_that_failed_is_made_again_for_the_chosen_tenant_and_passes_what_is_gone(
+    page: BrowserPage,
+) -> None:
+    async with hub_with_fleet() as (hub, log):
+        await log.until_released(READINGS)
+        once = (
+            '(url) => { const offset = new URL(url).searchParams.get("offset"); if (offset === null) return; '
+            f"if (!window.failed) {{ window.failed = true; return Promise.resolve({BROKEN}); }} "
+            'if (Number(offset) < 200) return Promise.resolve(new Response("{}", {status: 410})); }'
+        )
+        async with answered(page, f"{hub.url}/console#/fleet", once):
+            await page.js('sessionStorage.setItem("weft-tenant", "default"); location.hash = "#/streams/telemetry"')
+            await page.until("window.failed")
+            log.append(*readings(READINGS, READINGS + 60, time.time_ns() - (READINGS + 60) * STEP_S * NS))
+            title = 'document.querySelector(".lanes rect.gap title")?.textContent'
+            await page.until(f"{GAP_S.format(title)} <= {(LOST[1] - LOST[0] + 1) * STEP_S}")
+            asked = await page.js('asked.filter((each) => each.includes("/v1/streams/telemetry"))')
+            assert [each for each in asked if "tenant=default" not in each] == []
+        # The page of an edge asks for no record of another.
+        async with answered(page, f"{hub.url}/console#/fleet", "() => undefined"):
+            await page.js('location.hash = "#/edges/default/press-1"')
+            await page.until(f"{GAP_S.format(title)} <= {(LOST[1] - LOST[0] + 1) * STEP_S}")
+            asked = await page.js('asked.filter((each) => each.includes("/records?"))')
+            assert [each for each in asked if "edge=press-1" not in each] == []
+
+
+async def test_what_fails_beside_a_list_is_named_and_takes_nothing_away(page: BrowserPage) -> None:
+    async with hub_with_fleet() as (hub, log):
+        await log.until_released(READINGS)
+        broken = f'(url) => url.includes("/v1/troubles") ? Promise.resolve({BROKEN}) : undefined'
+        async with answered(page, f"{hub.url}/console#/streams", broken):
+            await page.js('location.hash = "#/fleet"')
+            await page.until(f"{ROWS} === 41")
+            await page.until('document.body.innerText.includes("at the hub is not known: the store is away")')
+            await page.js('location.hash = "#/tenants"')
+            await page.until('document.querySelector("h1").textContent === "Tenants"')
+            await page.until('document.body.innerText.includes("reached a quota is not known: the store is away")')
+        hangs = '(url) => url.includes("/v1/troubles") ? new Promise(() => {}) : undefined'
+        async with answered(page, f"{hub.url}/console#/streams", hangs):
+            await page.js('location.hash = "#/fleet"')
+            await page.until(f"{ROWS} === 41")
+        once = (
+            f'((failed) => (url) => {{ if (!failed && url.includes("limit=610")) {{ failed = true; '
+            f"return Promise.resolve({BROKEN}); }} }})(false)"
+        )
+        async with answered(page, f"{hub.url}/console#/fleet", once):
+            await page.js('location.hash = "#/topics?stream=telemetry"')
+            await page.until('document.body.innerText.includes("the store is away")')
+            log.append(*readings(READINGS, READINGS + 60, time.time_ns() - (READINGS + 60) * STEP_S * NS))
+            await page.until('asked.filter((each) => each.includes("limit=610")).length === 2')
+
+
 async def test_records_are_decoded_drawn_with_their_gap_and_followed(
     page: BrowserPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
