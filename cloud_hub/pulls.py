@@ -194,10 +194,14 @@ class GuardedLink:
         """Return whether the hub has ended the link."""
         return self._link.is_over
 
-    async def open(self, hello: Hello, session: LinkSession) -> None:
-        """Accept the link, or raise ``LinkRefused``."""
-        await self._link.open(hello, session)
+    def connected(self, session: LinkSession) -> None:
+        """Take the session of the connection."""
         self._session = session
+        self._link.connected(session)
+
+    async def open(self, hello: Hello) -> None:
+        """Accept the link, or raise ``LinkRefused``."""
+        await self._link.open(hello)
         if PULL in hello.features:
             self.guard = LinkPulls()
             # The WELCOME follows at once, and has to go first.

@@ -490,6 +490,7 @@ class EdgeLink:
         self._end: LinkRefused | None = None
         """The reason why the hub ended the link by itself."""
         self._link: LinkSession
+        self._is_connected = False
         self._lanes: dict[int, OpenedLane] = {}
         self._sequencers: dict[int, Sequencer] = {}
         self._full: list[OpenedLane] = []
@@ -526,23 +527,26 @@ class EdgeLink:
         """Return the epoch of the edge's own lanes; 0 while none is open."""
         return max((opened.session.epoch for opened in self._lanes.values()), default=0)
 
-    async def open(self, hello: Hello, link: LinkSession) -> None:
+    def connected(self, link: LinkSession) -> None:
+        """Take the session of the connection; refuse it if the link was ended before."""
+        self._link, self._is_connected = link, True
+        if self._end is not None:
+            link.refuse(self._end.code, self._end.message, self._end.advice)
+
+    async def open(self, hello: Hello) -> None:
         """Accept the link.
 
         Raises:
             LinkRefused: the token is for another edge, or another process has the edge's shard.
         """
-        if self._end is not None:
-            raise self._end
         check_link(self._identity, hello)
         if (sent_on := redirect(hello, self._shards.place(hello), self._elsewhere)) is not None:
             self._is_sent_on = True
             raise sent_on
-        self._quota.open(hello, link.send_frame)
+        self._quota.open(hello, self._link.send_frame)
         self.hello = hello
         off = hello.clock - self._wall_clock()
         self.clock_off, self.unkept_clock_off = (off, None) if hello.is_synchronised else (None, off)
-        self._link = link
         if self._configs is not None:
             self._configs.greeted(self, NodeName(hello.tenant, hello.edge), hello.features)
 
@@ -582,7 +586,7 @@ class EdgeLink:
     def end(self, code: RefuseCode, message: str, advice: str) -> None:
         """Refuse the link from now on, in any state."""
         self._end = LinkRefused(code, message, advice)
-        if self.hello is not None:
+        if self._is_connected:
             self._link.refuse(code, message, advice)
 
     async def open_lane(self, opening: LaneOpen) -> None:

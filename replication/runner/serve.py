@@ -139,7 +139,11 @@ class LinkHandler(Protocol):
     Every call may raise ``LinkRefused``. Any other exception closes the link as OVERLOADED: the edge connects again.
     """
 
-    async def open(self, hello: Hello, session: LinkSession) -> None:
+    def connected(self, session: LinkSession) -> None:
+        """Take the session, before anything is read from the edge."""
+        ...
+
+    async def open(self, hello: Hello) -> None:
         """Accept the link, or raise ``LinkRefused``."""
         ...
 
@@ -290,6 +294,7 @@ class LinkSession:
 
     async def run(self) -> None:
         """Run until either side is done. The writer ends when the machine is closed and has nothing left to send."""
+        self._handler.connected(self)
         reader = asyncio.create_task(self._read())
         writer = asyncio.create_task(self._write())
         try:
@@ -398,7 +403,7 @@ class LinkSession:
             case GapReceived():
                 await self._handler.gap(event.lane, event.gap)
             case HelloReceived():
-                await self._handler.open(event.hello, self)
+                await self._handler.open(event.hello)
                 self._receiver.welcome()
                 self._wake.set()
             case LaneOpenReceived():

@@ -394,7 +394,8 @@ class Route:
         hello = Hello(
             PROTOCOL_VERSION, self._lane.tenant, self._lane.edge, self._lane.log_id, 1, now_ns(), "weft", stay=stay
         )
-        opening = link.open(hello, cast(Any, SimpleNamespace(send_frame=lambda _: None)))
+        link.connected(cast(Any, SimpleNamespace(send_frame=lambda _: None)))
+        opening = link.open(hello)
         try:
             opening.send(None)
         except StopIteration:

@@ -38,7 +38,6 @@ from weft.protocols.shard.placement import ShardTree, Split
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.snapshot import DecodedSnapshot
 from weft.replication.attempts import Redirects
-from weft.replication.runner import LinkSession
 from weft.storage.chunk_log import Manifest, ShardLog
 from weft.storage.object_store import StoreError
 from weft.storage.presence import NodeEntry, Seen
@@ -542,8 +541,8 @@ def send_everyone_on(patch: pytest.MonkeyPatch) -> None:
     """An edge that cannot reach the node which was named asks to stay, in vain."""
     take = EdgeLink.open
 
-    async def open_link(link: EdgeLink, hello: Hello, session: LinkSession) -> None:
-        await take(link, msgspec.structs.replace(hello, stay=False), session)
+    async def open_link(link: EdgeLink, hello: Hello) -> None:
+        await take(link, msgspec.structs.replace(hello, stay=False))
 
     patch.setattr(EdgeLink, "open", open_link)
 

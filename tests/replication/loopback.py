@@ -97,12 +97,14 @@ class _Handler:
         self.taken: list[tuple[int, int, list[tuple[BatchHeader, memoryview]]]] = []
         """Batches of the message that is being handled."""
 
-    async def open(self, hello: Hello, session: LinkSession) -> None:
+    def connected(self, session: LinkSession) -> None:
+        self.session = session
+
+    async def open(self, hello: Hello) -> None:
         self.hub.hellos.append(hello)
         if self.hub.refusal is not None:
             raise self.hub.refusal
-        self.session = session
-        self.hub.sessions.append(session)
+        self.hub.sessions.append(self.session)
         self.keys: dict[int, int] = {}
 
     def last_words(self, time: int, lanes: list[tuple[int, int]], renamed_to: str) -> None:

@@ -44,7 +44,17 @@ from weft.hub_api.status import LostOfLane
 from weft.protocols.chunk import encode_header
 from weft.protocols.chunk_index import Chunk, ChunkHeader, Control, ControlKind, StreamBlock, encode_footer, index_of
 from weft.protocols.lane import Lane, NodeName
-from weft.protocols.link import PROTOCOL_VERSION, FrameEncoder, FunctionReport, Hello, LaneOpen, NodeReport, RefuseCode
+from weft.protocols.link import (
+    PROTOCOL_VERSION,
+    FrameDecoder,
+    FrameEncoder,
+    FunctionReport,
+    Hello,
+    LaneOpen,
+    NodeReport,
+    Refuse,
+    RefuseCode,
+)
 from weft.protocols.shard.fold import fold
 from weft.protocols.shard.lane_state import ConflictBody
 from weft.protocols.shard.placement import shard_of
@@ -384,6 +394,21 @@ async def test_a_hub_that_stops_says_so_to_an_edge_that_has_no_record_yet(caplog
             await until(lambda: link.state is not LinkState.CONNECTED)
     (ended,) = [each.getMessage() for each in caplog.records if each.getMessage().startswith("link hub: disconnected")]
     assert "the hub is shutting down; connect to another node, or try again" in ended
+
+
+async def test_a_hub_that_stops_says_so_to_an_edge_that_has_not_greeted_it_yet() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        hub = await stack.enter_async_context(running_hub(MemoryStore()))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        async with session.ws_connect(hub.url + LINK_PATH) as socket:
+            stopping = asyncio.create_task(hub.close())
+            message = await socket.receive()
+            assert message.type is aiohttp.WSMsgType.BINARY
+            (refused,) = FrameDecoder().decode(message.data)
+            assert isinstance(refused, Refuse)
+            assert (refused.code, refused.message) == (RefuseCode.UNAVAILABLE, "the hub is shutting down")
+            await socket.receive()
+        await stopping
 
 
 async def held_back(hub: Hub) -> list[str]:

@@ -41,6 +41,9 @@ class Socket:
 class Taker:
     """A hub that takes what comes; the test commits."""
 
+    def connected(self, session: LinkSession) -> None:
+        pass
+
     def data(self, lane: int, batches: object) -> None:
         pass
 
