@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from weft.hub_api.answers import Problem
-from weft.hub_api.operations import ERRORS, OPERATIONS, Operation, Parameter
+from weft.hub_api.operations import ERRORS, OPERATIONS, TAGS, Operation, Parameter
 
 Schema = dict[str, Any]
 OPENAPI = "3.1.0"
@@ -46,6 +46,7 @@ def describe(operations: Sequence[Operation]) -> Schema:
     return {
         "openapi": OPENAPI,
         "info": {"title": "Weft hub", "version": API_VERSION, "description": _DESCRIPTION},
+        "tags": [{"name": each.name, "description": each.description} for each in TAGS],
         "paths": paths,
         "components": {
             "schemas": {name: components[name] for name in sorted(components)},
@@ -80,7 +81,9 @@ def _operation(each: Operation, by_type: Mapping[str, Schema]) -> Schema:
     errors = {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(each.errors)}
     made: Schema = {
         "operationId": each.name,
+        "tags": [each.tag],
         "summary": each.summary,
+        "description": " ".join(_descriptions(each)),
         "security": [{"bearer": [scope.value]} for scope in each.scopes],
         "parameters": [_parameter(parameter, by_type) for parameter in each.parameters],
         "responses": {str(each.status): success, **errors},
@@ -89,6 +92,14 @@ def _operation(each: Operation, by_type: Mapping[str, Schema]) -> Schema:
         content = {"application/json": {"schema": by_type[_key(each.body)]}}
         made["requestBody"] = {"required": True, "content": content}
     return made
+
+
+def _descriptions(each: Operation) -> Iterable[str]:
+    yield each.description
+    if each.right is not None:
+        yield f"Needs the right `{each.right}`."
+    if each.command:
+        yield f"`{each.command}` does the same."
 
 
 def _parameter(parameter: Parameter, by_type: Mapping[str, Schema]) -> Schema:

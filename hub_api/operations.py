@@ -159,6 +159,32 @@ class Parameter(NamedTuple):
         return f"{self.name}=" if self.place == "query" else f"{self.name}: "
 
 
+class Tag(NamedTuple):
+    """A group of operations, as viewers and generators of clients show them."""
+
+    name: str
+    description: str
+    resources: tuple[str, ...]
+    """First parts of the paths below ``/v1`` that belong to it."""
+
+
+TAGS = (
+    Tag("streams", "Streams, their lanes, completeness, records and rows.", ("streams",)),
+    Tag("edges", "Edges that the hub knows, and what holds them back.", ("edges",)),
+    Tag("messages", "Messages to edges, and their outcomes.", ("messages",)),
+    Tag("pulls", "Requests for records that edges hold back.", ("pulls",)),
+    Tag("pipelines", "Reports of pipelines of Spark.", ("pipelines",)),
+    Tag("tenants", "Tenants, their quotas and their use of the hub.", ("tenants", "usage")),
+    Tag("tokens", "Tokens, their secrets and pairing codes.", ("tokens",)),
+    Tag(
+        "hub",
+        "State and administration of the hub's processes, shards and links to regions.",
+        ("openapi.json", "whoami", "status", "nodes", "regions", "troubles", "acts", "changes", "drains", "splits"),
+    ),
+)
+_TAG_OF = {resource: each.name for each in TAGS for resource in each.resources}
+
+
 class Operation(NamedTuple):
     """One method of one path."""
 
@@ -167,6 +193,8 @@ class Operation(NamedTuple):
     method: Literal["get", "post", "put", "delete"]
     path: str
     summary: str
+    description: str
+    """Order, units, durability, bounds and the right that it needs; ``right``, if set, is added."""
     answer: Any
     """Type of the answer; None for bytes of ``content_type``."""
     scopes: tuple[Scope, ...] = READERS
@@ -188,6 +216,11 @@ class Operation(NamedTuple):
     """Command that does the same."""
     as_json: Any = None
     """Type of the answer as JSON, for an operation that gives one of ``content_type`` without `format=json`."""
+
+    @property
+    def tag(self) -> str:
+        """Return the name of its group in the document. ``KeyError`` if no tag has the resource of its path."""
+        return _TAG_OF[self.path.split("/")[2].partition(":")[0]]
 
     @property
     def key(self) -> tuple[str, str]:
@@ -254,6 +287,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/openapi.json",
         "Return this document.",
+        "The OpenAPI 3.1 document of the release that answers. Releases add to it and remove nothing. A token of "
+        "any scope opens it.",
         dict[str, Any],
         SCOPES,
         errors=frozenset({401, 403, 421}),
@@ -263,6 +298,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/whoami",
         "Return the rights of the request's token.",
+        "The scope and rights of the token, or of the client certificate in its place, the tenant of its requests, "
+        "and when it ends. It also names the hub's release. A token of any scope opens it.",
         WhoAmI,
         SCOPES,
         errors=frozenset({401, 403, 421}),
@@ -272,6 +309,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/status",
         "Return the state of this process of the hub.",
+        "Shards, tables, links, clock, store, certificate and cluster log as this process knows them now. Of the "
+        "processes of a host, the first lists all tables, and the others those that they make. Beyond 1,000 tables "
+        "only their number is given. Needs the right `status`.",
         StatusAnswer,
         (Scope.ADMIN,),
         errors=frozenset({401, 403, 421}),
@@ -281,6 +321,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/nodes",
         "Return the processes of the hub on all machines.",
+        "Each process as its entry in the store describes it, which this process reads every 5 s; "
+        "`seen_seconds_ago` is the entry's age. The rates of `intake` are means of the 60 to 90 s before the entry.",
         NodesAnswer,
         (Scope.ADMIN,),
         errors=frozenset({401, 403, 421, 503}),
@@ -292,6 +334,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/regions",
         "Return the links of all shards to other regions.",
+        "One entry for each pair of shard and region, as the shard's process last wrote it to the store, at most "
+        "five minutes ago. A link without an entry of the last 15 minutes has the state `no news`.",
         RegionsAnswer,
         (Scope.ADMIN,),
         errors=frozenset({401, 403, 421, 503}),
@@ -303,6 +347,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/troubles",
         "Return conflicts, open gaps and lost records of all shards.",
+        "Losses and conflicts that need an operator, whichever process is asked. Lists of other processes are some "
+        "15 s old; `lost_unknown_at` names processes whose list is unknown. Lists are bounded, and `..._more` "
+        "counts the rest. Needs the right `status`.",
         TroublesAnswer,
         (Scope.ADMIN,),
         errors=frozenset({401, 403, 421, 503}),
@@ -312,6 +359,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/acts",
         "Return the record of administrative acts: lines after one, or the newest ones.",
+        "Lines in the order in which they were written, at most 200; without `after`, the newest. A process knows a "
+        "line two seconds after it was written. `next_after` is null at the end.",
         ActsAnswer,
         (Scope.ADMIN,),
         parameters=(_after("^[0-9]{1,19}$"), _limit("lines", ACTS_MAX, ACTS_DEFAULT)),
@@ -324,6 +373,11 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/changes",
         "Stream changes, as server-sent events, until the client disconnects.",
+        "Names of streams with new records and of edges whose link began or ended, compared every two seconds. The "
+        "first event comes at once, and a comment every 15 s without news. Events are not kept: a client that "
+        "reconnects reads the state again. A process serves 64 listeners, 32 of a tenant and 8 of a token (429). A "
+        "listener that does not read for 10 s is disconnected. Needs the right `read`; edges are left out without "
+        "the right `edges`.",
         ChangeEvent,
         parameters=(TENANT,),
         errors=frozenset({400, 401, 403, 421, 429}),
@@ -334,6 +388,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/edges",
         "Return edges that the hub knows, by tenant and name.",
+        "From the first record of an edge until all its lanes have left the hub, connected or not. Links to other "
+        "processes are known some 15 s late. Every alarm of an edge has a reason and a remedy. Needs the right "
+        "`edges`.",
         EdgesAnswer,
         parameters=(
             Parameter("tenant", _Name, "Only edges of this tenant. An admin gets those of all without it."),
@@ -347,6 +404,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/edges/{edge}",
         "Return one edge, with its functions.",
+        "As in the list of edges, with at most 32 of its functions and what the edge counted since its start. "
+        "`functions` is null while the edge is not linked. Needs the right `edges`.",
         EdgeAnswer,
         parameters=(EDGE, TENANT),
         errors=_OF_STREAM,
@@ -356,17 +415,29 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/streams",
         "Return the tenant's streams, by name.",
+        "Streams that the token may read, each with its records, table, rate, and the moment up to which it is "
+        "complete. Figures that this process does not know are null. Needs the right `read`.",
         StreamsAnswer,
         parameters=(TENANT, _after(), _limit("streams")),
     ),
     Operation(
-        "stream", "get", _PATH, "Return one stream.", StreamAnswer, parameters=(STREAM, TENANT), errors=_OF_STREAM
+        "stream",
+        "get",
+        _PATH,
+        "Return one stream.",
+        "As in the list of streams, as of now. `next_offset` names the shards, each with the offset of its next "
+        "record. Needs the right `read` for the stream.",
+        StreamAnswer,
+        parameters=(STREAM, TENANT),
+        errors=_OF_STREAM,
     ),
     Operation(
         "lanes",
         "get",
         f"{_PATH}/lanes",
         "Return the lanes of a stream, by edge and log.",
+        "For each lane the sequence numbers that are accounted for, its gaps with their reasons, and its marks. "
+        "Ranges have `first` and `end`, one past the last. Needs the right `read` for the stream.",
         LanesAnswer,
         parameters=(STREAM, TENANT, _after(LANE_PATTERN), _limit("lanes")),
         errors=_OF_STREAM,
@@ -376,6 +447,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         f"{_PATH}/completeness",
         "Return up to when a stream is complete, and what it lacks.",
+        "`complete_up_to` is the earliest moment of the lanes that count, in whole microseconds. It never moves "
+        "back. `held_back_by` has at most 100 reasons, `open_gaps` at most 100 losses of unknown size. The list "
+        "that `after` continues is `lanes`, with `covers`. Needs the right `read` for the stream.",
         CompletenessAnswer,
         parameters=(STREAM, TENANT, _after(LANE_PATTERN), _limit("lanes")),
         errors=_OF_STREAM,
@@ -385,6 +459,10 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         f"{_PATH}/records",
         "Return records in the order of their offsets, from log and table.",
+        "Shard by shard; `next_offset`, `next_chunk` and `next_shard` say where to continue. A request searches at "
+        "most 256 chunks for the first record, and reads at most 512 chunks and 128 MiB. The table supplies records "
+        "that have left the log, with times in whole microseconds; without a table the answer is 410. Needs the "
+        "right `read` for the stream.",
         RecordsAnswer,
         parameters=(
             STREAM,
@@ -415,6 +493,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         f"{_PATH}/series",
         "Return numbers of payloads over time, as rows for charts.",
+        "Rows in the order of `time`, each the value of a record or of an interval. A row whose `value` is null "
+        "stands where records of the edge are missing. A request reads at most 50,000 records and 32 MiB of "
+        "payloads; `is_whole` is false if it met a bound. Needs the right `read` for the stream.",
         SeriesAnswer,
         parameters=(
             STREAM,
@@ -454,6 +535,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         f"{_PATH}/tail",
         "Send new records as server-sent events, or as messages of a WebSocket.",
+        "Each event has at most 200 records of one shard, and the position behind them. A client that continues "
+        "from the last position, also as `Last-Event-ID`, gets each record once, from any process. A process serves "
+        "2,048 readers, 1,024 of a tenant and 256 of a token (429). Needs the right `read` for the stream.",
         TailEvent,
         parameters=(
             STREAM,
@@ -470,6 +554,10 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         f"{_PATH}/rows",
         "Return rows of one shard, as a stream of Arrow or as JSON.",
+        "Columns are those of the stream's table, rows in the order of their offsets. A request searches at most "
+        "256 chunks, and reads at most 512 chunks and 128 MiB. An answer may therefore have no rows; the headers "
+        "say where to continue. The table supplies rows that have left the log; without one the answer is 410. "
+        "Needs the right `read` for the stream.",
         None,
         parameters=(
             STREAM,
@@ -505,6 +593,10 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         f"{_PATH}/trace",
         "Return the path of one record: lane and number, chunk, file and row.",
+        "The record is named by `edge`, `log` and `seq`, or by `shard` and `offset`. A request searches at most 256 "
+        "chunks: while `next_shard` is not null, ask again from there. It opens at most 64 files of the table; "
+        "beyond that it answers 503, and `shard` with `offset` finds the record. Needs the right `read` for the "
+        "stream.",
         TraceAnswer,
         parameters=(
             STREAM,
@@ -524,6 +616,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/messages",
         "Return an edge's messages: those that wait, and the outcomes of others.",
+        "Waiting messages by number, and at most 1,000 outcomes, the newest first. A process remembers outcomes "
+        "since it took over the shard; the stream `weft-down` has all. Needs the right `publish` for the edge.",
         MessagesAnswer,
         PUBLISHERS,
         parameters=(
@@ -538,6 +632,10 @@ OPERATIONS: tuple[Operation, ...] = (
         "post",
         "/v1/messages",
         "Publish a message to edges. The hub answers when it is durable.",
+        "The answer has an entry for each edge: the number of its message, or an error. At most 1,000 messages and "
+        "4 MiB wait for one edge (429), and a request may be for 16 MiB (413). After 503, whether the message was "
+        "stored is unknown: repeat the request with the same `Idempotency-Key`. Needs the right `publish` for the "
+        "edges.",
         PublishedAnswer,
         PUBLISHERS,
         parameters=(
@@ -557,6 +655,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/pulls",
         "Return pulls of the tenant, the latest first.",
+        "At most 200. Pulls that are over are listed for a week. Only those of streams for which the token has the "
+        "right `pull`.",
         PullsAnswer,
         PULLERS,
         parameters=(
@@ -571,6 +671,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "post",
         "/v1/pulls",
         "Request the records of a time window from an edge. The hub answers when the request is durable.",
+        "The window has ended, and lasts at most 31 days, by the edge's clock. An edge has at most 8 running pulls "
+        "and a tenant 64; a tenant may request 120 an hour (429). Needs the right `pull` for the stream.",
         PullAnswer,
         PULLERS,
         parameters=(TENANT,),
@@ -583,6 +685,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "delete",
         "/v1/pulls/{id}",
         "Cancel a pull. Records that have arrived stay.",
+        "The answer comes when the cancellation is durable. A pull that is over stays as it is. Needs the right "
+        "`pull` for its stream.",
         PullAnswer,
         PULLERS,
         parameters=(Parameter("id", str, "Its id.", "path", required=True), TENANT),
@@ -593,6 +697,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/usage",
         "Return what a tenant uses of the hub, its quotas, and the records received of each stream.",
+        "Links, lanes, streams and records are those of all shards. `received`, `throttled_seconds` and `refused` "
+        "are counted by this process since `since`; what an edge sends again counts again. Streams are listed by "
+        "name. Needs the right `read`.",
         UsageAnswer,
         parameters=(TENANT, _after(), _limit("streams")),
         errors=READING - {500},
@@ -602,6 +709,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/tenants/{tenant}",
         "Return the quotas of a declared tenant.",
+        "A quota that is null bounds nothing. `version` is the entry of the cluster log that declared the tenant.",
         TenantAnswer,
         (Scope.GRANTED,),
         parameters=(_TENANT_OF_PATH,),
@@ -614,6 +722,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "put",
         "/v1/tenants/{tenant}",
         "Declare all quotas of a tenant, and the tenant if it is new.",
+        "Replaces all quotas: one that is left out bounds nothing. With `version`, the request is refused with 409 "
+        "after another change. The answer comes when the change is durable; processes follow within two seconds.",
         TenantAnswer,
         (Scope.GRANTED,),
         parameters=(_TENANT_OF_PATH,),
@@ -627,6 +737,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "delete",
         "/v1/tenants/{tenant}",
         "Withdraw a tenant for which nothing is declared any more. Its records, streams and tables stay.",
+        "Refused with 409 while a token, stream, group, configuration, schema or table is declared for it. The "
+        "answer comes when the change is durable, and declaring the tenant again reverts it.",
         RemovedTenantAnswer,
         (Scope.GRANTED,),
         parameters=(_TENANT_OF_PATH, _REASON),
@@ -639,6 +751,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/tenants",
         "Return the declared tenants with their quotas, by name.",
+        "Includes `default`, which needs no declaration. A quota that is null bounds nothing.",
         TenantsAnswer,
         (Scope.GRANTED,),
         parameters=(_after(), _limit("tenants")),
@@ -651,6 +764,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/tokens",
         "Return the declared tokens, without their secrets, by name.",
+        "`until` is the end of a token's last secret. `last_used` is up to an hour old. The store has no secrets, "
+        "only hashes.",
         TokensAnswer,
         (Scope.ADMIN,),
         parameters=(_after(), _limit("tokens")),
@@ -663,6 +778,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "post",
         "/v1/tokens",
         "Declare a token, and return its secret, once.",
+        "The answer comes when the token is durable, and has the only copy of the secret. Processes accept it "
+        "within two seconds. The first token of a hub cannot be made here (403), since it ends all links without "
+        "one.",
         SecretAnswer,
         (Scope.GRANTED,),
         errors=_OF_CHANGES,
@@ -675,6 +793,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "post",
         "/v1/tokens/{name}/rotate",
         "Replace the secret of a token, and return the new one, once.",
+        "The secret before stays in force for `overlap`, a week unless given. At most two secrets are in force: "
+        "with two, set `end_oldest`, or the request is refused with 409. The answer comes when the new secret is "
+        "durable.",
         SecretAnswer,
         (Scope.GRANTED,),
         parameters=(_TOKEN_OF_PATH,),
@@ -688,6 +809,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "post",
         "/v1/tokens/{name}/pair",
         "Make a code by which an edge gets a token, and return the code, once.",
+        "The code counts once, for 15 minutes unless `within` says another time, at most `24h`. A new code replaces "
+        "the one before. The secrets of an existing token stay in force until the code is used. A token of another "
+        "edge or scope is refused with 409.",
         PairingAnswer,
         (Scope.GRANTED,),
         parameters=(_TOKEN_OF_PATH,),
@@ -701,6 +825,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "post",
         "/v1/tokens:import",
         "Declare tokens by the hashes of their secrets. Those that are declared already stay as they are.",
+        "At most 1,000 tokens, in a body of at most 512 KiB. Tokens of one entry of the cluster log are all "
+        "declared or none. The request may be repeated; `other_secret` names declared tokens whose secret is "
+        "another. The first tokens of a hub cannot be imported here (403).",
         ImportedTokensAnswer,
         (Scope.GRANTED,),
         errors=_OF_CHANGES,
@@ -714,6 +841,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "delete",
         "/v1/tokens/{name}",
         "Withdraw a token: its links end.",
+        "The answer comes when the change is durable. Processes refuse the token, and end its links, within two "
+        "seconds. Secrets do not come back: declaring the name again makes a new one.",
         RemovedTokenAnswer,
         (Scope.GRANTED,),
         parameters=(_TOKEN_OF_PATH, _REASON),
@@ -726,6 +855,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/drains",
         "Return the processes and machines that are drained.",
+        "Entries in the order of their names, whether their processes run or not. A process knows a change within "
+        "two seconds.",
         DrainsAnswer,
         (Scope.ADMIN,),
         errors=frozenset({401, 403, 421, 503}),
@@ -737,6 +868,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "post",
         "/v1/drains",
         "Drain a process, or those of a machine: others take over its shards and edges.",
+        "The answer comes when the order is durable; shards and links move afterwards. Refused with 404 for an "
+        "unknown name, and with 409 while no other process would take the shards.",
         DrainAnswer,
         (Scope.GRANTED,),
         errors=_OF_CHANGES | {404},
@@ -749,6 +882,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "delete",
         "/v1/drains",
         "End the drain of a process or machine: it accepts shards and edges again.",
+        "The answer comes when the order is durable. Refused with 409 if the process or machine is not drained.",
         DrainAnswer,
         (Scope.GRANTED,),
         errors=frozenset({400, 401, 403, 409, 421, 503}),
@@ -766,6 +900,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/splits",
         "Return how many edges a split of a shard would move.",
+        "Changes nothing. The process reads the whole shard, one request at a time; a second one gets 429.",
         SplitLook,
         (Scope.GRANTED,),
         parameters=(Parameter("shard", _Shard, "The shard.", required=True, advice="GET /v1/status has the shards"),),
@@ -778,6 +913,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "post",
         "/v1/splits",
         "Split a shard: about half of its edges move to a new one, for good.",
+        "The answer comes when the new shard exists, and a split is never reverted. Refused with 409 if all edges "
+        "would be in one of the two, unless `force` is set. Without an answer, read `/v1/status` first: a declared "
+        "split is completed.",
         SplitAnswer,
         (Scope.GRANTED,),
         errors=_OF_CHANGES | {429},
@@ -790,6 +928,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "put",
         "/v1/regions/{region}",
         "Have the records for a region wait, or continue.",
+        "The answer comes when the order is durable; the links of all processes follow some seconds later. While "
+        "paused, the log keeps what the region lacks, for the setting `pin` at most. Refused with 404 for an "
+        "unknown region, and with 409 if it is to continue and is not paused.",
         RegionOrderAnswer,
         (Scope.GRANTED,),
         errors=_OF_CHANGES | {404},
@@ -812,6 +953,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/pipelines",
         "Return the last report of each pipeline of Spark.",
+        "By name, those whose stream the token may read. The hub does not check reports. The state is `silent` for "
+        "a running pipeline that has not reported for 90 s, or for three of its intervals. Needs the right `read`.",
         PipelinesAnswer,
         parameters=(TENANT,),
         errors=frozenset({400, 401, 403, 421, 503}),
@@ -821,6 +964,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "put",
         "/v1/pipelines/{pipeline}",
         "Report the state of a pipeline, again and again.",
+        "A pipeline repeats its report. The hub writes it to the store at most every 30 s while state and error "
+        "stay the same. It keeps 200 pipelines of a tenant; a further one is refused with 409. Needs the right "
+        "`report` for the pipeline.",
         ReportedAnswer,
         (Scope.GRANTED,),
         parameters=(_PIPELINE_OF_PATH, TENANT),
@@ -832,6 +978,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "delete",
         "/v1/pipelines/{pipeline}",
         "Forget a pipeline, until it reports again.",
+        "Removes the stored report. A pipeline that runs appears again with its next report. Needs the right "
+        "`report` for the pipeline.",
         ReportedAnswer,
         (Scope.GRANTED,),
         parameters=(_PIPELINE_OF_PATH, TENANT),

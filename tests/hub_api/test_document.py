@@ -12,6 +12,7 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from weft.cloud_hub.http.application import END_OFFSET, NEXT_CHUNK, NEXT_OFFSET
 from weft.hub_api.document import document
 from weft.hub_api.operations import ERRORS, OPERATIONS, Operation
+from weft.hub_api.rights import Right
 from weft.protocols.lane import valid_name
 from weft.storage.object_store.directory import MemoryStore
 
@@ -25,6 +26,21 @@ def test_the_document_is_openapi() -> None:
 def test_operations_have_names_of_their_own() -> None:
     assert [name for name, count in Counter(each.name for each in OPERATIONS).items() if count > 1] == []
     assert [key for key, count in Counter(each.key for each in OPERATIONS).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("each", OPERATIONS, ids=lambda each: each.name)
+def test_an_operation_has_a_tag_a_summary_and_a_description_with_the_right_that_it_needs(each: Operation) -> None:
+    described = document()["paths"][each.path][each.method]
+    (tag,) = described["tags"]
+    assert tag in {known["name"] for known in document()["tags"] if known["description"]}
+    assert described["summary"][:1].isupper()
+    assert described["summary"].endswith(".")
+    assert each.description not in ("", each.summary)
+    named = re.findall(r"right `(\w+)`", described["description"])
+    assert set(named) <= set(Right)
+    assert named or "any scope" in described["description"], "say which right it needs"
+    sentences = re.split(r"(?<=[.:;]) ", described["description"])
+    assert [text for text in sentences if len(text.split()) > 25] == []
 
 
 @pytest.mark.parametrize("each", OPERATIONS, ids=lambda each: each.name)
