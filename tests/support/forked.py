@@ -33,6 +33,8 @@ READ_BEFORE_MAIN = ("COVERAGE_", "LANG", "LC_", "LD_", "MALLOC_", "OPENBLAS_", "
 """How variables begin that count only when an interpreter starts: where they differ, one is started."""
 OF_HUBS = ("audit", "hub", "trace")
 """Commands that need more than an edge node has."""
+PREPARED = ("tests.support.opcua_server",)
+"""Modules with a ``prepare`` of their own, whose processes are forked from one that has called it."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 _NAMES = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
@@ -154,18 +156,23 @@ class _Zygote:
 
 EARLY = _early(os.environ)
 """Those that this process was started with."""
-_zygotes: dict[bool, _Zygote] = {}
+_zygotes: dict[str, _Zygote] = {}
+"""Argument of `tests.support.zygote`, empty for nodes at the edge -> the process."""
 _lock = threading.RLock()
 
 
 def _fork(request: zygote.Request, descriptors: Sequence[int]) -> int:
-    """Fork from the process that is there for nodes at the edge and their commands, or from the one that has more."""
-    # A user without rights may not be able to read what would have to be imported later.
-    has_all = request.user is not None or request.command[3:4] in ([name] for name in OF_HUBS)
+    """Fork from the process that is there for nodes at the edge and their commands, or from one that has more."""
+    if request.command[2] in PREPARED:
+        kind = request.command[2]
+    elif request.user is not None or request.command[3:4] in ([name] for name in OF_HUBS):
+        kind = zygote.ALL  # a user without rights may not be able to read what would have to be imported later
+    else:
+        kind = ""
     with _lock:
-        if has_all not in _zygotes:
-            _zygotes[has_all] = _Zygote(Popen, zygote.ALL) if has_all else _Zygote(subprocess.Popen)
-        return _zygotes[has_all].fork(request, descriptors)
+        if kind not in _zygotes:
+            _zygotes[kind] = _Zygote(Popen, kind) if kind else _Zygote(subprocess.Popen)
+        return _zygotes[kind].fork(request, descriptors)
 
 
 @contextlib.contextmanager

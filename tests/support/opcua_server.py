@@ -14,15 +14,19 @@ import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import PIPE
 from typing import Any, Self
 
 from asyncua import Server, ua
 from asyncua.common.utils import ServiceError
+from asyncua.server.address_space import AddressSpace, NodeManagementService
+from asyncua.server.internal_server import InternalServer
 from asyncua.server.internal_session import InternalSession, SessionState
 from asyncua.server.internal_subscription import InternalSubscription
 from asyncua.server.subscription_service import SubscriptionService
 from asyncua.server.uaprocessor import UaProcessor
+
+from tests.support.forked import Popen
 
 URI = "urn:example:press"
 _OVERFLOW = 0x480
@@ -57,6 +61,22 @@ class Log:
 
     def note(self, text: str) -> None:
         self._file.write(f"# {text}\n")
+
+
+def prepare() -> None:
+    """Make the nodes that every server has, once for all servers that are forked from this process: it takes a second.
+
+    `tests.support.zygote` calls it.
+    """
+    from asyncua.server.standard_address_space.standard_address_space import fill_address_space
+
+    space = AddressSpace()
+    fill_address_space(NodeManagementService(space))
+
+    async def load(self: Any, _shelf: Path | None = None) -> None:
+        self.aspace._nodes = space._nodes
+
+    InternalServer.load_standard_address_space = load
 
 
 def mend(log: Log) -> None:
@@ -167,7 +187,7 @@ class OpcuaServer:
 
     def __init__(self, port: int, log: Path, options: Options | None = None) -> None:
         self.port, self.log, self.options = port, log, options or Options()
-        self._process: Popen[bytes] | None = None
+        self._process: Popen | None = None
 
     def start(self) -> Self:
         """Start it with numbers above all that it has used."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ALL = "all"
-"""Argument: import what hubs and audits need as well, pyarrow and deltalake among it."""
+"""Argument: import what hubs and audits need, too, pyarrow and deltalake among it. Any other: a module to prepare."""
 EDGE = ("weft.config", "weft.edge_node", "weft.replication", "weft.commands")
 HUB = ("weft.storage", "weft.cloud_hub")
 """Packages of which every module is imported: a user without rights may not be able to read it later."""
@@ -227,6 +227,8 @@ def main() -> None:
     if sys.argv[1:] == [ALL]:
         with _one_thread():
             import_everything(HUB, ALSO_HUB)
+    elif sys.argv[1:]:
+        importlib.import_module(sys.argv[1]).prepare()
     _read_models()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the tests, which end this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what coverage has made of it
