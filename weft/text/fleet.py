@@ -8,14 +8,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import UnsetType
 
 from weft.config.units import YEAR_S, approximate_duration, approximate_size, format_size
 from weft.output import counted, print_facts, print_table
 from weft.text.record import shown
 
 if TYPE_CHECKING:
-    from msgspec import UnsetType
-
     from weft.hub_api.answers import DiskOfEdge, EdgeOfHub, HeldBackReason, StreamOf, TableOfStream
     from weft.hub_api.status import (
         CertificateInForce,
