@@ -1,7 +1,7 @@
-"""The administration of a hub: operations on the hub as a whole, by the store that its processes share.
+"""Administration of a hub: operations on the hub as a whole, on the store that its processes share.
 
-A method has the name of its operation (``weft.hub_api.operations``), takes what that takes, and returns its answer. A
-running hub serves them by HTTP; commands call them on the store of a configuration, whether hubs run or not.
+Each method has the name, the parameters and the answer of its operation (``weft.hub_api.operations``). A running hub
+serves the methods by HTTP. Commands call them on the store that a configuration names, whether a hub runs or not.
 """
 
 from __future__ import annotations
@@ -103,25 +103,25 @@ from weft.storage.presence import running
 from weft.storage.table.schemas import STREAM
 
 READ_AGE_S = 5.0
-"""Maximum age of what an answer about processes or regions is made of: it is read for all who ask within it."""
+"""Maximum age of the entries that answers about processes and regions use: requests within this time share one read."""
 ACTS_AT_ONCE = 2
-"""Number of answers about acts that are made at once: each line is a GET of the store."""
+"""Number of concurrent answers about acts. Each line of an answer is a GET of the store."""
 T = TypeVar("T")
 NOTHING, AGAIN = "nothing was declared", "nothing was declared; try again"
 PERHAPS = "what comes before the error may be declared: repeat the request once that is mended"
 
 
 class Administration:
-    """The operations on one store. Everything raises ``ApiError``, with the statuses of its operation.
+    """The operations on one store. Every method raises ``ApiError`` with the statuses of its operation.
 
-    A method that changes something takes its author first, and returns when the change is durable; hubs follow two
-    seconds later.
+    A method that changes facts takes the author as its first argument, and returns when the change is durable. Running
+    hubs apply it within two seconds.
 
     Args:
-        cluster: the cluster as it was read last.
-        orders: those to the links to other regions.
-        known: returns the facts as they were read last.
-        split: called when a shard was split, so that this process takes the new one up.
+        cluster: the cluster as last read.
+        orders: declared orders to the links to other regions.
+        known: returns the facts as last read.
+        split: called after a split of a shard, so that this process loads the new one.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ class Administration:
         """Return the answer of an operation.
 
         Args:
-            texts: parameters, as the request has them.
-            author: returns the author of a change for its reason.
+            texts: parameters of path and query, undecoded.
+            author: returns the author of a change, given its reason.
         """
         named, given = _named(operation, texts), list[Any]()
         reason = named.pop("reason", "")
@@ -168,7 +168,7 @@ class Administration:
     # -- the record of acts
 
     async def acts(self, *, after: str | None = None, limit: int = ACTS_DEFAULT) -> ActsAnswer:
-        """Return lines in their order: those after an entry, or the newest ones."""
+        """Return lines in the order of their entries: those after an entry, or the newest."""
         async with _readable():
             last = self._known().n
             begin = max(0, last - limit) if after is None else int(after)
@@ -207,7 +207,8 @@ class Administration:
         return SecretAnswer(name=wanted.name, token=secret, until=moment(until))
 
     async def rotate_token(self, author: Author, wanted: Rotation, *, name: str) -> SecretAnswer:
-        """Declare another secret of a token, and return it. The one before stays in force for a while."""
+        """Declare another secret of a token, and return it. The previous one stays in force for the requested
+        overlap."""
         secret, now = new_token(), author.at
         given = None if wanted.expires == "never" else _end(wanted.expires, now, "expires")
         old_until = _end(wanted.overlap, now, "overlap") or now
@@ -223,8 +224,8 @@ class Administration:
         return SecretAnswer(name=name, token=secret, until=moment(ends[0]))
 
     async def pair_token(self, author: Author, wanted: PairingOfToken, *, name: str) -> PairingAnswer:
-        """Declare a code by which an edge gets a token, and return it. A token that is there keeps its secrets until
-        the code is used."""
+        """Declare a code by which an edge gets a token, and return it. An existing token keeps its secrets until the
+        code is used."""
         code = code_of(secrets.token_bytes(CODE_CHARACTERS))
         identity = TokenIdentity(name, hash_token(spoken(code)), Scope.EDGE, wanted.tenant, wanted.edge)
         try:
@@ -238,7 +239,8 @@ class Administration:
         )
 
     async def import_tokens(self, author: Author, wanted: TokensToImport) -> ImportedTokensAnswer:
-        """Declare tokens by the hashes of their secrets. Of those in one entry, all are declared or none."""
+        """Declare tokens by the hashes of their secrets. An entry of the cluster log declares all of its tokens or
+        none."""
         identities = [
             TokenIdentity(each.name, each.sha256, each.scope, each.tenant, each.edge, tuple(each.grants))
             for each in wanted.tokens
@@ -254,20 +256,20 @@ class Administration:
         return ImportedTokensAnswer(added=added, existing=len(identities) - len(added), other_secret=other)
 
     async def remove_token(self, author: Author, *, name: str) -> RemovedTokenAnswer:
-        """Withdraw a token. Its links end two seconds later."""
+        """Withdraw a token. Running hubs refuse it, and end its links, within two seconds."""
         state = await self._declare(remove_token(name), by=author)
         return RemovedTokenAnswer(name=name, left=len(state.facts(TOKEN)))
 
     # -- tenants
 
     async def tenants(self, *, after: str = "", limit: int = PAGE_DEFAULT) -> TenantsAnswer:
-        """Return the declared tenants, and the one that need not be declared, by name."""
+        """Return the declared tenants and ``default``, by name."""
         state = await self._load()
         page, more = _page(sorted({ALWAYS_THERE, *state.facts(TENANT)}), after, limit)
         return TenantsAnswer(tenants=await self._tenants(state, page), next_after=more)
 
     async def tenant(self, *, tenant: str) -> TenantAnswer:
-        """Return a tenant's quotas, and what is declared for it."""
+        """Return a tenant's quotas, and the numbers of its tokens and of its streams with declared edges."""
         state = await self._load()
         if tenant != ALWAYS_THERE and tenant not in state.facts(TENANT):
             there = listed({ALWAYS_THERE, *state.facts(TENANT)})
@@ -323,7 +325,7 @@ class Administration:
         )
 
     async def drain(self, author: Author, wanted: Drain) -> DrainAnswer:
-        """Declare a drain. The others load its shards within seconds, and its edges are sent on to them."""
+        """Declare a drain. Other processes load the shards within seconds, and the edges are redirected to them."""
         node = wanted.node.rstrip("/")
         try:
             named = [each for each in await running(self._store, self._clock.now()) if each.name]
@@ -339,7 +341,7 @@ class Administration:
         return DrainAnswer(node=node, drained=True, links=sum(each.links for each in own))
 
     async def undo_drain(self, author: Author, *, node: str) -> DrainAnswer:
-        """Take a drain back: the process takes shards and edges again."""
+        """Withdraw a drain: the process accepts shards and edges again."""
         node = node.rstrip("/")
         await self._declare(undo_drain(node), by=author)
         return DrainAnswer(node=node, drained=False, links=None)
@@ -351,7 +353,7 @@ class Administration:
         return SplitLook(shard=shard, moving=len(parts.moving), staying=len(parts.staying))
 
     async def split(self, author: Author, wanted: Split) -> SplitAnswer:
-        """Split a shard. Done when the new shard is there; this process and the others take it up in seconds."""
+        """Split a shard. Return when the new shard exists; all processes load it within seconds."""
         clock = self._clock.sound
         async with self._one_split():
             cluster, parts = await self._look(wanted.shard, force=wanted.force)
@@ -388,7 +390,7 @@ class Administration:
     # -- other regions
 
     async def regions(self) -> RegionsAnswer:
-        """Return the regions of the configuration, and the links of all shards to them."""
+        """Return the configured regions, and the link of each shard to each of them."""
 
         async def read() -> RegionsAnswer:
             cluster, now = self._cluster.now(), self._clock.now()
@@ -489,7 +491,7 @@ def _tenants(state: ClusterState, names: Sequence[str], apart: Mapping[str, int]
 
 
 def quotas_answer(quotas: Quotas) -> QuotasAnswer:
-    """Return quotas as the API has them."""
+    """Return quotas as the type of the API's answers."""
     return QuotasAnswer(**{each: getattr(quotas, each) for each in Quotas.__struct_fields__})
 
 

@@ -1,10 +1,11 @@
-"""A hub node's own clock, held against the store's and against what other nodes write.
+"""Check of a hub node's clock against the store's clock and against times that other nodes write.
 
 What a hub writes is permanent: a chunk "of 2040" dates every later chunk of its shard, and lanes that a clock three
-months ahead retires no longer hold completeness back. So a node believes its wall clock only as far as others agree.
+months ahead retires no longer hold completeness back. A node therefore trusts its wall clock only as far as others
+agree.
 
-Each look bounds the difference between a reference's time and this machine's boot clock, which no one sets. So a wall
-clock that is set after a look is found out at once, and not at the next look.
+Each measurement bounds the difference between a reference's time and this machine's boot clock, which cannot be set. A
+wall clock that is set after a measurement is therefore noticed at once, not at the next measurement.
 """
 
 from __future__ import annotations
@@ -30,21 +31,25 @@ logger = logging.getLogger(__name__)
 
 SECOND = 10**9
 DOUBTED_NS = 5 * SECOND
-"""Error above which the node is not ready. A synchronised clock is off by milliseconds; stores tell seconds."""
+"""Error above which the node is not ready. A synchronised clock is off by milliseconds; times of stores have
+seconds."""
 WRONG_NS = 60 * SECOND
-"""Error above which the node takes no links, writes no chunk, retires, collects and claims nothing."""
+"""Error above which the node accepts no links, writes no chunks, retires no lanes, deletes nothing and reports no
+completeness."""
 PRECISION_NS = SECOND
 """Resolution of a store's times: HTTP dates have seconds (RFC 9110, section 5.6.7)."""
 LOOKS = 5
-"""Number of recent looks that count: one odd answer among them does not stop a node."""
+"""Number of recent measurements that count, so that a single wrong answer does not stop a node."""
 CHUNKS_MIN, CHUNKS_APART_NS, CHUNKS_KEPT_NS = 3, 10 * SECOND, 300 * SECOND
-"""Number of chunks of other nodes that decide, the time between them, and the time for which they count. Where no store
-decides, one clock contradicts another: a node that is stopped by it continues when the others write no more."""
+"""Number of chunks of other nodes that are needed, the time between them, and the time for which they count. Without a
+store's clock, one node's clock contradicts another's: a node that this stops continues once the others write
+nothing."""
 TOOK_MAX_NS = 10 * SECOND
-"""Longest write of a look that counts beside others: that of a node that was paused would not tell minutes apart."""
+"""Longest write of a measurement that counts if there are others. After a pause of the node the bound is too wide to
+notice minutes."""
 
 SLOW_MAX = 2
-"""Maximum number of such writes when a node measures. The first one may be that of a node that was paused in it."""
+"""Maximum number of such slow writes in one measurement. A pause of the node may explain the first."""
 
 ADVICE = (
     "set the one that is wrong, or let a time source do it (NTP). If this machine's was just set right, start the hub "
@@ -53,7 +58,7 @@ ADVICE = (
 
 
 class ClockWrong(Exception):
-    """The error of a node that would have to believe its own clock, which is wrong."""
+    """The node's clock is wrong, and the call needs its time. The message has the error and the remedy."""
 
 
 class _Difference(NamedTuple):
@@ -68,11 +73,11 @@ class _Difference(NamedTuple):
 
 
 class HubClock(Part):
-    """The wall clock of one hub process, with the word of others on it.
+    """The wall clock of one hub process, and the evidence of others about it.
 
-    A bucket's server has a clock of its own, and decides. A folder's times are mostly by this machine's clock: they
-    follow it when it is set, which is believed only while the kernel calls the clock synchronised. Where neither
-    decides, chunks of other nodes count.
+    The clock of a bucket's server is authoritative. Times of a folder usually come from this machine's clock and follow
+    it when it is set; they count only while the kernel reports the clock as synchronised. Otherwise chunks of other
+    nodes count.
 
     Args:
         wall: nanoseconds since 1970.
@@ -88,17 +93,17 @@ class HubClock(Part):
         self._is_synchronised = is_synchronised or synchronised_reader()
         self._looks: deque[_Difference] = deque(maxlen=LOOKS)
         self._chunks: deque[tuple[int, _Difference]] = deque(maxlen=LOOKS)
-        """Each with the boot clock when it was read."""
+        """Chunks, each with the reading of the boot clock when it was read."""
         self._wide: _Difference | None = None
-        """Last look that took long: it may be all that there is, and tells years."""
+        """Last slow measurement. It may be the only one, and still reveals an error of years."""
         self._ahead = 0
-        """This clock minus the boot clock at the last look, ns."""
+        """Wall clock minus boot clock at the last measurement, ns."""
         self._by_store = False
         self._was = 0
         """Grade of the clock that was last logged: 0 sound, 1 doubted, 2 wrong."""
 
     async def measure(self, store: ObjectStore) -> None:
-        """Hold the clock against the store's, by an object that is written for it and removed again.
+        """Compare the clock with the store's, by writing an object and deleting it again.
 
         Raises:
             StoreError: the store did not answer.
@@ -126,7 +131,7 @@ class HubClock(Part):
                 return  # only an answer that disagrees is asked for again
 
     def wrote(self, before: int, after: int, written: Written) -> None:
-        """Note when an object of this node was written by the store's clock.
+        """Record the store's time of an object that this node wrote.
 
         Args:
             before, after: the boot clock just before and after the write.
@@ -154,11 +159,11 @@ class HubClock(Part):
         self.wrong()
 
     def read_chunk(self, created: int, absent: int) -> None:
-        """Note the time in a chunk that another node has just written.
+        """Record the time in a chunk that another node has just written.
 
         Args:
             created: by the other node's clock.
-            absent: the boot clock when the chunk was not there yet.
+            absent: the boot clock when the chunk did not exist yet.
         """
         now = self.boot()
         if self._chunks and now - self._chunks[-1][0] < CHUNKS_APART_NS:
@@ -167,26 +172,27 @@ class HubClock(Part):
 
     @property
     def off_ns(self) -> int:
-        """Return by how much the clock is ahead (negative: behind) at least, as most of the recent looks have it."""
+        """Return the least error of the clock in nanoseconds (positive: ahead) on which most recent measurements
+        agree."""
         return self._off_at(self.now())
 
     def wrong(self, now: int | None = None) -> str | None:
-        """Return why the clock cannot be believed; None while it can.
+        """Return why the clock cannot be trusted; None while it can.
 
         Args:
-            now: the reading that is going to be used, since the next one may be after the clock was set.
+            now: the reading that the caller will use, since the clock may be set before the next one.
         """
         off = self._off_at(self.now() if now is None else now)
         self._log(off)
         return self._sentence(off) if self._grade(off) == 2 else None
 
     def doubted(self) -> str | None:
-        """Return by how much the clock is off, if by seconds or more; None while it is right."""
+        """Return the clock's error as text if it is above ``DOUBTED_NS``; None otherwise."""
         off = self.off_ns
         return self._sentence(off) if self._grade(off) else None
 
     def samples(self) -> Iterator[Sample]:
-        """Yield how far the clock is off for Prometheus."""
+        """Yield the clock's error for Prometheus."""
         yield Sample("weft_hub_clock_off_seconds", self.off_ns / 1e9)
 
     def views(self) -> dict[str, object]:
@@ -194,15 +200,16 @@ class HubClock(Part):
         return {"clock": ClockOfNode(self.off_ns / 1e9, self.doubted())}
 
     def agreed(self) -> int:
-        """Return the time as most of the recent looks have it: that of the wall clock, without what it is off by.
+        """Return the wall clock's time, corrected by the error on which most recent measurements agree, in nanoseconds
+        since 1970.
 
-        It is for moments that a wrong clock must not move, such as the end of a token.
+        Use it for moments that a wrong clock must not move, such as the end of a token.
         """
         now = self.now()
         return now - self._off_at(now)
 
     def sound(self) -> int:
-        """Return the time.
+        """Return the wall clock's time, nanoseconds since 1970.
 
         Raises:
             ClockWrong: the clock cannot be believed.
@@ -262,33 +269,33 @@ def _median(looks: Iterable[_Difference], ahead: int) -> int:
 
 
 class OtherNodes:
-    """The chunks that other nodes write to one shard, as their word on this node's clock."""
+    """Chunks that other nodes write to one shard, as evidence about this node's clock."""
 
     def __init__(self, clock: HubClock) -> None:
         self._clock = clock
         self._began = self._absent = clock.boot()
 
     def look(self) -> None:
-        """Note that a look at the log begins."""
+        """Record that a read of the log begins."""
         self._began = self._clock.boot()
 
     def looked(self) -> None:
-        """Note that the look is over: what it did not find is written after it began."""
+        """Record that the read ended: chunks that it did not find are written after its beginning."""
         self._absent = self._began
 
     def wrote(self, created: int, before: int) -> None:
-        """Take a chunk that the look under way has found.
+        """Record a chunk that the current read has found.
 
         Args:
             created: its time.
-            before: that of the chunk before it. A node whose clock is behind repeats it, and says nothing.
+            before: time of the chunk before it. A node whose clock is behind repeats that time, which is no evidence.
         """
         if created > before:
             self._clock.read_chunk(created, self._absent)
 
 
 async def sound_clock(store: ObjectStore) -> Callable[[], int]:
-    """Return this machine's wall clock, for a command that writes to the log: held once against the store's.
+    """Return this machine's wall clock, compared once with the store's, for a command that writes to the log.
 
     Raises:
         ClockWrong: from the function, too, if the clock is set meanwhile.

@@ -1,4 +1,4 @@
-"""The hub processes of a store: membership, the division of its shards among them, and who owns each."""
+"""The hub processes of a store: membership, the division of shards among them, and the owner of each shard."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ from weft.storage.presence import (
 def divide(shards: int, weights: Mapping[str, float]) -> list[str]:
     """Return the owner of each shard: rendezvous hashing with weights and bounded loads.
 
-    Few shards fall unevenly by hashing alone, so each gets its share, rounded up or down. One that joins or leaves
-    moves its own shards and few others. It takes some 0.3 s for 1,024 shards and 256 names.
+    Hashing alone divides few shards unevenly, so each name gets its share, rounded up or down. A name that joins or
+    leaves moves its own shards and few others. A division of 1,024 shards among 256 names takes some 0.3 s.
 
     Args:
         weights: name -> positive weight, at least one.
@@ -92,18 +92,19 @@ def _draws(name: str, shards: int) -> list[float]:
 logger = logging.getLogger(__name__)
 
 KNOWN_BEATS = 1.5 * ALONE_BEATS + 1
-"""Time after which all others know of a process that has joined; it owns nothing before. One that was not seen for a
-while begins again, so that a process which comes and goes moves no shards."""
+"""Beats after which all others know of a process that has joined; it owns nothing before. A process that was away
+begins again, so that one that comes and goes moves no shards."""
 START_BEATS = 6
-"""Time after the start for which the other processes of the same machine count as there: they start, too."""
+"""Beats after the start for which the other processes of the same machine count as present: they are starting as
+well."""
 SEEN_NS = 150 * 1_000_000_000
-"""Difference of clocks or age from which an entry is that of one which is gone, or whose clock is wrong."""
+"""Age of an entry, or difference of clocks, from which its process counts as gone or its clock as wrong."""
 JOINING, READY, LEAVING = "joining", "ready", "leaving"
 
 
 @dataclass(frozen=True)
 class Site:
-    """Place of one process: its machine, and its number there."""
+    """Address of one process: its machine, and its number there."""
 
     host: str
     """Name of the machine."""
@@ -111,11 +112,11 @@ class Site:
     process: int = 0
     processes: int = 1
     advertise: tuple[str, ...] = ()
-    """URLs of the machine's processes for edges; empty if edges on other hosts cannot be sent to them."""
+    """URLs of the machine's processes for edges; empty if edges of other hosts cannot be redirected to them."""
     weight: float = 1.0
     """Cores for each process."""
     label: str = ""
-    """Difference from others where the port is any free one."""
+    """Suffix of the name where the port is any free one, to tell processes apart."""
     scheme: str = "http"
     """Scheme of the URLs of the machine's processes without ``advertise``."""
 
@@ -132,10 +133,10 @@ class Owners:
     """The owner of each shard as one process sees it.
 
     Args:
-        shards: returns their number in the store, which grows by splits.
+        shards: returns the number of shards of the store, which splits increase.
         beat_s: interval at which processes write their entries.
         cluster: id of the cluster, and moment of its last restore: entries of others do not count.
-        is_drained: whether an operator wants a process to give its shards to others, given its machine and its name.
+        is_drained: whether an operator has drained a process, given its machine and its name.
         monotonic: seconds.
         wall_clock: nanoseconds since 1970.
     """
@@ -163,22 +164,22 @@ class Owners:
         self.since = wall_clock()
         self._started = monotonic()
         self._joined_at: float | None = None
-        """Moment from which it may own shards; None before the first look."""
+        """Moment from which this process may own shards; None before the first look."""
         self._gone_at = math.inf
-        """Moment from which others take it for gone, unless it writes its entry before."""
+        """Moment from which others count it as gone, unless it writes its entry before."""
         self._had_strangers = False
-        """True if processes of other machines were there at its last write."""
+        """True if processes of other machines were present at its last write."""
         self._beats_since: float | None = None
         """Moment since which it has written its entry each beat; None while it does not."""
         self._beats_until = -math.inf
-        """Moment up to which it continues to do so after the last stranger has gone, who may only have been alone so
-        far and would see no other otherwise."""
+        """Moment up to which it continues to do so after the last process of another machine has gone, which may look
+        rarely because it believes itself alone."""
         self._leaves = False
         self._is_drained = is_drained
         self._gone: dict[str, tuple[bytes, bool]] = {}
-        """Entry of one that was gone -> its content as last seen, and whether it has changed since."""
+        """Entry of a process that was gone -> its content as last seen, and whether it has changed since."""
         self._members: dict[str, NodeEntry | None] = {}
-        """Those among whom shards are divided; None for a process of this machine that has no entry yet."""
+        """Processes among which shards are divided; None for one of this machine that has no entry yet."""
         self._owners = divide(shards(), dict.fromkeys(self._site_names(), 1.0))
         self._divisions = 0
         """Number of divisions that have begun."""
@@ -193,16 +194,16 @@ class Owners:
 
     @property
     def is_leaving(self) -> bool:
-        """Return whether this process gives its shards to others, because it ends or is drained. A drained one keeps
-        all shards, and serves all edges, while no other process is there that owns some."""
+        """Return whether this process gives its shards to others, because it ends or is drained. A drained process
+        keeps all shards, and serves all edges, while no other process can own any."""
         return self._leaves or (self.state == LEAVING and self.is_relieved)
 
     def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
-        """Call ``changed`` each time that shards have other owners, before a look ends."""
+        """Call ``changed`` whenever owners of shards change, before a look returns."""
         self._watchers.append(changed)
 
     def listens(self, port: int) -> None:
-        """Take the port at which the process listens, for its entry."""
+        """Set the port at which the process listens, for its entry."""
         self._port = port
 
     def owner(self, shard: int) -> str:
@@ -216,7 +217,7 @@ class Owners:
 
     @property
     def is_relieved(self) -> bool:
-        """Return whether other processes are there that own shards."""
+        """Return whether other processes own shards."""
         return any(entry.state == READY for entry in self.others())
 
     def others(self) -> list[NodeEntry]:
@@ -224,7 +225,7 @@ class Owners:
         return [entry for name, entry in sorted(self._members.items()) if entry is not None and name != self.own]
 
     def peers(self) -> list[PeerProcess]:
-        """Return number, port and URL for edges of the other processes of this machine."""
+        """Return the number, the port and the URL for edges of each other process of this machine."""
         site = self._site
         return [
             PeerProcess(number, site.port_of(number), site.advertise[number] if site.advertise else None)
@@ -233,15 +234,16 @@ class Owners:
         ]
 
     def has_strangers(self) -> bool:
-        """Return whether processes of other machines are there."""
+        """Return whether there are processes of other machines."""
         return any(not self._is_sibling(name) for name in self._members)
 
     def beats(self) -> bool:
-        """Return whether this process has to look, and to write its entry, each beat: strangers look."""
+        """Return whether this process has to look, and to write its entry, each beat: processes of other machines
+        depend on it."""
         return self.has_strangers() or self._monotonic() < self._beats_until
 
     def entered(self, entry: NodeEntry, interval_s: float) -> NodeEntry:
-        """Return this process's entry with what others need to divide the shards; it is going to be written.
+        """Return this process's entry with what others need to divide the shards. The caller has to write it.
 
         Args:
             interval_s: longest time until the next one.
@@ -277,16 +279,12 @@ class Owners:
         self._gone_at = now + MISSED_MAX * interval_s
 
     async def leave(self) -> None:
-        """Give all shards to others from now on, if there are any."""
+        """Give all shards to other processes from now on, if there are any."""
         self._leaves = True
         await self._divide()
 
     async def look(self, others: Mapping[str, Seen]) -> None:
-        """Divide the shards among those that are there.
-
-        Args:
-            others: the entries of all others.
-        """
+        """Divide the shards among the present processes. Args: others: the entries of all others."""
         members, now = self._entries(others), self._monotonic()
         strangers = any(not self._is_sibling(name) for name in members)
         if self._joined_at is None:
@@ -381,7 +379,7 @@ class Owners:
         return self.beat_s if is_known and not self._is_sibling(entry.name) else entry.interval_s
 
     async def grow(self) -> None:
-        """Divide the shards again, of which there are more by now."""
+        """Divide the shards again after a split."""
         await self._divide()
 
     async def _divide(self) -> None:
@@ -408,8 +406,8 @@ class Owners:
 
 
 def owned_by(entries: Iterable[NodeEntry], shards: int, now: int) -> dict[str, list[int]]:
-    """Return the shards that processes own by their entries: id -> shards. For people: a process that has just come or
-    gone may see it otherwise for some beats.
+    """Return the shards that processes own by their entries: id -> shards. For display: a process that has just joined
+    or left may divide them otherwise for some beats.
 
     Args:
         shards: their number in the store.
@@ -434,10 +432,10 @@ def owned_by(entries: Iterable[NodeEntry], shards: int, now: int) -> dict[str, l
 
 
 def redirect(hello: Hello, shard: int, elsewhere: Callable[[int], str | None]) -> LinkRefused | None:
-    """Return the refusal that sends an edge to the owner of its shard; None if it is served here.
+    """Return the refusal that redirects an edge to the owner of its shard; None if this process serves it.
 
     Args:
-        shard: where the edge belongs.
+        shard: shard of the edge.
         elsewhere: shard -> the URL of its owner; None if it is this process, or unknown.
     """
     if hello.stay or (url := elsewhere(shard)) is None:
@@ -467,7 +465,7 @@ def _host_of(header: str) -> str | None:
 READ_INTERVAL_S = 5.0
 """Interval at which a node reads the cluster's level and splits again. A read costs a bucket 0.2 dollars a month."""
 DRAIN_BEATS = 2.5
-"""Time after which a process that leaves waits no longer for others to load its shards. They look once a beat."""
+"""Beats after which a leaving process stops waiting for others to load its shards. They look once a beat."""
 DRAIN_LOOK_S = 0.5
 NAMED_MAX = 10
 """Maximum number of nodes that an error names."""
@@ -484,25 +482,25 @@ async def _nothing(_: Cluster) -> None:
 
 
 class Work(NamedTuple):
-    """Work of a process at present, for its entry."""
+    """Current work of a process, for its entry."""
 
     shards: tuple[int, ...] = ()
-    """Shards that it has loaded."""
+    """Shards that the process has loaded."""
     links: int = 0
     cluster_log: int = 0
     """Number of the last entry of the cluster log that it knows."""
     tenants: dict[str, tuple[int, int]] = {}
-    """Tenants with quotas, as ``NodeEntry`` has them."""
+    """Use of tenants with quotas, as in ``NodeEntry``."""
     tables: int | None = None
-    """Number of tables that it makes; None if it makes none."""
+    """Number of tables that the process makes; None if it makes none."""
     load: float | None = None
-    """Cores that it used on average since its last entry, or its start; None if no time has passed."""
+    """Mean number of cores that the process used since its last entry or its start; None if no time has passed."""
     intake: Intake | None = None
-    """Rate of what links bring."""
+    """Rate of records and bytes that links bring."""
 
 
 class ClusterCache:
-    """The cluster as a process read it last: splits make more shards while it runs."""
+    """The cluster as a process last read it. Splits add shards while it runs."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -512,7 +510,7 @@ class ClusterCache:
         return self.cluster
 
     def tree(self) -> ShardTree:
-        """Return its shards."""
+        """Return the tree of its shards."""
         return self.cluster.tree
 
     def count(self) -> int:
@@ -520,7 +518,7 @@ class ClusterCache:
         return self.cluster.tree.count
 
     def grow(self, cluster: Cluster) -> None:
-        """Take the same cluster with more shards."""
+        """Replace it by the same cluster with more shards."""
         self.cluster = cluster
 
 
@@ -531,8 +529,8 @@ class Membership(Participant):
         node_id: unique for each process and each start.
         level: the cluster's level, just read.
         release_level: the highest level that this release knows.
-        clock: held against the store's each time that the entry is written again.
-        owners: notified of who is there; None for a node that takes no part in the division of shards.
+        clock: compared with the store's each time that the entry is written.
+        owners: told which processes exist; None for a node that takes no part in the division of shards.
     """
 
     def __init__(
@@ -555,7 +553,7 @@ class Membership(Participant):
         self._clock = clock
         self._owners = owners
         self._work: Callable[[], Work] = Work
-        """Returns the process's work at present: none before it serves anyone."""
+        """Returns the current work of the process; none before it serves edges."""
         self._url = ""
         self._added = 0
         """Number of shards beyond those of the cluster's beginning, as last announced."""
@@ -584,11 +582,11 @@ class Membership(Participant):
 
     @property
     def is_leaving(self) -> bool:
-        """Return whether the node gives its shards to others."""
+        """Return whether the node gives its shards to others, as ``Owners.is_leaving``."""
         return self._owners is not None and self._owners.is_leaving
 
     async def look(self) -> None:
-        """See who is there, before the node serves anyone.
+        """Read the entries of all processes, before the node serves edges.
 
         Raises:
             StoreError: the store did not answer.
@@ -598,11 +596,11 @@ class Membership(Participant):
     async def start(
         self, url: str, work: Callable[[], Work] = Work, grown: Callable[[Cluster], Awaitable[None]] = _nothing
     ) -> None:
-        """Announce the node, and keep entry and level fresh.
+        """Write the node's entry, and keep the entry and the level up to date.
 
         Args:
-            work: returns the process's work at present.
-            grown: called with the cluster, when it was read and has more shards.
+            work: returns the current work of the process.
+            grown: called with the cluster when a read finds more shards.
 
         Raises:
             StoreError: the store did not answer.
@@ -612,16 +610,16 @@ class Membership(Participant):
         self._task.start(self._read_levels(grown), name="cluster-level")
 
     def look_now(self) -> None:
-        """Divide the shards at once, and tell the others: an operator has drained some process."""
+        """Divide the shards at once, and write the entry for the others, after an operator drained a process."""
         self._presence.hurry()
 
     async def drain(self, links: Callable[[], int], send_on: Callable[[], Awaitable[None]]) -> None:
-        """Give the shards to others if any are there, and the links with them, as far as that does not take too long.
-        Until then the node serves its edges.
+        """Give the shards and their links to other processes, if there are any, for ``DRAIN_BEATS`` at most. The node
+        serves its edges meanwhile.
 
         Args:
             links: number of links that are open.
-            send_on: sends edges to those who have loaded their shards by now.
+            send_on: redirects edges to processes that have loaded their shards.
         """
         if self._owners is None or not self._owners.others():
             return
@@ -639,7 +637,7 @@ class Membership(Participant):
             await asyncio.sleep(min(DRAIN_LOOK_S, self._owners.beat_s))
 
     async def close(self) -> None:
-        """Stop, and remove the entry. A remaining entry counts as gone after five minutes."""
+        """Stop, and delete the entry. The process of an entry that remains counts as gone after five minutes."""
         await self._task.close()
         await self._presence.close()
 
@@ -658,7 +656,7 @@ class Membership(Participant):
             await self._owners.look(others)
 
     def is_watched(self) -> bool | None:
-        """Return whether processes of other machines look: those of one machine know of each other."""
+        """Return whether processes of other machines exist, which learn of this one by its entry alone."""
         return None if self._owners is None else self._owners.beats()
 
     def boot(self) -> int:
@@ -666,11 +664,11 @@ class Membership(Participant):
         return self._clock.boot()
 
     def wrote(self, before: int, after: int, written: Written) -> None:
-        """Hold the clock against the store's."""
+        """Compare the clock with the store's."""
         self._clock.wrote(before, after, written)
 
     def read_soon(self) -> None:
-        """Read the cluster now: a log has a split that this node may not know."""
+        """Read the cluster soon: a log has a split that this node may not know."""
         self._soon.set()
 
     async def _read_levels(self, grown: Callable[[Cluster], Awaitable[None]]) -> None:
@@ -749,7 +747,7 @@ def node_views(entries: Iterable[NodeEntry], cluster: Cluster | None, now: int) 
     """Return the processes by machine and number, each with its state and the shards that it owns.
 
     Args:
-        cluster: that of the store; None if it has none.
+        cluster: the store's cluster; None if it has none.
         now: nanoseconds since 1970.
     """
     nodes = sorted(entries, key=lambda entry: (entry.host, entry.process, entry.name, entry.since))

@@ -1,6 +1,6 @@
-"""A hub process, put together: store, a sequencer per shard, the HTTP server. All state is in the store.
+"""Composition of a hub process: the store, a sequencer for each shard, and the HTTP server. All state is in the store.
 
-A node can be killed at any instant and started again anywhere; ``close`` only spares connected peers a time-out.
+A node can be killed at any instant and started again anywhere. ``close`` only saves connected peers a time-out.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ if TYPE_CHECKING:
 
 
 class ToEdges(Part):
-    """The way down of one process, except for messages, which ``down`` has: links bring these up to their end.
+    """Configurations, pulls and messages of one process to edges. ``down`` outlives it: links use it until they end.
 
     Args:
         down: the messages to edges.
         links: the open links of this process.
-        messages_per_s: messages that a tenant publishes a second.
+        messages_per_s: messages to edges that one tenant may publish a second.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ToEdges(Part):
         self.pulls = HubPulls(store, cluster_id, declared, shards, is_own=owners.is_own, clock=clock)
 
     def start(self) -> None:
-        """Begin, when the declared facts are known."""
+        """Begin. The declared facts have been read."""
         self.fleet.start()
         self.pulls.start()
 
@@ -159,7 +159,7 @@ class Hub:
     """A running hub process; ``open`` makes it.
 
     Args:
-        store: the store, which was tried.
+        store: the store, after the checks of the start.
         rules: rules by which the release writes and folds chunks.
     """
 
@@ -205,7 +205,7 @@ class Hub:
             store,
             Step(close=self._drain),
         )
-        """In the order of their start; they end in reverse."""
+        """Parts in the order of their start. They end in reverse order."""
 
     @classmethod
     async def open(
@@ -217,7 +217,7 @@ class Hub:
         boot_clock: Callable[[], int] = boot_time_ns,
         rules: FoldRules = RELEASE,
     ) -> Hub:
-        """Open the store, load every shard, and listen. End the started parts again on an error.
+        """Open the store, load every shard, and listen. On an error, close the parts that were started.
 
         Args:
             store: instead of opening ``settings.store``.
@@ -244,7 +244,7 @@ class Hub:
             self._closing = stack.pop_all()
 
     async def close(self) -> None:
-        """Close the links and stop. Edges still have all unacknowledged records."""
+        """Close the links and stop. Edges keep every record that was not acknowledged."""
         await self._closing.aclose()
 
     # -- what it is made of
@@ -524,12 +524,12 @@ class Hub:
 
     @property
     def cluster(self) -> Cluster:
-        """Return the cluster as this process read it last."""
+        """Return the cluster as this process last read it."""
         return self._known.cluster
 
     @property
     def sequencers(self) -> list[Sequencer]:
-        """Return the sequencers of the shards that this process holds at present."""
+        """Return the sequencers of the shards that this process has loaded."""
         return list(self._shards)
 
     @property
@@ -543,13 +543,13 @@ class Hub:
         return self._listener.url
 
     def reload(self) -> None:
-        """Read certificates again, changed or not. Those that cannot be used leave the earlier in force."""
+        """Read the certificates again. If the new files cannot be used, the previous ones stay in force."""
         self._listener.reload()
         says = "no certificate is set" if self._settings.tls is None else "reading certificates again"
         logger.info("SIGHUP: %s", says)
 
     async def failed(self) -> str:
-        """Wait until the node cannot continue, and return why: another process has to begin again."""
+        """Wait until the process cannot continue, and return the reason. The caller has to start another process."""
         return await self._store.failed()
 
     async def serve_link(self, request: web.Request) -> web.StreamResponse:

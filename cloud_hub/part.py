@@ -1,4 +1,4 @@
-"""A part of a hub process: the hub starts, shows and ends it without knowing what it is."""
+"""Interface of the parts of a hub process, by which the hub starts, shows and closes them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from weft.config.metrics.exposition import AnySample
 
 
 class Part:
-    """Base of the parts; each overrides the members that it needs. Belongs to the event loop's thread."""
+    """Base of the parts. Each overrides the members that it needs. Called on the event loop's thread only."""
 
     def start(self) -> Awaitable[None] | None:
         """Begin to work."""
         return None
 
     def close(self) -> Awaitable[None] | None:
-        """End, also if the start failed or never was. Parts that were started later have ended by then."""
+        """Stop. Called also if the start failed or was never made, after all parts that were started later."""
         return None
 
     async def refresh(self) -> None:
-        """Gather again what ``samples`` yields, if that is old and takes more than a look at counters."""
+        """Update what ``samples`` yields, if it is old and costs more than reading counters."""
 
     def samples(self) -> Iterable[AnySample]:
         """Yield the values of the part's metrics."""
@@ -36,7 +36,7 @@ def _nothing() -> None:
 
 
 class Step(Part):
-    """A part of which the hub only has the start, or the end."""
+    """A part that is only a start or a close."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Step(Part):
         self._start, self._close = start, close
 
     def start(self) -> Awaitable[None] | None:
-        """Make the step."""
+        """Run the start."""
         return self._start()
 
     def close(self) -> Awaitable[None] | None:
-        """Undo it."""
+        """Run the close."""
         return self._close()

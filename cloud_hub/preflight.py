@@ -1,4 +1,4 @@
-"""Checks of the objects that a hub's configuration names: tokens, the store, the port."""
+"""Checks of what a hub's configuration names: tokens, the store and the port."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from weft.storage.presence import running
 
 ANSWER_S_MAX = 1.0
 READ_S_MAX = 10.0
-"""Longest time that the number of a store's shards is waited for."""
+"""Longest wait for the number of the store's shards."""
 _ANSWER_BYTES_MAX = 1 << 20
 _NAMES_SHOWN_MAX = 5
 _LIBRARIES = ("deltalake", "numpy", "pyarrow")
@@ -60,21 +60,21 @@ class HubFindings:
     needed: list[Finding] = field(default_factory=list)
     """Findings that keep the hub from starting."""
     unfit: list[Finding] = field(default_factory=list)
-    """Findings with which the hub starts, and a part of its work cannot succeed."""
+    """Findings with which the hub starts, but a part of its work fails."""
     certificates: dict[str, str] = field(default_factory=dict)
-    """Last day of each certificate that is shown to others, by its file."""
+    """Last day of each certificate that the hub presents, by file."""
     doubtful: list[Finding] = field(default_factory=list)
-    """Findings that let the hub run, perhaps not as intended."""
+    """Findings with which the hub runs, perhaps not as intended."""
     shards: int = NEW_SHARDS
     """Number of shards: the store's if it was read, else the configuration's, else that of a new store."""
 
 
 def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindings:
-    """Open the objects that the configuration names, except the port. Blocks; leaves nothing behind.
+    """Open what the configuration names, except the port. Blocks, and changes nothing.
 
     Args:
         now: time for the validity of certificates.
-        offline: contact no store in a bucket. Otherwise probe the store as a starting hub does.
+        offline: do not contact a store in a bucket. Otherwise probe the store as a starting hub does.
     """
     found = HubFindings(shards=config.shards or NEW_SHARDS)
     if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
@@ -146,10 +146,11 @@ def _look_at_names(tls: HubTls, advertise: Sequence[str], found: HubFindings) ->
 
 
 def ports(config: HubConfig, addresses: Sequence[Address]) -> tuple[list[Finding], list[Finding]]:
-    """Bind the addresses for a moment. Blocks.
+    """Bind the addresses briefly. Blocks.
 
     Returns:
-        Findings that would keep the hub from listening; and addresses that were not tried, because a hub answers there.
+        Findings that would keep the hub from listening, and the addresses that were not tried because a hub answers
+        there.
     """
     taken, untried = [], []
     for address in addresses:
@@ -241,7 +242,8 @@ def _look_at_store(config: HubConfig, found: HubFindings, *, offline: bool) -> C
 
 
 def shards_of(config: HubConfig, found: HubFindings) -> int:
-    """Return the number of shards, for which a store in a bucket is read if the configuration has none. Blocks."""
+    """Return the number of shards. If the configuration has none, read it from the store, also from a bucket.
+    Blocks."""
     if config.shards is None and "://" in config.store.removeprefix("file://"):
         # A store that does not answer keeps the hub from starting in any case, with an error that says so.
         with contextlib.suppress(StoreError, ClusterUnusable, TimeoutError):
@@ -295,23 +297,23 @@ def _is_hub(address: Address, tls: HubTls | None) -> bool:
 # The doctor of a hub: what is looked at, measured and called, line by line. Harmless beside the running hub.
 
 DOCTOR_ANSWER_S_MAX = 5.0
-"""Longest wait for one answer: of the hub, of a resolver."""
+"""Longest wait for one answer of the hub or of a resolver."""
 STORE_S_MAX = 20.0
-"""Longest time that all questions to the store may take."""
+"""Longest time for all requests to the store."""
 WRITES = 8
-"""Objects of a measurement of the store. Each is deleted again."""
+"""Number of objects that a measurement writes to the store and deletes again."""
 SLOW_WRITE_S = 2.0
-"""Usual time of a write from which on edges wait long for acknowledgements."""
+"""Median time of a write above which edges wait long for acknowledgements."""
 FREE_MIN = 1 << 30
 FILES_RESERVED = 256
-"""Open files of a process beside its connections: the store, libraries, the log."""
+"""Open files of a process besides its connections: the store, libraries, the log."""
 URLS_MAX = 16
 _BODY_BYTES_MAX = 2048
 _WHY_MAX = 200
 
 
 def examine(config: HubConfig, clock: Callable[[], float], wall_clock: Callable[[], float]) -> Iterator[Verdict]:
-    """Yield the lines, each when it is known. Blocks; each step has a bound of some seconds.
+    """Yield the lines, each as soon as it is known. Blocks; each step is bounded to some seconds.
 
     Args:
         clock: seconds of a clock that is never set.

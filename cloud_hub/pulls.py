@@ -1,4 +1,4 @@
-"""Pulls in one hub process: edges are asked on their links, and what they say becomes an entry of the cluster log."""
+"""Pulls in one hub process: it sends requests on the links of edges, and writes their reports to the cluster log."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _logger = logging.getLogger(__name__)
 # The pulls of one link: what the edge was asked for, and a guard of the lanes that bring it.
 
 REPORTS_MAX = 256
-"""Maximum number of words of an edge about its pulls between two frames from the hub about them. Each may become an
-entry of the cluster log."""
+"""Maximum number of pull reports of an edge between two requests from the hub. Each may become an entry of the cluster
+log."""
 SPARE_BYTES = 1 << 20
-"""Bytes, beside twice those that the edge announced, that may come: it may join batches, and send some again."""
+"""Bytes that an edge may send beyond twice those it announced, since it may join batches and send some again."""
 
 
 class Broken(Exception):
-    """Records or words of an edge that it was not asked for. The message says why."""
+    """Records or reports of an edge that the hub did not request. The message has the reason."""
 
 
 class _Asked(NamedTuple):
@@ -61,21 +61,22 @@ class _Asked(NamedTuple):
 
 
 class LinkPulls:
-    """The guard of one link."""
+    """The pulls that one link was asked for, and the check of what it brings."""
 
     def __init__(self) -> None:
         self._asked: dict[str, _Asked] = {}
         self._came: dict[str, int] = {}
-        """Pull -> bytes that came on this link."""
+        """Pull -> bytes received on this link."""
         self._report_count = 0
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the edge was asked for nothing."""
+        """Return whether no pull is requested on the link."""
         return not self._asked
 
     def ask(self, requests: Iterable[PullRequest]) -> list[PullRequest] | None:
-        """Ask for these pulls and no others. Return the frame's content; None if the edge knows it already."""
+        """Set the requested pulls. Return the content of the frame for the edge; None if it has that content
+        already."""
         wanted = {each.id: each for each in requests}
         if wanted.keys() == self._asked.keys():
             return None
@@ -85,10 +86,10 @@ class LinkPulls:
         return list(wanted.values())
 
     def accepts(self, state: PullState) -> bool:
-        """Take a word of the edge. Return whether it is about a pull of this link.
+        """Accept a report of the edge. Return whether it is about a pull of this link.
 
         Raises:
-            Broken: it announces what it was not asked for.
+            Broken: it announces records that were not requested.
         """
         asked = self._asked.get(state.id)
         if state.stage == PullStage.WAITING:
@@ -158,11 +159,11 @@ OTHER_LINK = (
 
 
 class GuardedLink:
-    """One connection (``replication.runner.LinkHandler``). PARTIAL lanes of an edge that knows pulls bring what it was
-    asked for, and nothing else.
+    """One connection (``replication.runner.LinkHandler``) that refuses records in PARTIAL lanes unless a pull requested
+    them. Other lanes pass unchanged.
 
     Args:
-        link: takes all that the guard lets through.
+        link: the handler behind the guard.
         pulls: of all links.
     """
 
@@ -170,7 +171,7 @@ class GuardedLink:
         self._link, self._pulls, self._shards = link, pulls, shards
         self._session: LinkSession
         self.guard: LinkPulls | None = None
-        """None for an edge that knows no pulls."""
+        """None for an edge whose release does not know pulls."""
         self._guarded: dict[int, Lane] = {}
         """Lanes of pulls."""
         # Processes know only their own links: an edge that stays with two of them is asked by both.
@@ -208,7 +209,7 @@ class GuardedLink:
             asyncio.get_running_loop().call_soon(self._pulls.greeted, self)
 
     def ask(self, requests: list[PullRequest]) -> None:
-        """Ask the edge for these pulls, and no others."""
+        """Replace the pulls that are requested from the edge."""
         if self.guard is None or self.is_over or (answer := self.guard.ask(requests)) is None:
             return
         self._session.send_frame(Pulls(answer))
@@ -217,10 +218,10 @@ class GuardedLink:
                 self._close(number, RefuseCode.CLOSED, "the pull has ended", "nothing: it is not asked for more")
 
     def pull_state(self, state: PullState) -> None:
-        """Take the edge's word about a pull.
+        """Handle the edge's report about a pull.
 
         Raises:
-            LinkRefused: it says too much.
+            LinkRefused: it sends too many reports, or reports what was not requested.
         """
         try:
             if self.guard is not None and self.guard.accepts(state):
@@ -229,7 +230,7 @@ class GuardedLink:
             raise LinkRefused(RefuseCode.PROTOCOL_ERROR, str(error), FAULT_ADVICE) from error
 
     async def open_lane(self, opening: LaneOpen) -> None:
-        """Begin to open a lane; that of a pull if the edge was asked for it."""
+        """Begin to open a lane; a lane of a pull only if the pull is requested."""
         lane = Lane(opening.tenant, opening.edge, opening.log_id, opening.stream)
         if self.guard is not None and opening.flags & LaneFlag.PARTIAL and not opening.flags & LaneFlag.RELAY:
             if (why := await self._refusal(self.guard, lane, opening.epoch)) is not None:
@@ -251,7 +252,7 @@ class GuardedLink:
         return COUNTS
 
     def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
-        """Pass verified batches on; those of a pull if they were asked for."""
+        """Pass verified batches on; batches of a pull only if they are requested."""
         pulled = self._guarded.get(lane)
         if pulled is not None and self.guard is not None:
             try:
@@ -262,7 +263,7 @@ class GuardedLink:
         self._link.data(lane, batches)
 
     async def gap(self, lane: int, gap: GapRange) -> None:
-        """Pass a gap notice on; there is none of a pull."""
+        """Pass a gap notice on. Lanes of pulls have none."""
         pulled = self._guarded.get(lane)
         if pulled is not None:
             self._break(lane, pulled, "the edge sent a gap notice in place of records that it was asked for")
@@ -270,11 +271,11 @@ class GuardedLink:
             await self._link.gap(lane, gap)
 
     def marks(self, time: int, lanes: list[tuple[int, int]]) -> None:
-        """Pass marks on, except for those of pulls: they claim nothing."""
+        """Pass marks on, except those of lanes of pulls, which claim no completeness."""
         self._link.marks(time, self._unguarded(lanes))
 
     def last_words(self, time: int, lanes: list[tuple[int, int]], renamed_to: str) -> None:
-        """Pass last marks on, likewise."""
+        """Pass last marks on, with the same exception."""
         self._link.last_words(time, self._unguarded(lanes), renamed_to)
 
     def _unguarded(self, lanes: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -304,11 +305,11 @@ BY = "weft hub"
 RETRY_S = 2.0
 CATCH_UP_S = 5.0
 LOOK_S = 10.0
-"""Interval at which pulls that ran out of time are ended."""
+"""Interval at which expired pulls are ended."""
 FORGOTTEN_AT_ONCE = 64
 _STEPS: dict[int, str] = {PullStage.SENDING: "sending", PullStage.DONE: "done", PullStage.REFUSED: "refused"}
 DUE_MAX = 4096
-"""Maximum number of words of edges that wait for the store. Of further ones the edges are asked again."""
+"""Maximum number of reports that wait for the store. Edges are asked again for those beyond it."""
 
 
 class _NotLoaded(Exception):
@@ -320,7 +321,7 @@ class HubPulls:
 
     Args:
         is_own: whether this process owns a shard.
-        clock: while it is wrong, nothing is written: the times of pulls are for good.
+        clock: while it is wrong, nothing is written, since the times of pulls are permanent.
     """
 
     def __init__(
@@ -336,17 +337,18 @@ class HubPulls:
         self._log = ClusterLog(store, cluster_id)
         self._declared, self._shards, self._is_own, self._clock = declared, shards, is_own, clock
         self._links: dict[NodeName, dict[GuardedLink, None]] = {}
-        """Links of an edge, in their order. The last one is asked: two would take a lane from each other."""
+        """Links of an edge in the order of their start. Pulls go to the last one: two would take a lane from each
+        other."""
         self._asked: set[NodeName] = set()
-        """Edges with links that were asked for something."""
+        """Edges with a link on which pulls are requested."""
         self._due: dict[tuple[str, str], PullState | str] = {}
-        """(pull, step) -> the edge's word about it, or the reason of its end."""
+        """(pull, step) -> the edge's report, or the reason of the pull's end."""
         self._unheard: set[NodeName] = set()
-        """Edges of whose words some found no room."""
+        """Edges some of whose reports were discarded for lack of room."""
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.waits: dict[str, str] = {}
-        """Pull -> the reason why its edge sends nothing for now, as its link reported to this process."""
+        """Pull -> the reason why its edge sends nothing at present, as reported on its link to this process."""
         declared.watch(Watched.PULLS, self._changed)
 
     def start(self) -> None:
@@ -357,7 +359,7 @@ class HubPulls:
         ]
 
     async def close(self) -> None:
-        """Stop. What was not written, the edges say again."""
+        """Stop. Edges repeat the reports that were not written."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -366,11 +368,11 @@ class HubPulls:
     # -- links
 
     def guarded(self, link: EdgeLink) -> GuardedLink:
-        """Return a link behind the guard of its pulls."""
+        """Return a handler that guards a link."""
         return GuardedLink(link, self, self._shards)
 
     def greeted(self, link: GuardedLink) -> None:
-        """Ask the edge of a new link for what it is to send."""
+        """Send the requests of pulls to the edge of a new link."""
         if link.node is not None and not link.is_over:
             links = self._links.setdefault(link.node, {})
             for earlier in links:
@@ -416,7 +418,7 @@ class HubPulls:
             self._ask(edge)
 
     def take(self, link: GuardedLink, state: PullState) -> None:
-        """Take an edge's word about one of its pulls."""
+        """Handle an edge's report about one of its pulls."""
         if link.node is None:
             return
         name = f"{link.node.tenant}/{state.id}"
@@ -437,7 +439,7 @@ class HubPulls:
         )
 
     def failed(self, link: GuardedLink, stream: str, reason: str) -> None:
-        """End the pulls of a stream: the edge does not send what it was asked for, or the hub cannot take it."""
+        """End the pulls of a stream whose records the edge does not send or the hub cannot store."""
         if link.node is not None:
             for name, document in self._declared.pulls.running(link.node).items():
                 if document.stream == stream:
@@ -457,12 +459,13 @@ class HubPulls:
     # -- the cluster log
 
     async def ask(self, name: str, document: PullDocument, author: Author) -> PullDocument:
-        """Declare a pull in the place of the tenant's oldest one, if need be. Raises as ``declare``."""
+        """Declare a pull. If the tenant has as many as are kept, it replaces the oldest that is over. Raises as
+        ``declare``."""
         await self._log.append(make_room(name.partition("/")[0], document), author)
         return await self.declare(name, ask(name, document), author)
 
     async def declare(self, name: str, decision: Decision, author: Author) -> PullDocument:
-        """Write an entry about a pull, and ask its edge at once if it is linked here.
+        """Write an entry about a pull, durably, and send the request at once if the edge is linked here.
 
         Returns:
             The pull after it.
@@ -528,7 +531,7 @@ class HubPulls:
         return end(name, "done", now, held=held)
 
     async def held(self, name: str) -> RangeSet | None:
-        """Return the numbers that the hub has of a pull's lane; None if that is unknown."""
+        """Return the sequence numbers that the hub holds of a pull's lane; None if unknown."""
         document = self._declared.pulls.documents.get(name)
         if document is None or not document.log_id:
             return None

@@ -1,4 +1,4 @@
-"""The use of a hub process by tenants: an account of what came, and the pace that their quotas allow."""
+"""Quotas of tenants in a hub process: accounts of received records and bytes, and the rates that quotas allow."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from weft.storage.presence import TENANTS_MAX, Intake, NodeEntry
 
 SECOND = 1_000_000_000
 BURST = SECOND
-"""Time whose quota may come at once."""
+"""Time whose quota may arrive in one burst, ns."""
 WAIT_MAX = 3600 * SECOND
-"""Longest time that a bucket is ahead: what comes beyond it no longer counts."""
+"""Longest time by which a bucket may be ahead, ns. What arrives beyond it no longer counts."""
 
 
 class Bucket:
-    """One bound of a tenant.
+    """Token bucket of one quota of a tenant.
 
     Args:
         per_second: units of the whole tenant; None for no bound.
-        share: part of them that this process may let in.
+        share: part of the rate that this process may let in, 0 to 1.
     """
 
     def __init__(self, per_second: int | None, share: float, now: int) -> None:
@@ -61,7 +61,7 @@ class Bucket:
         return self._rate
 
     def set(self, per_second: int | None, share: float, now: int) -> None:
-        """Continue with another rate. What came before and is not allowed yet is allowed sooner or later by it."""
+        """Continue with another rate. Units that came before and exceed the old rate are paid off at the new one."""
         before, self._rate = self._rate, _rate(per_second, share)
         if before is None or self._rate is None:
             self._free_at = now - BURST
@@ -69,24 +69,24 @@ class Bucket:
             self._free_at = now + min(int((self._free_at - now) * before / self._rate), WAIT_MAX)
 
     def take(self, units: int, now: int) -> None:
-        """Count units that came."""
+        """Count received units."""
         if self._rate is not None:
             at = max(self._free_at, now - BURST) + int(units * SECOND / self._rate)
             self._free_at = min(at, now + WAIT_MAX)
 
     def wait(self, now: int) -> int:
-        """Return the time until all that came is allowed, ns; 0 if it is now."""
+        """Return the time until the rate allows all received units, ns; 0 if it does now."""
         return max(0, self._free_at - now) if self._rate is not None else 0
 
 
 class TenantRate:
-    """Both bounds of a tenant."""
+    """The rates of a tenant, in bytes and in records."""
 
     def __init__(self, now: int) -> None:
         self.bytes = Bucket(None, 1.0, now)
         self.records = Bucket(None, 1.0, now)
         self.is_bound = False
-        """True with a bound."""
+        """True if either rate is bounded."""
 
     def set(self, bytes_per_second: int | None, records_per_second: int | None, share: float, now: int) -> None:
         """Continue with other quotas, or another share of them."""
@@ -95,7 +95,7 @@ class TenantRate:
         self.is_bound = self.bytes.rate is not None or self.records.rate is not None
 
     def take(self, size: int, records: int, now: int) -> None:
-        """Count what came."""
+        """Count received bytes and records."""
         self.bytes.take(size, now)
         self.records.take(records, now)
 
@@ -104,7 +104,7 @@ class TenantRate:
         return max(self.bytes.wait(now), self.records.wait(now))
 
     def link_bytes(self, links: int, record_bytes: float) -> int:
-        """Return the bytes a second that each of some links can expect, at least 1; 0 without a bound.
+        """Return the bytes a second that each of a number of links can expect, at least 1; 0 without a bound.
 
         Args:
             record_bytes: mean size of the link's records.
@@ -126,11 +126,11 @@ def _rate(per_second: int | None, share: float) -> float | None:
 # Only tenants with such a quota cost anything, and only when a lane opens that no shard has yet.
 
 COUNT_AGE_S = 5.0
-"""Maximum age of numbers. Lanes that other processes opened meanwhile may go beyond a quota by as many."""
+"""Maximum age of counts. A quota may be exceeded by the lanes that other processes open within it."""
 TENANTS_AT_ONCE = 100
 """Number of tenants after which a walk over all of them yields to others."""
 OPENING_MAX = 100_000
-"""Maximum number of lanes that are open and that no shard has yet, of all tenants."""
+"""Maximum number of open lanes of all tenants that have no record in a shard yet."""
 
 
 @dataclass
@@ -141,10 +141,10 @@ class _Counted:
 
 
 class TenantCounts:
-    """The numbers of one process.
+    """Counts of the lanes and streams of tenants, for one process.
 
     Args:
-        shards: those of the store; None where there are none, and every quota has room.
+        shards: the shards of the store; None if there are none, so that every quota has room.
         monotonic: seconds.
     """
 
@@ -152,12 +152,12 @@ class TenantCounts:
         self._shards, self._monotonic = shards, monotonic
         self._counted: dict[str, _Counted] = {}
         self._opening: dict[Lane, Sequencer] = {}
-        """Open lanes that may have no record or mark yet."""
+        """Open lanes that may have no record and no mark yet."""
         self._counting = asyncio.Lock()
 
     async def full(self, quotas: Quotas, lane: Lane, sequencer: Sequencer) -> str | None:
-        """Return the name of the quota that leaves no room for a lane, ``lanes`` or ``streams``; None if there is room,
-        in which case the lane counts. Lanes and streams that are there already are never refused."""
+        """Count a lane. Return the name of the quota that has no room for it, ``lanes`` or ``streams``; None if it was
+        counted. Lanes and streams that exist are never refused."""
         if (quotas.lanes is None and quotas.streams is None) or lane in sequencer.state.lanes or lane in self._opening:
             return None
         counted = await self.count(lane.tenant)
@@ -173,16 +173,16 @@ class TenantCounts:
         return None
 
     def has_stream(self, tenant: str, stream: str) -> bool:
-        """Return whether a shard of this process has a stream: a deleted one is in none."""
+        """Return whether a shard of this process has a stream. A deleted stream is in none."""
         return any(each.loaded and each.state.has_stream(tenant, stream) for each in self._shards or ())
 
     def closed(self, lane: Lane) -> None:
-        """Note that a lane is closed: without a record it is none."""
+        """Note that a lane is closed. A lane without a record no longer counts."""
         self._opening.pop(lane, None)
 
     async def count(self, tenant: str) -> _Counted:
-        """Return a tenant's lanes and streams as of at most ``COUNT_AGE_S`` ago. Shards that cannot be read count as
-        empty."""
+        """Return the numbers of a tenant's lanes and streams, at most ``COUNT_AGE_S`` old. Shards that cannot be read
+        count as empty."""
         return (await self.count_all([tenant]))[tenant]
 
     async def count_all(self, tenants: Collection[str]) -> dict[str, _Counted]:
@@ -216,7 +216,7 @@ class TenantCounts:
 
 
 KNOWN_MAX = 4096
-"""Maximum number of tenants with an account of their own, beside those that have links."""
+"""Maximum number of tenants without links that have an account of their own."""
 STREAMS_MAX = 1000
 """Maximum number of streams of one tenant with an account of their own."""
 NAMED_MAX = 100
@@ -224,23 +224,23 @@ NAMED_MAX = 100
 STREAMS_NAMED_MAX = 500
 """Maximum number of streams with series of their own."""
 INTAKE_NS = 90 * SECOND
-"""Longest time over which the rate of all that comes is computed. A process that is alone writes it each minute."""
+"""Longest time over which the rate of all links is computed. A process that is alone writes the rate each minute."""
 INTAKE_NOTES_MAX = 64
 OTHERS = "(other)"
-"""Name of all others. No tenant and no stream can have it."""
+"""Label of all other tenants or streams. No tenant and no stream can have this name."""
 USE_LOOK_S = 5.0
-"""Interval at which the share of this process is set."""
+"""Interval at which the shares of this process are set."""
 ACTIVE_NS = 60 * SECOND
-"""Time after its last data for which a link counts for the share of its process."""
+"""Time after its last data for which a link counts towards the share of its process."""
 NEW_NS = 30 * SECOND
-"""Time after a tenant's first link here for which each other process counts as having as many, if it names none."""
+"""Time after a tenant's first link here during which each process that reports no links counts as having as many."""
 
 
 _NO_QUOTAS = Quotas()
 
 
 class SlowedLink(Protocol):
-    """One link (``LinkQuota``, which knows its tenant)."""
+    """A link as its tenant's account needs it (``LinkQuota``)."""
 
     def is_active(self, now: int) -> bool:
         """Return whether the link sent data lately, or waits to."""
@@ -253,14 +253,14 @@ class SlowedLink(Protocol):
 
 @dataclass(slots=True)
 class StreamUse:
-    """The account of one stream: bytes and records that links brought."""
+    """Bytes and records of one stream that links brought."""
 
     bytes: int = 0
     records: int = 0
 
 
 class TenantUse:
-    """One tenant at this process."""
+    """The account of one tenant at this process."""
 
     def __init__(self, name: str, quotas: Quotas, now: int) -> None:
         self.name, self.quotas, self.since = name, quotas, now
@@ -270,11 +270,11 @@ class TenantUse:
         self.links: dict[SlowedLink, None] = {}
         self.streams: dict[str, StreamUse] = {}
         self.waited_ns = 0
-        """Time for which links were asked to wait."""
+        """Total time for which links were asked to wait, ns."""
         self.refused = 0
-        """Links and lanes that a quota refused."""
+        """Number of links and lanes that a quota refused."""
         self.share = 1.0
-        """Part of the tenant's rates that this process lets in."""
+        """Part of the tenant's rates that this process may let in, 0 to 1."""
 
     def stream(self, name: str) -> StreamUse:
         """Return the account of a stream."""
@@ -283,12 +283,12 @@ class TenantUse:
         return self.streams.setdefault(name, StreamUse())
 
     def total(self) -> StreamUse:
-        """Return what came of all streams."""
+        """Return the sums of all streams."""
         every = self.streams.values()
         return StreamUse(sum(each.bytes for each in every), sum(each.records for each in every))
 
     def active(self, now: int) -> int:
-        """Return the number of links that sent data lately, or wait to."""
+        """Return the number of active links."""
         return sum(link.is_active(now) for link in self.links)
 
     def set(self, quotas: Quotas, share: float, now: int) -> None:
@@ -299,13 +299,13 @@ class TenantUse:
 
 
 class Tenants(Part):
-    """All tenants at this process.
+    """The accounts of all tenants at this process.
 
     Args:
-        counts: lanes and streams of tenants.
+        counts: numbers of lanes and streams of tenants.
         others: entries of the other processes.
         monotonic: nanoseconds.
-        changed: called when others should soon know of other links than before.
+        changed: called when the entry of this process should be written soon, since links began or ended.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class Tenants(Part):
         self.came = StreamUse()
         """Bytes and records that links of all tenants brought, repetitions included."""
         self._noted = deque([(monotonic(), 0, 0)], maxlen=INTAKE_NOTES_MAX)
-        """Moments, and the records and bytes that had come by then."""
+        """Moments, and the records and bytes received until then."""
         self._of: dict[str, TenantUse] = {}
         self._rest = StreamUse()
         """The account of tenants without one of their own."""
@@ -335,7 +335,7 @@ class Tenants(Part):
         self._task = BackgroundTask()
 
     def start(self) -> None:
-        """Begin to set the shares."""
+        """Begin to set the shares, each ``USE_LOOK_S``."""
         self._task.start(self._run(), name="tenant-shares")
 
     async def close(self) -> None:
@@ -346,7 +346,7 @@ class Tenants(Part):
         return iter(self._of.values())
 
     def of(self, tenant: str) -> TenantUse:
-        """Return the use of a tenant."""
+        """Return the account of a tenant; the common one beyond ``KNOWN_MAX``."""
         found = self._of.get(tenant)
         if found is None:
             found = self._of[tenant] = TenantUse(tenant, self._declared.of(tenant), self.monotonic())
@@ -356,11 +356,11 @@ class Tenants(Part):
         return found
 
     def known(self, tenant: str) -> TenantUse | None:
-        """Return the use of a tenant that had links here; None for others."""
+        """Return the account of a tenant that had links here; None for others."""
         return self._of.get(tenant)
 
     def links(self, tenant: str) -> int:
-        """Return the number of a tenant's linked edges, at all processes as far as this one knows."""
+        """Return the number of a tenant's linked edges at all processes, as far as this one knows."""
         known = self._of.get(tenant)
         elsewhere = sum(entry.tenants.get(tenant, (0, 0))[0] for entry in self._others())
         return elsewhere + (len(known.edges) if known is not None else 0)
@@ -390,15 +390,15 @@ class Tenants(Part):
         return found
 
     def entry(self) -> dict[str, tuple[int, int]]:
-        """Return the tenants with rates or a quota of links, for the entry of this process: linked edges, and links
-        that send."""
+        """Return linked edges and active links of each tenant with rates or a quota of links, for the entry of this
+        process."""
         now = self.monotonic()
         found = [use for use in self._of.values() if use.links and (use.rate.is_bound or use.quotas.links is not None)]
         found.sort(key=lambda use: -len(use.links))
         return {use.name: (len(use.edges), use.active(now)) for use in found[:TENANTS_MAX]}
 
     def intake(self) -> Intake | None:
-        """Return the rate of all that came lately, and note the present figures for the next one; None for a second
+        """Return the recent rate of all links, and note the current figures for the next call. None in the first second
         after the start."""
         now, came = self.monotonic(), self.came
         while len(self._noted) > 1 and self._noted[0][0] < now - INTAKE_NS:
@@ -411,7 +411,7 @@ class Tenants(Part):
         return Intake((came.records - records) / seconds, (came.bytes - size) / seconds, seconds)
 
     def limited(self) -> None:
-        """Apply other quotas, and notify links that wait."""
+        """Apply changed quotas, and notify links that wait."""
         now = self.monotonic()
         for use in self._of.values():
             self._share(use, now)
@@ -424,7 +424,7 @@ class Tenants(Part):
             self.look()
 
     def look(self) -> None:
-        """Set all shares, and forget tenants that left."""
+        """Set all shares, and forget tenants without links."""
         now = self.monotonic()
         for use in self._of.values():
             if use.rate.is_bound or use.quotas != self._declared.of(use.name):
@@ -492,14 +492,15 @@ def _samples(name: str, total: StreamUse, links: int, waited_ns: int, refused: i
 # The quotas of tenants at one link: what it brings counts, and at a quota it is slowed, not refused.
 
 SLACK_NS = SECOND // 10
-"""Shortest wait that is asked for. Shorter ones add up."""
+"""Shortest requested wait, ns. Shorter ones add up."""
 PAUSE_NS_MAX = 10 * SECOND
-"""Longest pause before a message of a link that does not know THROTTLED: its edge leaves after 30 s without an
-acknowledgement of data that it sent."""
+"""Longest pause before reading a message of a link that does not know THROTTLED, ns. Its edge disconnects after 30 s
+without an acknowledgement."""
 ON_ITS_WAY_NS = 5 * SECOND
-"""Time after the request to wait in which data comes that was sent before it."""
+"""Time after the request to wait during which data may arrive that was sent before it, ns."""
 EARLY_BYTES_MAX = 1 << 20
-"""Bytes that a link may send before the end of a wait. One that sends more is read later, as one that is not asked."""
+"""Bytes that a link may send before the end of a wait. A link that sends more is read later, as one that does not know
+THROTTLED."""
 ADVICE = "nothing is lost, and it is tried again. Raise the quota (`weft hub tenant set --{}`), or use less"
 
 
@@ -510,24 +511,24 @@ class _Metered(NamedTuple):
 
 
 class LinkQuota:
-    """The part of one link. Event loop's thread only."""
+    """Quotas of one link. Event loop's thread only."""
 
     def __init__(self, tenants: Tenants) -> None:
         self._tenants, self._now = tenants, tenants.monotonic
         self._lanes: dict[int, _Metered] = {}
         self._charged: dict[TenantUse, None] = {}
-        """Tenants with a rate that the present message counts for."""
+        """Tenants with a rate to which the current message counts."""
         self._own: tuple[TenantUse, str] | None = None
         self._send: Callable[[Throttled], None] | None = None
-        """Tells an edge that knows the frame."""
+        """Sends THROTTLED to an edge that knows the frame."""
         self._sent_at = self._throttled_at = self._throttled_until = 0
         self._bytes = self._records = self._early = 0
 
     def open(self, hello: Hello, say: Callable[[Throttled], None]) -> None:
-        """Count a link whose tenant was checked.
+        """Count a link. The caller has authenticated its tenant.
 
         Raises:
-            LinkRefused: its tenant has as many as it may have.
+            LinkRefused: its tenant's quota of links is used up.
         """
         use = self._tenants.of(hello.tenant)
         quota = use.quotas.links
@@ -540,10 +541,10 @@ class LinkQuota:
         self._sent_at = -ACTIVE_NS
 
     async def check_lane(self, lane: Lane, sequencer: Sequencer) -> None:
-        """Count a lane that is going to be opened.
+        """Count a lane before it is opened.
 
         Raises:
-            LinkRefused: its tenant has as many lanes or streams as it may have. The link's other lanes continue.
+            LinkRefused: its tenant's quota of lanes or streams is used up. The link's other lanes continue.
         """
         use = self._tenants.of(lane.tenant)
         full = await self._tenants.counts.full(use.quotas, lane, sequencer)
@@ -558,7 +559,7 @@ class LinkQuota:
         raise LinkRefused(RefuseCode.OVERLOADED, message, advice)
 
     def lane_opened(self, number: int, lane: Lane) -> None:
-        """Count what comes on a lane for its tenant and stream."""
+        """Count what arrives on a lane from now on for its tenant and stream."""
         use = self._tenants.of(lane.tenant)
         self._lanes[number] = _Metered(lane, use, use.stream(lane.stream))
 
@@ -590,11 +591,12 @@ class LinkQuota:
 
     @property
     def has_charged(self) -> bool:
-        """Return whether a quota counts records of the present message."""
+        """Return whether a quota counts records of the current message."""
         return bool(self._charged)
 
     async def room(self) -> None:
-        """Slow the link if its message was more than a quota allows by now: ask the edge to wait, or read later."""
+        """Slow the link if its message exceeds what a quota allows now: ask the edge to wait, or delay the next
+        read."""
         if not self._charged:
             return
         charged, self._charged = self._charged, {}
@@ -657,7 +659,7 @@ def _reason(use: TenantUse) -> str:
 
 
 def unbound() -> LinkQuota:
-    """Return the part of a link at a hub that knows no quotas."""
+    """Return the quotas of a link at a hub that has none."""
     counts = TenantCounts(None, time.monotonic)
     return LinkQuota(Tenants(DeclaredQuotas(), counts, Refusals(time.monotonic), time.monotonic_ns))
 
@@ -666,13 +668,14 @@ def unbound() -> LinkQuota:
 
 logger = logging.getLogger(__name__)
 SIZES_LOOK_S = 60.0
-"""Interval of looks. A table may grow beyond the quota by what it gets in this time."""
+"""Interval at which sizes are read. A table may exceed the quota by what it gets in this time."""
 LISTED_MAX = 50_000
-"""Maximum number of objects of one table that count. A table with more is larger than it seems."""
+"""Maximum number of objects of one table that are counted. The size of a table with more is underestimated."""
 
 
 class TenantSizes:
-    """The sizes, as listings of the store have them: files that are not vacuumed yet count too, as they cost too."""
+    """Sizes of the tables of tenants with such a quota, from listings of the store. Replaced files count until they are
+    vacuumed, since they cost storage."""
 
     def __init__(self, store: ObjectStore, quotas: DeclaredQuotas, interval_s: float = SIZES_LOOK_S) -> None:
         self._store, self._quotas = store, quotas
@@ -682,10 +685,10 @@ class TenantSizes:
         self._task = BackgroundTask()
 
     def start(self, streams: Callable[[], Iterable[StreamKey]]) -> None:
-        """Begin to look.
+        """Begin to read sizes in the background.
 
         Args:
-            streams: returns those that may have tables.
+            streams: returns the streams that may have tables.
         """
         self._task.start(self._run(streams), name="tenant-sizes")
 
@@ -694,16 +697,16 @@ class TenantSizes:
         await self._task.close()
 
     def of(self, tenant: str) -> int | None:
-        """Return the bytes of a tenant's tables of all rows; None without a quota, and before the first look."""
+        """Return the bytes of a tenant's tables of all rows; None without a quota, and before the first read."""
         return self._sizes.get(tenant)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the sizes for Prometheus. At most ``NAMED_MAX`` tenants have quotas of them in the metrics."""
+        """Yield the sizes for Prometheus, of at most ``NAMED_MAX`` tenants."""
         for tenant, size in islice(sorted(self._sizes.items()), NAMED_MAX):
             yield Sample("weft_hub_tenant_table_bytes", size, (tenant,))
 
     def held(self, key: StreamKey) -> str | None:
-        """Return why a stream's table gets no rows for now; None if it does."""
+        """Return why a stream's table gets no rows at present; None if it does."""
         quota, size = self._quotas.of(key[0]).table_bytes, self._sizes.get(key[0])
         if quota is None or size is None or size < quota:
             return None
