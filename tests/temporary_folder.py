@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.spark_cluster import LOADING, QUICK
+from tests.support.spark_classes import LOADING, QUICK
 
 ROOT = Path(__file__).parents[1]
 IN_MEMORY = Path("/dev/shm")

@@ -583,7 +583,7 @@ GOOD = "def test_good(tmp_path):\n    (tmp_path / 'mine').touch()\n"
 def folder(tmp_path: Path) -> Path:
     """The temporary folder of the machine."""
     (tmp_path / "conftest.py").write_text(TEMPORARY_FOLDER_CONFTEST)
-    (tmp_path / "pytest.ini").write_text("[pytest]\ntmp_path_retention_policy = failed\n")
+    (tmp_path / "pytest.ini").write_text(f"{INI}tmp_path_retention_policy = failed\n")
     (tmp_path / "machine").mkdir()
     return tmp_path / "machine"
 
@@ -592,7 +592,7 @@ def temporary_folder_run(folder: Path, test: str) -> tuple[int, str]:
     (folder.parent / "test_it.py").write_text(test)
     # Without the options of this run, some of which only its own conftest knows.
     environment = os.environ | {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q"]
     done = subprocess.run(
         command, cwd=folder.parent, env=environment, check=False, capture_output=True, text=True, timeout=60
     )

@@ -24,7 +24,7 @@ from examples.demo.fabric import free_port, get_json
 from spark_sinks.runtime.session import cache_directory, find_java_home
 from tests.end_to_end import page_interpreter
 from tests.support import forked
-from tests.support.spark_cluster import QUICK
+from tests.support.spark_classes import QUICK
 
 RUN = ("sh", "python", "sql", "yaml")
 SHOWN = ("text", "json", "mermaid", "toml", "javascript", "nginx", "haproxy", "caddyfile")

@@ -15,8 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.log_writer import Delivery, LogWriter
 from spark_sinks.runtime.session import session
 from tests.cloud_hub.tables.latest_tables import drain_latest, latest
-from tests.support.spark_classes import end_with_java
-from tests.support.spark_cluster import QUICK
+from tests.support.spark_classes import QUICK, end_with_java
 from weft.cloud_hub.tables.buckets import Key
 from weft.cloud_hub.tables.latest import LatestTierer
 from weft.protocols import batch

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,39 +21,11 @@ import pyspark
 from examples.demo.fabric import free_port
 from spark_sinks.runtime.session import cache_directory, find_java_home
 from tests.support.s3_servers import listens
+from tests.support.spark_classes import QUICK
 from tests.support.waiting import wait_until
 
 GONE_S_MAX = 60.0
 _POLL_S = 0.02
-_UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-"""Options of a Java that believes what Spark's compilers wrote: it loads 13,000 classes, and no test is about them."""
-
-
-def archive_of_classes() -> Path | None:
-    """Return where the archive of Spark's classes is, once ``tests.support.spark_classes`` has made it.
-
-    None where Java has no archive of its own classes, as that of the wheel: another needs it below.
-    """
-    found = shutil.which(
-        "java", path=os.path.join(os.environ["JAVA_HOME"], "bin") if "JAVA_HOME" in os.environ else None
-    )
-    below = found and Path(os.path.realpath(found)).parents[1] / "lib" / "server" / "classes.jsa"
-    if not below or not below.exists():
-        return None
-    of = f"{below} {below.stat().st_mtime_ns} {version('pyspark')}"
-    return Path(sys.prefix) / f"spark-{zlib.crc32(of.encode()):08x}.jsa"
-
-
-def _archived() -> str:
-    path = archive_of_classes()
-    # Java does without an archive that does not fit, and would say so on standard output.
-    return f" -XX:SharedArchiveFile={path} -Xlog:disable" if path is not None and path.exists() else ""
-
-
-LOADING = f"{_UNVERIFIED}{_archived()}"
-"""Options with which Java loads Spark's classes quickly."""
-QUICK = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData {LOADING}"
-"""Options of a Java that lives for seconds: the best compiler would not pay."""
 
 
 @contextlib.contextmanager
