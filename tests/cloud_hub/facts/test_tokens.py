@@ -521,9 +521,9 @@ async def test_a_first_use_is_known_in_a_minute_and_later_ones_within_the_hour()
     assert await last_uses(store) == {"press": 5, "ops": 3}, "the latest of all processes"
 
 
-async def test_a_day_of_ten_thousand_tokens_is_a_write_an_hour() -> None:
+async def test_a_day_of_a_thousand_tokens_is_a_write_an_hour() -> None:
     store = CountingStore()
-    names = [f"edge-{n}" for n in range(10_000)]
+    names = [f"edge-{n}" for n in range(1_000)]
     process = Process(store, set(names))
     for minute in range(24 * 60):
         process.used = dict.fromkeys(names, minute)
