@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
+import re
 import time
 from pathlib import Path
 
@@ -425,6 +426,8 @@ def test_status_shows_what_is_in_trouble_at_any_process_and_nothing_else_if_aske
     ):
         assert each in shown
     assert "acme/good" not in shown
+    assert re.search(r"^acme/gone\t.*\tunknown\t", shown, re.MULTILINE), "what it lost is not known"
+    assert "acme/right" not in shown
     found = json.loads(weft("hub", "status", "hub.yaml", "--trouble", "--json").output)
     assert [each["edge"] for each in found["edges"]] == ["gone"]
     assert "lost_records" not in found["edges"][0], "an earlier release has not counted them"

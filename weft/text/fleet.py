@@ -8,13 +8,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import UnsetType
+from msgspec import UNSET
 
 from weft.config.units import YEAR_S, approximate_duration, approximate_size, format_size
 from weft.output import counted, print_facts, print_table
 from weft.text.record import shown
 
 if TYPE_CHECKING:
+    from msgspec import UnsetType
+
     from weft.hub_api.answers import DiskOfEdge, EdgeOfHub, HeldBackReason, StreamOf, TableOfStream
     from weft.hub_api.status import (
         CertificateInForce,
@@ -133,7 +135,7 @@ def _edge_row(edge: EdgeOfHub, now: float, here: Collection[str], *, all_known: 
         shown((edge.software or _UNKNOWN).removeprefix("weft ")),
         _outage_left(edge.disk or None, now, is_linked=since is not None),
         edge.missing_records,
-        _UNKNOWN if isinstance(edge.lost_records, UnsetType) else edge.lost_records,
+        _UNKNOWN if edge.lost_records is UNSET else edge.lost_records,
         _UNKNOWN if edge.complete_up_to is None else f"{_ago(edge.complete_up_to, now)} ago",
         shown("; ".join(alarms)),
     )
