@@ -19,7 +19,7 @@ class _JumpingSelector(selectors.SelectSelector):
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout == 0:  # tasks can go on; a thread that ends is among them without a look at the descriptors
+        if timeout == 0:  # tasks are ready; a thread that ends adds its own without a look at the descriptors
             return []
         ready = super().select(0)
         if not ready and timeout is None:
