@@ -73,6 +73,21 @@ class TopicSettings(Section, frozen=True, kw_only=True):
     )
 
 
+class Write(Section, frozen=True, kw_only=True):
+    """A value that messages may write. A message is written at once, or refused: none waits for the source."""
+
+    topic: Annotated[
+        str | None,
+        Meta(
+            examples=["down/press/speed"],
+            description="Topic of the messages, whose payload is the value in JSON. Neither `rewrite` nor `prefix` is "
+            "for it. Unset: SOURCE/$write/NAME.",
+        ),
+    ] = None
+    min: Annotated[float | None, Meta(description="Least number that may be written. Numbers need it.")] = None
+    max: Annotated[float | None, Meta(description="Greatest number that may be written. Numbers need it.")] = None
+
+
 class SourceSettings(TopicSettings, frozen=True, kw_only=True):
     """Settings that sources of all brokers have in common."""
 
@@ -205,6 +220,8 @@ class AmqpSource(BrokerSettings, frozen=True, kw_only=True):
 REGISTERS_IN_REQUEST_MAX = 125
 BITS_IN_REQUEST_MAX = 2000
 """Bounds of one request by the specification (Modbus Application Protocol 1.1b3, sections 6.1 to 6.4)."""
+WRITTEN_REGISTERS_MAX = 123
+"""Registers that one request may write (section 6.12)."""
 ADDRESS_MAX = 65_535
 WORDS = {"u16": 1, "i16": 1, "u32": 2, "i32": 2, "f32": 2, "u64": 4, "i64": 4, "f64": 4, "bool": 1}
 """Type -> number of registers; `text` has its own length."""
@@ -310,6 +327,13 @@ class SerialLine(Section, frozen=True, kw_only=True):
     ] = 1
 
 
+class ModbusWrite(Write, frozen=True, kw_only=True):
+    """A register, or coil, that messages may write."""
+
+    device: Annotated[str, Meta(description="Name of the device in `devices`.")]
+    register: Annotated[str, Meta(description="Name of its register: a `holding` register, or a `coil`.")]
+
+
 class ModbusSource(TopicSettings, frozen=True, kw_only=True):
     """Modbus devices behind one connection: a device or gateway with TCP, or a serial line with RTU."""
 
@@ -339,6 +363,9 @@ class ModbusSource(TopicSettings, frozen=True, kw_only=True):
         ),
     ] = 1
     devices: Annotated[dict[str, ModbusDevice], Meta(min_length=1, max_length=1000, description="Devices, by name.")]
+    writes: Annotated[
+        dict[str, ModbusWrite], Meta(max_length=1000, description="Registers that messages may write, by name.")
+    ] = field(default_factory=dict)
 
 
 class OpcuaSecurity(Section, frozen=True, kw_only=True):
@@ -450,6 +477,31 @@ class OpcuaNode(OneOf, frozen=True, kw_only=True):
     ] = None
 
 
+class OpcuaWrite(Write, frozen=True, kw_only=True):
+    """A variable that messages may write."""
+
+    node: Annotated[
+        str, Meta(examples=["nsu=urn:example:press;s=Speed"], description="Node id of the variable, as in `nodes`.")
+    ]
+    type: Annotated[
+        Literal[
+            "Boolean",
+            "SByte",
+            "Byte",
+            "Int16",
+            "UInt16",
+            "Int32",
+            "UInt32",
+            "Int64",
+            "UInt64",
+            "Float",
+            "Double",
+            "String",
+        ],
+        Meta(description="Data type of the variable. `weft edge browse` shows it."),
+    ]
+
+
 class OpcuaSource(SourceSettings, frozen=True, kw_only=True):
     """An OPC UA server, whose variables the node subscribes to. A change is acknowledged once it is on disk."""
 
@@ -478,6 +530,9 @@ class OpcuaSource(SourceSettings, frozen=True, kw_only=True):
             "Servers may shorten it. What `queue` has no room for is lost earlier, and named.",
         ),
     ] = field(default=600.0, name="lifetime")
+    writes: Annotated[
+        dict[str, OpcuaWrite], Meta(max_length=1000, description="Variables that messages may write, by name.")
+    ] = field(default_factory=dict)
     history: Annotated[
         bool, Meta(description="Fill gaps from the server's history, where it keeps one, with flagged values.")
     ] = True

@@ -275,7 +275,8 @@ class EdgeNode:
         from weft.edge_node.sources.connection import SourceContext
         from weft.edge_node.sources.sources import Sources
 
-        return Sources(config, SourceContext(self._context.ingest, self._context.round_robin, wall_clock))
+        context = self._context
+        return Sources(config, SourceContext(context.ingest, context.round_robin, wall_clock, context.subscriptions))
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
         loop = asyncio.get_running_loop()

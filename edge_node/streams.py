@@ -32,6 +32,10 @@ AMQP_LINKS_STREAM: Final = "weft-amqp-links"
 """Stream of the places of AMQP 1.0 links that outlive their connection."""
 GAP_LEVEL: Final = "$gap"
 """Last level of the topic of a source's notices, below its name."""
+WRITE_LEVEL: Final = "$write"
+"""Level below the name of a source in the topics of messages that write a value."""
+WRITTEN_LEVEL: Final = "$written"
+"""Last level of the topic of records about such messages, below the name of the source."""
 STATE_STREAMS: Final = frozenset(
     {
         SESSION_JOURNAL_STREAM,

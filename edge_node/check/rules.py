@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
-from itertools import pairwise
 from urllib.parse import urlsplit
 
 from weft.config.errors import Finding, KeyPath
 from weft.config.links import Link
 from weft.config.listeners import TLS_NAMES, Listener, bind_of, protocol_of
 from weft.config.models import EdgeConfig
-from weft.config.sources import (
-    ADDRESS_MAX,
-    AmqpSource,
-    BrokerSettings,
-    ModbusDevice,
-    ModbusSource,
-    MqttSource,
-    OpcuaSource,
-    Register,
-    SerialLine,
-    Source,
-    SourceSettings,
-    TopicSettings,
-)
 from weft.config.streams import Retain, Stream, check_checked
-from weft.config.units import Address, Anonymous, UnixSocket, format_size, parse_bind, parse_listen, quoted
+from weft.config.units import Anonymous, UnixSocket, format_size, parse_bind, parse_listen, quoted
+from weft.edge_node.check.sources import notes_on_sources, sources
 from weft.edge_node.check.streams import (
     SEGMENTS_MIN,
     Flow,
@@ -46,9 +31,9 @@ from weft.edge_node.check.streams import (
     unrouted_bytes,
     writers,
 )
-from weft.edge_node.streams import GAP_LEVEL, OWN_PREFIX, UNROUTED_STREAM, errors_stream, raw_stream
+from weft.edge_node.streams import OWN_PREFIX, UNROUTED_STREAM, errors_stream, raw_stream
 from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, valid_name
-from weft.protocols.topics import SHARE_PREFIX, check_filter, compile_pattern, compile_rule, valid_topic
+from weft.protocols.topics import compile_pattern, valid_topic
 
 # Rules for listeners: their reachability and their authentication.
 
@@ -118,210 +103,6 @@ def open_beyond_loopback(section: KeyPath, key: str, bind: str, anonymous: Anony
             f"{bind} can be reached from other machines without authentication. Bind to 127.0.0.1, or set "
             "`anonymous: allowed_beyond_loopback`",
         )
-
-
-# Rules for sources: their brokers, credentials and topics, and loops of a node with itself.
-
-PORTS = {"mqtt": 1883, "mqtts": 8883, "amqp": 5672, "amqps": 5671, "opc.tcp": 4840}
-"""Scheme -> port of a URL without one."""
-
-
-def sources(config: EdgeConfig) -> Iterator[Finding]:
-    """Yield the problems of the sources."""
-    for name, source in config.sources.items():
-        kind, settings = source.chosen
-        path: KeyPath = ("sources", name, kind)
-        yield from _topics(path, settings)
-        if source.server is not None:
-            yield from _server(path, kind, source.server)
-        if source.mqtt is not None:
-            yield from _mqtt(path, source.mqtt)
-        if source.amqp is not None:
-            yield from _amqp(path, source.amqp)
-        if source.modbus is not None:
-            yield from _modbus(path, source.modbus)
-        if source.opcua is not None:
-            yield from _opcua(path, source.opcua)
-        for at, address in own_listeners(config, source):
-            yield Finding((*path, "url"), loop_message(at, address))
-    yield from _same_session(config)
-
-
-def brokers(settings: SourceSettings) -> Iterator[tuple[str, Address]]:
-    """Yield scheme and address of each URL of a source."""
-    for url in settings.url:
-        parts = urlsplit(url)
-        yield parts.scheme, Address(parts.hostname or "", parts.port or PORTS[parts.scheme])
-
-
-def own_listeners(config: EdgeConfig, source: Source) -> Iterator[tuple[str, Address]]:
-    """Yield (listener, address) for each URL of a source that leads to a listener of the node, as far as the addresses
-    show it: ``preflight`` resolves names."""
-    for _, broker in brokers(source.server) if source.server is not None else ():
-        for name, bind in listeners_on(config, broker.port):
-            if bind.host == broker.host or (broker.is_loopback and (bind.is_loopback or bind.from_here.is_loopback)):
-                yield name, broker
-
-
-def listeners_on(config: EdgeConfig, port: int) -> Iterator[tuple[str, Address]]:
-    """Yield the node's listeners for messages on a port, with their addresses."""
-    for name, listener in config.listeners.items():
-        if listener is None or protocol_of(name, listener) not in ("mqtt", "amqp"):
-            continue
-        bind = parse_listen(bind_of(name, listener))
-        if not isinstance(bind, UnixSocket) and bind.port == port:
-            yield name, bind
-
-
-def loop_message(listener: str, address: Address) -> str:
-    """Return the reason why a source cannot read from its own node."""
-    return (
-        f"{address} is listeners.{listener} of this node: each message would arrive again without end. Name the "
-        "other broker, or listen at another port"
-    )
-
-
-def _server(path: KeyPath, kind: str, settings: SourceSettings) -> Iterator[Finding]:
-    schemes = ("opc.tcp",) if kind == "opcua" else (kind, f"{kind}s")
-    for url in settings.url:
-        parts = urlsplit(url)
-        if parts.scheme not in schemes:
-            expected = " or ".join(f"{scheme}://HOST" for scheme in schemes)
-            yield Finding((*path, "url"), f"expected {expected}, got {quoted(url)}")
-        elif kind == "mqtt" and parts.path.strip("/"):
-            yield Finding((*path, "url"), f"MQTT has no paths in URLs: {quoted(url)}. Delete {parts.path}")
-    if settings.password_file is not None and settings.password_env is not None:
-        yield Finding((*path, "password_env"), "password_file is set, too. Delete one of them")
-    has_password = settings.password_file is not None or settings.password_env is not None
-    if has_password and settings.username is None:
-        yield Finding((*path, "username"), "is missing: the password needs a user name")
-    tls = settings.tls if isinstance(settings, BrokerSettings) else None
-    if tls is not None and not any(urlsplit(url).scheme.endswith("s") for url in settings.url):
-        yield Finding((*path, "tls"), f"needs a URL with TLS: {kind}s://HOST")
-    if tls is not None and tls.key is not None and tls.certificate is None:
-        yield Finding((*path, "tls", "certificate"), "is missing: a key needs its certificate")
-
-
-def _topics(path: KeyPath, settings: TopicSettings) -> Iterator[Finding]:
-    if settings.retry_min_s > settings.retry_max_s:
-        yield Finding((*path, "retry_min"), "expected at most retry_max")
-    for position, rule in enumerate(settings.rewrite):
-        try:
-            compile_rule(rule.from_, rule.to)
-        except ValueError as error:
-            yield Finding((*path, "rewrite", position), str(error))
-    if "+" in settings.prefix or "#" in settings.prefix or "\0" in settings.prefix:
-        yield Finding((*path, "prefix"), f"expected the beginning of a topic, got {quoted(settings.prefix)}")
-
-
-def _mqtt(path: KeyPath, settings: MqttSource) -> Iterator[Finding]:
-    for position, topic in enumerate(settings.topics):
-        at = (*path, "topics", position) if len(settings.topics) > 1 else (*path, "topics")
-        if topic.startswith(SHARE_PREFIX):
-            yield Finding(at, f"expected a filter without {SHARE_PREFIX}: set `share` to the name of the share")
-            continue
-        try:
-            check_filter(topic)
-        except ValueError as error:
-            yield Finding(at, str(error))
-        if "{" in topic:
-            yield Finding(at, f"levels have no names in a subscription. Write + in {quoted(topic)}")
-    if settings.version == "v3.1.1" and settings.share is not None:
-        yield Finding((*path, "share"), "is for `version: v5`: MQTT 3.1.1 has no shared subscriptions")
-
-
-def _amqp(path: KeyPath, settings: AmqpSource) -> Iterator[Finding]:
-    if settings.declare == "passive" and not settings.queue:
-        yield Finding((*path, "queue"), "is missing: name the queue to consume from")
-    if settings.declare == "quorum" and settings.queue.startswith("amq."):
-        yield Finding((*path, "queue"), "names that begin with amq. are the broker's own. Choose another name")
-
-
-def _modbus(path: KeyPath, settings: ModbusSource) -> Iterator[Finding]:
-    if settings.serial != SerialLine() and not settings.url.startswith("serial:"):
-        yield Finding((*path, "serial"), "is for `url: serial:///dev/...`. Delete it, or name a serial port")
-    for name, device in settings.devices.items():
-        at = (*path, "devices", name)
-        if not _LEVEL.fullmatch(name):
-            yield Finding(at, f"{_LEVEL_RULE}, got {quoted(name)}")
-        for register_name, register in device.registers.items():
-            found = (*at, "registers", register_name)
-            if not _LEVEL.fullmatch(register_name):
-                yield Finding(found, f"{_LEVEL_RULE}, got {quoted(register_name)}")
-            yield from _register(found, register)
-            if register.width > device.registers_in_request:
-                message = f"has {register.width} registers, and a request {device.registers_in_request} at most"
-                yield Finding((*found, "type"), f"{message}. Raise registers_in_request")
-        yield from _overlaps(at, device)
-
-
-_LEVEL = re.compile(r"[\w.-]{1,64}")
-"""Name of a device or register: a level of topics."""
-_LEVEL_RULE = "expected a name of at most 64 letters, digits, `_`, `-` and `.`"
-
-
-def _register(path: KeyPath, register: Register) -> Iterator[Finding]:
-    kind = register.type or ("bool" if register.is_bit else "u16")
-    if register.is_bit and kind != "bool":
-        yield Finding((*path, "type"), f"a {register.kind} is a bit: expected bool, got {kind}")
-    if register.address + register.width > ADDRESS_MAX + 1:
-        message = f"{kind} at {register.address} goes beyond the last register, {ADDRESS_MAX}"
-        yield Finding((*path, "address"), message)
-    if (register.length is None) == (kind == "text"):
-        word = "is missing: give the number of registers" if kind == "text" else "is for `type: text`"
-        yield Finding((*path, "length"), f"{word}")
-    if register.bit is not None and (kind != "bool" or register.is_bit):
-        yield Finding((*path, "bit"), "is for `type: bool` in a holding or input register")
-    if kind in ("bool", "text") and (register.scale != 1 or register.offset != 0):
-        yield Finding((*path, "scale"), f"is for numbers, and the type is {kind}. Delete scale and offset")
-    if register.order != "ABCD" and register.is_bit:
-        yield Finding((*path, "order"), f"a {register.kind} is a bit, and has no order of bytes")
-    if kind == "text" and register.order not in ("ABCD", "BADC"):
-        yield Finding((*path, "order"), f"expected ABCD or BADC for text, got {register.order}")
-
-
-def _overlaps(path: KeyPath, device: ModbusDevice) -> Iterator[Finding]:
-    """Find values that share some registers and not all: one of the addresses, or a type, is wrong."""
-    placed = sorted(
-        ((each.kind, each.address, each.address + each.width, name) for name, each in device.registers.items()),
-        key=lambda each: each[:3],
-    )
-    for (kind, first, end, name), (next_kind, next_first, next_end, next_name) in pairwise(placed):
-        if kind == next_kind and next_first < end and (first, end) != (next_first, next_end):
-            message = (
-                f"{kind} {next_first} to {next_end - 1} overlaps with {name}, {first} to {end - 1}. Check address and "
-                "type of both"
-            )
-            yield Finding((*path, "registers", next_name, "address"), message)
-
-
-def _opcua(path: KeyPath, settings: OpcuaSource) -> Iterator[Finding]:
-    for position, node in enumerate(settings.nodes):
-        at: KeyPath = (*path, "nodes", position)
-        if node.deadband is not None and node.deadband_percent is not None:
-            yield Finding((*at, "deadband_percent"), "deadband is set, too. Delete one of them")
-        if node.id is not None and not _NODE_ID.fullmatch(node.id):
-            expected = "a node id such as ns=2;s=Temperature or nsu=urn:example:press;i=7"
-            yield Finding((*at, "id"), f"expected {expected}, got {quoted(node.id)}")
-        if node.topic is not None and not valid_topic(node.topic):
-            yield Finding((*at, "topic"), f"expected a topic such as press/temperature, got {quoted(node.topic)}")
-
-
-_NODE_ID = re.compile(r"(ns=\d{1,5};|nsu=[^;]+;)?([isgb])=.+")
-
-
-def _same_session(config: EdgeConfig) -> Iterator[Finding]:
-    """Find sources that would take a session from each other."""
-    seen: dict[tuple[str, str], str] = {}
-    for name, source in config.sources.items():
-        if source.mqtt is None or source.mqtt.client_id is None:
-            continue
-        for url in source.mqtt.url:
-            other = seen.setdefault((url, source.mqtt.client_id), name)
-            if other != name:
-                message = f"sources.{other} has this client_id at {url}, too. Choose another: each has its session"
-                yield Finding(("sources", name, "mqtt", "client_id"), message)
-                break
 
 
 # Rules for streams with functions: their inputs, their outputs, and cycles.
@@ -665,7 +446,7 @@ def notes(config: EdgeConfig) -> list[str]:
         *_notes_on_listeners(config),
         *_notes_on_state(config),
         *_notes_on_unrouted(config),
-        *_notes_on_gaps(config),
+        *notes_on_sources(config),
     ]
 
 
@@ -753,23 +534,6 @@ def _notes_on_unrouted(config: EdgeConfig) -> Iterator[str]:
             "`unrouted: refuse` with `auth.refused_publish: acknowledge`: clients of MQTT 3.1.1 get an acknowledgement "
             "for messages that no stream matches, although these are not kept"
         )
-
-
-def _notes_on_gaps(config: EdgeConfig) -> Iterator[str]:
-    patterns = [compile_pattern(each) for stream in config.streams.values() for each in stream.from_]
-    for name, source in config.sources.items():
-        settings = source.modbus or source.opcua
-        if settings is None:
-            continue
-        topic = f"{name}/{GAP_LEVEL}"
-        rules = (compile_rule(each.from_, each.to).apply(topic) for each in settings.rewrite)
-        topic = settings.prefix + next((new for new in rules if new is not None), topic)
-        if all(pattern.match(topic) is None for pattern in patterns):
-            where = "are not kept" if config.unrouted.policy == "refuse" else "stay on the node, in `unrouted`"
-            yield (
-                f"sources.{name}: no stream takes {quoted(topic)}, so the notices of its gaps {where}. Add that topic "
-                "to `from` of the stream that has the values"
-            )
 
 
 # Rules for an edge's configuration, and derived facts: sizes, derived streams, warnings.

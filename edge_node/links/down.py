@@ -23,7 +23,7 @@ from weft.protocols.link import (
     OutcomeKind,
     Outcomes,
 )
-from weft.protocols.message_headers import EXPIRES
+from weft.protocols.message_headers import EXPIRES, MESSAGE_NUMBER
 from weft.protocols.ranges import RangeSet
 from weft.protocols.topics import InvalidTopic, check_topic, matches
 from weft.replication.runner.settings import Answer
@@ -180,8 +180,6 @@ def _decoded(payload: bytes, decoder: msgspec.msgpack.Decoder[_OutcomeEntry]) ->
         return None
 
 
-NUMBER = "weft.message"
-"""Header with the number of a hub's message."""
 RETRY_S = 2.0
 """Seconds between two attempts to store messages for which the log had no room."""
 RESERVE_BYTES = 4096
@@ -318,7 +316,10 @@ class LinkTaker:
         size = len(outcomes) * RECORD_BYTES
         for message, outcome in zip(messages, outcomes, strict=True):
             if outcome.outcome == OutcomeKind.PUBLISHED:
-                headers: HeaderPairs = ((NUMBER, message.number), (EXPIRES, min(wall + message.left, (1 << 63) - 1)))
+                headers: HeaderPairs = (
+                    (MESSAGE_NUMBER, message.number),
+                    (EXPIRES, min(wall + message.left, (1 << 63) - 1)),
+                )
                 topic = message.topic.encode()
                 route = ingest.routing.route(topic, self._stream)
                 flags = 0 if message.qos else int(Flag.PUBLISHED_QOS0)

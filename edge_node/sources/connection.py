@@ -25,6 +25,7 @@ from weft.config.units import approximate_duration
 from weft.edge_node.ingest.ingest import Ingest, Pause
 from weft.edge_node.sources.credentials import CredentialsUnusable
 from weft.edge_node.sources.status import SourceState, SourceStatus
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.protocols.batch import HEADER_PAIRS_MAX, Flag, HeaderPairs, header_bytes
 from weft.protocols.topics import InvalidTopic, check_topic, compile_rule
 from weft.replication.attempts import Backoff
@@ -86,6 +87,10 @@ would refuse a longer message each time that it comes."""
 _LONG_BYTES = _RECORD_ROOM_BYTES >> 1
 
 
+PUBLISHER_PREFIX = "source:"
+"""Beginning of the publisher of what sources store. The name of the source follows."""
+
+
 class SourceDown(Exception):
     """The connection to a broker has ended, or failed; the text has the reason and the remedy."""
 
@@ -97,6 +102,7 @@ class SourceContext(NamedTuple):
     round_robin: RoundRobin
     wall_clock: Callable[[], int]
     """Clock in ns since 1970."""
+    subscriptions: Subscriptions
 
 
 class Memory:
@@ -140,7 +146,7 @@ class SourceConnection(AnyConnection):
     def __init__(self, node: SourceContext, status: SourceStatus, topics: Topics, memory: Memory) -> None:
         super().__init__(status, node.wall_clock)
         self.node = node
-        self.publisher: str | None = f"source:{status.name}"
+        self.publisher: str | None = f"{PUBLISHER_PREFIX}{status.name}"
         self._topics = topics
         self.memory = memory
         self.owner = Owner(OwnerKind.USER, self.publisher or "")
@@ -364,6 +370,8 @@ class Runner(ABC):
         self.node = node
         self.topics = Topics(((each.from_, each.to) for each in settings.rewrite), settings.prefix)
         self.memory = Memory()
+        self.connection: AnyConnection | None = None
+        """The present connection; None without one."""
         self.is_last = False
         """True if no later run resumes what the server keeps of this one."""
         self._loop = asyncio.get_running_loop()
@@ -419,7 +427,7 @@ class Runner(ABC):
         """Serve one connection; return the reason of its end."""
         self.memory.recent.reconnected()
         async with asyncio.timeout(self.connect_timeout_s):
-            connection = await self.connect(url)
+            connection = self.connection = await self.connect(url)
         if not connection.ended.done():
             connection.up()
         self._lines.connected(url, self._loop.time())
@@ -428,6 +436,8 @@ class Runner(ABC):
         except asyncio.CancelledError:
             await self.close(connection)
             raise
+        finally:
+            self.connection = None
 
     async def _wait(self, url: str, reason: str) -> None:
         status, now = self.status, self.node.wall_clock()

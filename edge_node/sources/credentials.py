@@ -15,7 +15,7 @@ from weft.config.machine import CREDENTIALS, too_readable, why_unreadable
 from weft.config.models import EdgeConfig
 from weft.config.sources import BrokerSettings, ModbusSource, OpcuaSource, Source, SourceSettings
 from weft.config.units import Address
-from weft.edge_node.check.rules import PORTS, brokers, listeners_on, loop_message, own_listeners
+from weft.edge_node.check.sources import PORTS, brokers, listeners_on, loop_message, own_listeners
 
 PASSWORD_BYTES_MAX = 65_535
 """Longest password in MQTT."""

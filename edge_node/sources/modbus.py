@@ -9,418 +9,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple
 
 import msgspec
-from pymodbus.framer import FRAMER_NAME_TO_CLASS, FramerType
-from pymodbus.pdu import DecodePDU, ModbusPDU
-from pymodbus.pdu.bit_message import ReadCoilsRequest, ReadDiscreteInputsRequest
-from pymodbus.pdu.register_message import ReadHoldingRegistersRequest, ReadInputRegistersRequest
 
 from weft.config.log_lines import left_out
-from weft.config.sources import ModbusDevice, ModbusSource, Register, SerialLine
-from weft.edge_node.sources.connection import (
-    CONNECT_TIMEOUT_S,
-    AnyConnection,
-    Runner,
-    SourceConnection,
-    SourceContext,
-    SourceDown,
+from weft.config.sources import ModbusDevice, ModbusSource, Register
+from weft.edge_node.sources.connection import AnyConnection, Runner, SourceConnection, SourceContext, SourceDown
+from weft.edge_node.sources.modbus_line import (
+    OF_THE_REQUEST,
+    BadAnswer,
+    Block,
+    DeviceRefused,
+    Line,
+    Value,
+    blocks,
+    halves,
+    open_line,
+    values_of,
+    words_of,
 )
 from weft.edge_node.sources.notices import GapFile, Gaps, gap_topic
 from weft.edge_node.sources.status import Reading, SourceStatus
+from weft.edge_node.sources.writes import TOO_LATE, ReadBack, WriteRefused, WriteUnconfirmed, check_same, encoded
+from weft.edge_node.sources.writes import Value as WrittenValue
 
 log = logging.getLogger(__name__)
-
-# The library logs each strange answer. A device that always answers so would fill the disk; the source counts, and
-# repeats its own lines ever more rarely.
-logging.getLogger("pymodbus.logging").setLevel(logging.CRITICAL)
-
-# Registers: the requests that read them, and the values in the answers.
-
-FUNCTIONS = {"coil": 1, "discrete": 2, "holding": 3, "input": 4}
-"""Kind -> function code that reads it (Modbus Application Protocol 1.1b3, sections 6.1 to 6.4)."""
-BIT_FUNCTIONS = frozenset({1, 2})
-_WORD_BITS = 16
-_FORMATS = {"u16": "H", "i16": "h", "u32": "I", "i32": "i", "u64": "Q", "i64": "q", "f32": "f", "f64": "d"}
-_F32 = struct.Struct(">f")
-_SIGNIFICANT = 15
-"""Decimal digits that a double holds: what a factor such as 0.1 leaves behind them is noise."""
-
-
-class Value(NamedTuple):
-    """A named value of a device."""
-
-    name: str
-    register: Register
-
-    @property
-    def function(self) -> int:
-        """Return the function code that reads it."""
-        return FUNCTIONS[self.register.kind]
-
-    @property
-    def end(self) -> int:
-        """Return the address after its last register, or bit."""
-        return self.register.address + self.register.width
-
-
-class Block(NamedTuple):
-    """One request, and the values that its answer has."""
-
-    function: int
-    address: int
-    size: int
-    """Registers, or bits."""
-    values: tuple[Value, ...]
-
-    def decode(self, data: Sequence[int], into: dict[str, Any]) -> None:
-        """Add the values to a dict by name.
-
-        Args:
-            data: the answer's registers or bits, at least ``size``.
-        """
-        if self.function in BIT_FUNCTIONS:
-            for name, register in self.values:
-                into[name] = bool(data[register.address - self.address])
-            return
-        plain = struct.pack(f">{self.size}H", *data[: self.size])
-        # BADC and CDAB: with the bytes of each word swapped they are ABCD and DCBA.
-        swapped = struct.pack(f"<{self.size}H", *data[: self.size])
-        for name, register in self.values:
-            source = swapped if register.order in ("BADC", "CDAB") else plain
-            into[name] = _value(register, source, 2 * (register.address - self.address))
-
-
-def _value(register: Register, data: bytes, at: int) -> Any:
-    kind = register.type or "u16"
-    if kind == "text":
-        text = data[at : at + 2 * register.width]
-        return text.partition(b"\0")[0].rstrip(b" ").decode(errors="replace")
-    endian = "<" if register.order in ("CDAB", "DCBA") else ">"
-    if kind == "bool":
-        (word,) = struct.unpack_from(endian + "H", data, at)
-        return bool(word if register.bit is None else word >> register.bit & 1)
-    (number,) = struct.unpack_from(endian + _FORMATS[kind], data, at)
-    if isinstance(number, float):
-        if not math.isfinite(number):
-            return None  # JSON has no such number, and devices send it for "no value"
-        if kind == "f32":
-            number = _shortest(number)
-    if register.scale == 1 and register.offset == 0:
-        return number
-    scaled = number * register.scale + register.offset
-    return float(f"{scaled:.{_SIGNIFICANT}g}") if math.isfinite(scaled) else None
-
-
-def _shortest(number: float) -> float:
-    """Return the number with the fewest digits that is the same in 32 bits: 3.1, not 3.0999999046325684."""
-    for digits in range(6, 9):
-        short = float(f"{number:.{digits}g}")
-        if abs(short) <= _F32_MAX and _F32.pack(short) == _F32.pack(number):
-            return short
-    return float(f"{number:.9g}")
-
-
-_F32_MAX = 3.4028234663852886e38
-
-
-def values_of(device: ModbusDevice) -> tuple[Value, ...]:
-    """Return the values of a device, in the order of the configuration."""
-    return tuple(Value(name, register) for name, register in device.registers.items())
-
-
-def blocks(values: Iterable[Value], device: ModbusDevice) -> list[Block]:
-    """Return the fewest requests that read some values.
-
-    Values of one kind that follow each other share a request, with at most ``fill`` unused registers between them and
-    ``registers_in_request`` in all.
-    """
-    found: list[Block] = []
-    begun: list[Value] = []
-    end = 0
-    for value in sorted(values, key=lambda each: (each.function, each.register.address)):
-        # Requests of bits are bounded as those of words are: 125 registers have 2,000 bits.
-        size = _WORD_BITS if value.function in BIT_FUNCTIONS else 1
-        if (
-            begun
-            and value.function == begun[0].function
-            and value.register.address <= end + device.fill * size
-            and max(end, value.end) - begun[0].register.address <= device.registers_in_request * size
-        ):
-            begun.append(value)
-            end = max(end, value.end)
-            continue
-        if begun:
-            found.append(_block(begun, end))
-        begun, end = [value], value.end
-    if begun:
-        found.append(_block(begun, end))
-    return found
-
-
-def halves(block: Block, device: ModbusDevice) -> list[Block]:
-    """Return requests for both halves of a block that the device refused, to find the register that it lacks."""
-    middle = len(block.values) // 2
-    return [*blocks(block.values[:middle], device), *blocks(block.values[middle:], device)]
-
-
-def _block(values: list[Value], end: int) -> Block:
-    first = values[0].register.address
-    return Block(values[0].function, first, end - first, tuple(values))
-
-
-def words_of(register: Register) -> str:
-    """Return kind, address and type of a register, for people."""
-    return f"{register.kind} {register.address} {register.type or ('bool' if register.is_bit else 'u16')}"
-
-
-# One connection to devices: a request, and its answer.
-#
-# The frames and messages are pymodbus's. Its client is not used: it hides why it cannot connect, raises errors of a
-# bad answer into the event loop, and reconnects by itself, while the polls of that time have to be counted here.
-
-PORT = 502
-ADU_BYTES = range(3, 255)
-"""Lengths that a header of Modbus TCP may announce: unit, function code, and at most 252 bytes of data."""
-SILENCE_CHARACTERS = 3.5
-SILENCE_S_MIN = 0.00175
-"""Silence between two frames of RTU: 3.5 characters, and a constant above 19,200 baud (Modbus over Serial Line 1.02,
-section 2.5.1.1)."""
-_BITS_OF_CHARACTER = 11
-RTU_BYTES_MAX = 520
-"""Bytes without a frame after which a line does not speak RTU: two of its longest frames, one of which may be an echo
-or noise (section 2.5.1 has 256 bytes)."""
-_REQUESTS: dict[int, type[ModbusPDU]] = {
-    1: ReadCoilsRequest,
-    2: ReadDiscreteInputsRequest,
-    3: ReadHoldingRegistersRequest,
-    4: ReadInputRegistersRequest,
-}
-EXCEPTIONS = {
-    1: "illegal function",
-    2: "illegal data address",
-    3: "illegal data value",
-    4: "server device failure",
-    5: "acknowledge",
-    6: "server device busy",
-    8: "memory parity error",
-    10: "gateway path unavailable",
-    11: "gateway target device failed to respond",
-}
-"""Exception codes (Modbus Application Protocol 1.1b3, section 7)."""
-OF_THE_REQUEST = frozenset({1, 2, 3})
-"""Codes that refuse what was asked for, and would refuse it again."""
-
-
-class DeviceRefused(Exception):
-    """The device answered with an exception."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"exception {code}: {EXCEPTIONS.get(code, 'not in the specification')}")
-        self.code = code
-
-
-class BadAnswer(Exception):
-    """The answer does not fit the request."""
-
-
-class Line(asyncio.Protocol):
-    """A connection with one request at a time. Event loop's thread only."""
-
-    def __init__(self, framer: FramerType, reading: Reading, silence_s: float = 0.0) -> None:
-        """Wait for ``connection_made``.
-
-        Args:
-            silence_s: shortest time between two frames; RTU needs some.
-        """
-        self._loop = asyncio.get_running_loop()
-        self._is_tcp = framer is FramerType.SOCKET
-        self._decoder = DecodePDU(False)
-        self._framer = FRAMER_NAME_TO_CLASS[framer](self._decoder)
-        self._reading = reading
-        self._silence_s = silence_s
-        self._transport: asyncio.Transport | None = None
-        self._buffer = b""
-        self._heard = 0.0
-        self._number = self._unit = 0
-        self._answer: asyncio.Future[ModbusPDU] | None = None
-        self.stray = ""
-        """Part of an error about the last frame that answered something else; empty if there was none."""
-        self.ended: asyncio.Future[str] = self._loop.create_future()
-        """Set to the reason once the connection has ended."""
-
-    async def read(self, unit: int, block: Block, timeout_s: float) -> list[int]:
-        """Return the registers or bits of a block.
-
-        Raises:
-            TimeoutError: no answer.
-            DeviceRefused, BadAnswer, SourceDown: as they say.
-        """
-        request = _REQUESTS[block.function](dev_id=unit, address=block.address, count=block.size)
-        answer = await self.ask(request, timeout_s)
-        if answer.isError():
-            raise DeviceRefused(answer.exception_code)
-        if answer.function_code != block.function:
-            raise self._bad(f"answered with function {answer.function_code}, asked for {block.function}")
-        is_bits = block.function in BIT_FUNCTIONS
-        data = list(answer.bits if is_bits else answer.registers)
-        if len(data) != (-(-block.size // 8) * 8 if is_bits else block.size):
-            raise self._bad(f"answered with {len(data)} of {block.size} {'bits' if is_bits else 'registers'}")
-        return data
-
-    async def ask(self, request: ModbusPDU, timeout_s: float) -> ModbusPDU:
-        """Send a request and return the answer, which may be an exception.
-
-        A line of RTU is left alone for as long again after a timeout; what arrives meanwhile is dropped.
-
-        Raises:
-            TimeoutError: no answer.
-            BadAnswer: the answer cannot be decoded.
-            SourceDown: the connection has ended.
-        """
-        if self._silence_s and (wait := self._heard + self._silence_s - self._loop.time()) > 0:
-            await asyncio.sleep(wait)
-        if self.ended.done() or self._transport is None:
-            raise SourceDown(self.ended.result() if self.ended.done() else "the connection is not open")
-        self._number = self._number % 0xFFFF + 1 if self._is_tcp else 0
-        self._unit, request.transaction_id = request.dev_id, self._number
-        self.stray = ""
-        if not self._is_tcp:
-            self._buffer = b""
-        answer: asyncio.Future[ModbusPDU] = self._loop.create_future()
-        self._answer = answer
-        self._reading.requests += 1
-        self._transport.write(self._framer.buildFrame(request))
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            self._answer = None
-            if not self._is_tcp:
-                # RTU has no numbers, so a late answer could pass for that to the next request, of whatever block.
-                await asyncio.wait([self.ended], timeout=timeout_s)
-            raise
-        finally:
-            self._answer = None
-
-    def _bad(self, what: str) -> BadAnswer:
-        self._reading.bad_answers += 1
-        return BadAnswer(what)
-
-    # --- asyncio
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Be ready for requests."""
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Find the answer in the data of a read."""
-        self._heard = self._loop.time()
-        if not self._is_tcp and (self._answer is None or self._answer.done()):
-            self._strayed("data that came later")
-            return
-        self._buffer += data
-        if not self._is_tcp and len(self._buffer) > RTU_BYTES_MAX:
-            self._reading.bad_answers += 1
-            self.end(f"what answers does not speak Modbus RTU: it sent more than {RTU_BYTES_MAX} bytes without a frame")
-            return
-        while self._buffer:
-            if self._is_tcp and (why := _broken_header(self._buffer)):
-                self._reading.bad_answers += 1
-                self.end(f"what answers does not speak Modbus TCP: {why}")
-                return
-            used, unit, number, pdu = self._framer.decode(self._buffer)
-            if not used:
-                return
-            self._buffer = self._buffer[used:]
-            self._frame(unit, number, pdu)
-
-    def _frame(self, unit: int, number: int, pdu: bytes) -> None:
-        answer = self._answer
-        if answer is None or answer.done():
-            self._reading.bad_answers += 1
-        elif not pdu:
-            self._strayed("a frame with a wrong checksum")
-        elif number != self._number:
-            self._strayed("an answer to another request")
-        elif unit != self._unit:
-            self._strayed(f"an answer of unit {unit}")
-        elif (decoded := self._decoder.decode(pdu)) is None:
-            answer.set_exception(self._bad("answered with something else than Modbus"))
-        else:
-            answer.set_result(decoded)
-
-    def _strayed(self, what: str) -> None:
-        self._reading.bad_answers += 1
-        self.stray = what
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Note the end."""
-        self.end(f"the connection was lost: {exc}" if exc else "the other side closed the connection")
-
-    def end(self, reason: str) -> None:
-        """Close the connection, once."""
-        if self.ended.done():
-            return
-        self.ended.set_result(reason)
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(SourceDown(reason))
-        if self._transport is not None:
-            self._transport.close()
-
-
-def _broken_header(data: bytes) -> str:
-    """Return why the beginning of the data is no header of Modbus TCP; empty if it is, or is too short to tell."""
-    if len(data) < 6:
-        return ""
-    protocol, length = struct.unpack_from(">HH", data, 2)
-    if protocol:
-        return f"the protocol in its header is {protocol}, not 0"
-    return "" if length in ADU_BYTES else f"its header announces {length} bytes"
-
-
-async def open_line(url: str, serial: SerialLine, reading: Reading) -> Line:
-    """Connect to the devices.
-
-    Raises:
-        OSError, TimeoutError: there is no connection.
-    """
-    loop, target = asyncio.get_running_loop(), urlsplit(url)
-    async with asyncio.timeout(CONNECT_TIMEOUT_S):
-        if target.scheme == "serial":
-            # Imported here, as it needs pyserial.
-            from pymodbus.transport.serialtransport import create_serial_connection
-
-            silence_s = max(SILENCE_S_MIN, SILENCE_CHARACTERS * _BITS_OF_CHARACTER / serial.baud_rate)
-            _, protocol = await create_serial_connection(
-                loop,
-                lambda: Line(FramerType.RTU, reading, silence_s),
-                target.path,
-                baudrate=serial.baud_rate,
-                bytesize=serial.data_bits,
-                parity=serial.parity[0].upper(),
-                stopbits=serial.stop_bits,
-                timeout=0,
-            )
-            await asyncio.sleep(0)  # the transport calls ``connection_made`` in the next turn of the loop
-            await asyncio.sleep(0)
-            return cast(Line, protocol)
-        framer = FramerType.SOCKET if target.scheme == "tcp" else FramerType.RTU
-        _, line = await loop.create_connection(
-            lambda: Line(framer, reading, 0.0 if framer is FramerType.SOCKET else SILENCE_S_MIN),
-            target.hostname or "",
-            target.port or PORT,
-        )
-        return line
-
 
 # The devices of a source, and the schedule of their polls.
 
@@ -491,7 +109,8 @@ class Device:
         while waiting:
             block = waiting.popleft()
             try:
-                data = await line.read(self.settings.unit_id, block, self.settings.timeout_s)
+                async with line.turn:
+                    data = await line.read(self.settings.unit_id, block, self.settings.timeout_s)
             except DeviceRefused as error:
                 reading.exceptions += 1
                 if error.code not in OF_THE_REQUEST:
@@ -635,13 +254,13 @@ class LineConnection(AnyConnection):
 
     def __init__(self, runner: ModbusRunner, line: Line) -> None:
         super().__init__(runner.status, runner.node.wall_clock)
-        self._line = line
+        self.line = line
         self._task = asyncio.create_task(self._poll(runner), name=f"polls of {runner.status.name}")
         line.ended.add_done_callback(lambda ended: self.end(ended.result()))
 
     async def _poll(self, runner: ModbusRunner) -> None:
         try:
-            await runner.poll(self._line)
+            await runner.poll(self.line)
         except SourceDown as error:
             self.end(str(error))
         except Exception as error:
@@ -654,7 +273,7 @@ class LineConnection(AnyConnection):
             return
         super().end(reason)
         self._task.cancel()
-        self._line.end(reason)
+        self.line.end(reason)
 
 
 class ModbusRunner(Runner):
@@ -709,6 +328,62 @@ class ModbusRunner(Runner):
         self._account(reason)
         self.tell()
         await super()._wait(url, reason)
+
+    # --- writes
+
+    def kind(self, name: str) -> str:
+        """Return the type of a register that messages may write."""
+        register = self._register(name)
+        return register.type or ("bool" if register.is_bit else "u16")
+
+    def _register(self, name: str) -> Register:
+        write = self._modbus.writes[name]
+        return self._modbus.devices[write.device].registers[write.register]
+
+    async def write(self, name: str, value: WrittenValue, not_after: float) -> ReadBack:
+        """Write a register, between the polls, and read it back. As ``Writable``."""
+        write, register = self._modbus.writes[name], self._register(name)
+        words, found = encoded(register, value), dict[str, Any]()
+        device = next(each for each in self._schedule.devices if each.name == write.device)
+        (block,) = blocks([Value(name, register)], device.settings)
+        block.decode(words, found)
+        check_same(value, found[name], self.kind(name), write, register.offset)
+        if not isinstance(self.connection, LineConnection) or self.connection.ended.done():
+            raise SourceDown("the source is not connected")
+        line = self.connection.line
+        async with line.turn:
+            now = self._loop.time()
+            if now > not_after:
+                raise WriteRefused(TOO_LATE)
+            if device.failures or now < device.quiet_until:
+                # It would cost the polls of the others a timeout, and might be written once it is forgotten.
+                raise WriteRefused(f"{device.name} does not answer")
+            data = await self._written(line, device, block, words)
+        block.decode(data, found)
+        return ReadBack(found[name], data[: block.size] == words)
+
+    async def _written(self, line: Line, device: Device, block: Block, words: list[int]) -> list[int]:
+        """Write the registers, or the bit, of one value, and return what is read back."""
+        unit, timeout_s = device.settings.unit_id, device.settings.timeout_s
+        try:
+            await line.write(unit, block.values[0].register, words, timeout_s)
+        except DeviceRefused as error:
+            self._reading.exceptions += 1
+            if error.code in OF_THE_REQUEST:
+                raise WriteRefused(str(error)) from None
+            raise WriteUnconfirmed(str(error)) from None
+        except (TimeoutError, BadAnswer, SourceDown) as error:
+            raise self._unconfirmed(device, error) from None
+        try:
+            return [int(each) for each in await line.read(unit, block, timeout_s)]
+        except (TimeoutError, BadAnswer, SourceDown, DeviceRefused) as error:
+            raise self._unconfirmed(device, error) from None
+
+    def _unconfirmed(self, device: Device, error: Exception) -> WriteUnconfirmed:
+        if isinstance(error, TimeoutError):
+            self._reading.timeouts += 1
+            self._schedule.timed_out(device, self._loop.time())
+        return WriteUnconfirmed(str(error) or f"no answer within {device.settings.timeout_s:g} s")
 
     # --- polls
 

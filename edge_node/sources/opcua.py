@@ -14,7 +14,6 @@ import random
 import struct
 from collections import deque
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -60,12 +59,15 @@ from weft.edge_node.sources.opcua_subscription import (
     following,
     items_of,
     kept_of,
+    made_of,
     of_earlier_run,
+    parameters_of,
     preceding,
     request_for,
     status_change,
 )
 from weft.edge_node.sources.status import SourceStatus
+from weft.edge_node.sources.writes import TOO_LATE, ReadBack, Value, WriteRefused, WriteUnconfirmed, exact
 from weft.protocols.batch import Flag, HeaderPairs
 from weft.protocols.message_headers import CONTENT_TYPE, SENT
 
@@ -86,10 +88,6 @@ RESUMES_MAX = 2
 """Connections in a row on which a resumed subscription may say nothing, before another one takes its place."""
 MISSING_INTERVAL_S = 60.0
 """Interval at which nodes that the server does not have are looked for again."""
-HISTORY_VALUES = 1000
-"""Values in one answer of the history."""
-HISTORY_ANSWERS_MAX = 1000
-"""Answers of the history for one variable and gap."""
 _ANSWER = struct.Struct(">IB")
 """Sequence number of a notification, and 1 for the last value in it."""
 
@@ -113,7 +111,7 @@ class OpcuaConnection(SourceConnection):
         self._settings = settings
         self._session = session
         self._files = files
-        self._space = Space(session.services, status.name, settings)
+        self.space = Space(session.services, status.name, settings)
         self._going = asyncio.Event()
         """Set while nothing pauses the source."""
         self._going.set()
@@ -124,6 +122,8 @@ class OpcuaConnection(SourceConnection):
         self._publishes = PUBLISHES
         self._ahead: deque[ua.PublishResult] = deque()
         """Answers that came during a pause: as many as there are Publish requests."""
+        self._present: set[int] = set()
+        """Handles of variables whose next value may be one that came before, since the subscription is resumed."""
         self._turn = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -155,7 +155,7 @@ class OpcuaConnection(SourceConnection):
             subscription, why = of_earlier_run(kept, position, self._settings, self._session.url)
             if subscription is None and kept.url == self._session.url:
                 former = kept.id
-        self._space.expected = kept.namespaces if kept is not None else ()
+        self.space.expected = kept.namespaces if kept is not None else ()
         before = subscription
         if subscription is not None and subscription.saved is None:
             await self._delete(subscription.id)
@@ -179,7 +179,7 @@ class OpcuaConnection(SourceConnection):
         memory.subscription = None
         await self._subscribe(before, why if kept is not None else "")
         # Of another run of the server, the id may be that of another subscription, also of the new one.
-        is_same_run = kept is not None and bool(self._space.started) and kept.started == self._space.started
+        is_same_run = kept is not None and bool(self.space.started) and kept.started == self.space.started
         made = memory.subscription
         if former and is_same_run and made is not None and made.id != former:
             await self._end_former(former)
@@ -191,17 +191,19 @@ class OpcuaConnection(SourceConnection):
             return f"no notification of the subscription on {RESUMES_MAX} connections"
         subscription.silent += 1
         available: list[int] | None = None
-        await self._space.look()
-        if self._space.started != subscription.started:
+        await self.space.look()
+        if self.space.started != subscription.started:
             # Another run of the server has its own subscriptions with the same ids, and perhaps other clients'.
             return "the server has restarted"
+        if not self.space.started and not is_same_session:
+            return "the server does not say when it started: it may be another run of it"
         if not is_same_session:
             parameters = ua.TransferSubscriptionsParameters([ua.UInt32(subscription.id)], False)
             (result,) = await services.transfer_subscriptions(parameters)
             if not result.StatusCode.is_good():
                 return f"the server does not hand over the subscription: {result.StatusCode.name}"
             available = list(result.AvailableSequenceNumbers or [])[:MISSED_MAX]
-        if subscription.namespaces and self._space.namespaces != subscription.namespaces:
+        if subscription.namespaces and self.space.namespaces != subscription.namespaces:
             return "the server has changed its table of namespaces"
         sequence, why = self.memory.unreadable
         if sequence and sequence == following(subscription.taken):
@@ -221,8 +223,11 @@ class OpcuaConnection(SourceConnection):
             if message is None:
                 break
             await self._take(subscription, message)
-        # Later ones were never sent to an earlier run.
-        subscription.resent = False
+        subscription.resent = False  # later ones were never sent to an earlier run
+        if is_same_session:
+            # Some servers send the present values once more when a session is activated on another connection:
+            # node-opcua does (2.186).
+            self._present = set(range(len(subscription.items)))
         return ""
 
     def _skip(self, subscription: Subscription, why: str) -> None:
@@ -258,8 +263,8 @@ class OpcuaConnection(SourceConnection):
         Args:
             why: reason of the gap before it; empty at the first start of a source.
         """
-        await self._space.look()
-        found, missing = await self._space.resolve(self._settings.nodes)
+        await self.space.look()
+        found, missing = await self.space.resolve(self._settings.nodes)
         subscription = await self._created()
         subscription.before, subscription.why = before, why
         self.memory.subscription = subscription
@@ -316,35 +321,15 @@ class OpcuaConnection(SourceConnection):
         subscription.saved, subscription.before = position, None
 
     async def _created(self) -> Subscription:
-        settings = self._settings
-        keep_alive = max(1, round(settings.keep_alive_s / settings.publishing_s))
-        parameters = ua.CreateSubscriptionParameters(
-            RequestedPublishingInterval=settings.publishing_s * 1000,
-            RequestedLifetimeCount=ua.UInt32(max(3 * keep_alive, round(settings.lifetime_s / settings.publishing_s))),
-            RequestedMaxKeepAliveCount=ua.UInt32(keep_alive),
-            MaxNotificationsPerPublish=ua.UInt32(1000),
-            PublishingEnabled=True,
-        )
         request = ua.CreateSubscriptionRequest()
-        request.Parameters = parameters
+        request.Parameters = parameters_of(self._settings)
         # Not by the library's own call, which would begin a loop that acknowledges what is in memory.
         made = await self._asked(request, ua.CreateSubscriptionResponse)
-        interval = max(0.001, made.Parameters.RevisedPublishingInterval / 1000)
-        silence = interval * max(1, made.Parameters.RevisedMaxKeepAliveCount) * 2
-        margin = int(max(interval, settings.sampling_s) * 1e9)
-        return Subscription(
-            made.Parameters.SubscriptionId,
-            [],
-            interval,
-            max(silence, 1.0),
-            margin,
-            self._space.namespaces,
-            self._space.started,
-        )
+        return made_of(made.Parameters, self._settings, self.space)
 
     async def _monitor(self, subscription: Subscription, found: Sequence[Found]) -> list[Missing]:
         """Monitor variables; return those that the server refuses."""
-        items, refused = await self._space.items(found), list[Missing]()
+        items, refused, slowest = await self.space.items(found), list[Missing](), (0.0, 0.0)
         for first in range(0, len(found), AT_A_TIME):
             part = list(zip(found[first : first + AT_A_TIME], items[first : first + AT_A_TIME], strict=True))
             # Known before the request: values may come before its answer, and after a crash of the node.
@@ -367,10 +352,16 @@ class OpcuaConnection(SourceConnection):
                 if result.StatusCode.is_good():
                     subscription.items[handle].monitored = True
                     subscription.is_written = False
+                    asked = self._settings.sampling_s if each.settings.sampling_s is None else each.settings.sampling_s
+                    if (slower := result.RevisedSamplingInterval / 1000) > asked * 1.01 + 0.001:
+                        slowest = max(slowest, (slower, asked))
                 else:
-                    one = OpcuaNode(id=self._space.text(each.id), topic=each.topic, **_overrides(each.settings))
+                    one = OpcuaNode(id=self.space.text(each.id), topic=each.topic, **_overrides(each.settings))
                     refused.append(Missing(each.topic, f"{result.StatusCode.name}: {result.StatusCode.doc}", one))
         self.status.nodes = sum(item.monitored for item in subscription.items)
+        if slowest[0]:
+            looks = f"the server looks at variables every {slowest[0]:g} s, not every {slowest[1]:g} s (`sampling`)"
+            self.space.problems.append(f"{looks}: it does not see changes in between")
         return refused
 
     async def _handles(self, subscription: Subscription, items: Sequence[Item]) -> list[int]:
@@ -412,14 +403,14 @@ class OpcuaConnection(SourceConnection):
             return  # the log has no room for a notice: it is made again on the next connection
         memory.missing = missing
         self.status.nodes_missing = len(missing)
-        if missing or self._space.problems:
+        if missing or self.space.problems:
             self._say("missing", self._missing_text())
 
     def _missing_text(self) -> str:
         missing = self.memory.missing
         texts = [f"{each.topic}: {each.why}" for each in missing[:3]]
         more = [f"{len(missing) - 3} nodes more"] if len(missing) > 3 else []
-        return "; ".join([*texts, *more, *self._space.problems])
+        return "; ".join([*texts, *more, *self.space.problems])
 
     def _say(self, what: str, text: str) -> None:
         """Note what an operator should see, though the source is connected."""
@@ -434,10 +425,10 @@ class OpcuaConnection(SourceConnection):
             # After a restart of the node it is not known which ones were missing.
             nodes = [each.settings for each in memory.missing] if memory.is_resolved else self._settings.nodes
             if nodes and subscription is not None:
-                found, missing = await self._space.resolve(nodes)
+                found, missing = await self.space.resolve(nodes)
                 known = {item.node for item in subscription.items if item.monitored}
                 missing += await self._monitor(
-                    subscription, [each for each in found if self._space.text(each.id) not in known]
+                    subscription, [each for each in found if self.space.text(each.id) not in known]
                 )
                 self._name_missing(missing)
                 memory.is_resolved = True
@@ -593,6 +584,10 @@ class OpcuaConnection(SourceConnection):
         payload = facts(item, value, now)
         if item.is_first:
             payload["initial"] = True
+        if handle in self._present:
+            self._present.discard(handle)
+            if at == item.last:
+                flags |= int(Flag.DUPLICATE_SUSPECTED)
         item.is_first, item.last = False, max(at, item.last)
         headers: HeaderPairs = ((CONTENT_TYPE, "application/json"),)
         if value.SourceTimestamp is not None and is_plausible(value.SourceTimestamp, now):
@@ -698,33 +693,14 @@ class OpcuaConnection(SourceConnection):
 
     async def _filled(self, item: Item, fill: Fill) -> int:
         """Store the values of one variable; return their number."""
-        node, count, point = self._space.node_id(item.node), 0, b""
-        details = ua.ReadRawModifiedDetails(
-            IsReadModified=False,
-            StartTime=_moment(fill.since),
-            EndTime=_moment(fill.until),
-            NumValuesPerNode=ua.UInt32(HISTORY_VALUES),
-            ReturnBounds=False,
-        )
-        for _ in range(HISTORY_ANSWERS_MAX):
-            one = ua.HistoryReadValueId(NodeId=node, ContinuationPoint=point)
-            parameters = ua.HistoryReadParameters(details, ua.TimestampsToReturn.Both, False, [one])
-            (result,) = await self._session.services.history_read(parameters)
-            result.StatusCode.check()
-            data = result.HistoryData
-            values = data.DataValues if isinstance(data, ua.HistoryData) else []
-            for value in values or []:
-                if not fill.since < nanoseconds(value.SourceTimestamp) < fill.until:
-                    continue
-                await self._going.wait()
-                payload = facts(item, value, self.node.wall_clock()) | {"filled": True}
-                headers: HeaderPairs = ((CONTENT_TYPE, "application/json"), (SENT, nanoseconds(value.SourceTimestamp)))
-                self.take(item.topic.encode(), msgspec.json.encode(payload), b"", 0, headers)
-                self.node.ingest.batch.gathered()
-                count += 1
-            point = result.ContinuationPoint or b""
-            if not point:
-                break
+        count = 0
+        async for value in self.space.history(item, fill.since, fill.until):
+            await self._going.wait()
+            payload = facts(item, value, self.node.wall_clock()) | {"filled": True}
+            headers: HeaderPairs = ((CONTENT_TYPE, "application/json"), (SENT, nanoseconds(value.SourceTimestamp)))
+            self.take(item.topic.encode(), msgspec.json.encode(payload), b"", 0, headers)
+            self.node.ingest.batch.gathered()
+            count += 1
         return count
 
     # --- acknowledgements
@@ -841,10 +817,6 @@ def _overrides(settings: OpcuaNode) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in ("sampling_s", "queue", "deadband", "deadband_percent")}
 
 
-def _moment(ns: int) -> datetime:
-    return datetime.fromisoformat(iso_of(ns)).replace(tzinfo=None)
-
-
 class OpcuaRunner(Runner):
     """The connections of one OPC UA source, one after the other, and the session that outlives them."""
 
@@ -918,6 +890,25 @@ class OpcuaRunner(Runner):
         """Have the subscription end with this run, unless one with the settings ``by`` resumes it."""
         after = None if by is None else by.opcua
         self.is_last = after is None or after.url != self._opcua.url or digest(after) != digest(self._opcua)
+
+    def kind(self, name: str) -> str:
+        """Return the type of a variable that messages may write."""
+        return self._opcua.writes[name].type
+
+    async def write(self, name: str, value: Value, not_after: float) -> ReadBack:
+        """Write a variable, and read it back. As ``Writable``."""
+        if not isinstance(self.connection, OpcuaConnection) or self._session is None:
+            raise SourceDown("the source is not connected")
+        if self._loop.time() > not_after:
+            raise WriteRefused(TOO_LATE)
+        wanted = self._opcua.writes[name]
+        sent = exact(value, wanted.type, wanted)
+        try:
+            return await self._session.write(self.connection.space.node_id(wanted.node), wanted.type, sent)
+        except LookupError as error:
+            raise WriteRefused(str(error)) from None
+        except (ua.UaError, OSError, TimeoutError) as error:
+            raise WriteUnconfirmed(failure_text(error)) from None
 
     async def close(self, connection: AnyConnection) -> None:
         """Stop, write down which values are on disk, and close the session. It takes seconds at most."""

@@ -24,6 +24,7 @@ from weft.config.machine import too_readable, why_unreadable
 from weft.config.sources import OpcuaSecurity, OpcuaSource
 from weft.edge_node.sources.connection import SourceDown
 from weft.edge_node.sources.credentials import CredentialsUnusable, SourceFindings, password_text
+from weft.edge_node.sources.writes import ReadBack, Value, WriteRefused, WriteUnconfirmed
 from weft.storage.filesystem import replace_private_file
 
 # The library reports each lost connection with a traceback; the source says it in a sentence.
@@ -41,6 +42,26 @@ CERTIFICATES_MAX = 256
 """Maximum number of certificates in a file of trusted servers."""
 CERTIFICATE_DAYS = 3650
 _HEAD_BYTES = 8
+_REFUSALS = frozenset(
+    {
+        "BadAttributeIdInvalid",
+        "BadDataEncodingInvalid",
+        "BadDataEncodingUnsupported",
+        "BadIndexRangeInvalid",
+        "BadIndexRangeNoData",
+        "BadNodeIdInvalid",
+        "BadNodeIdUnknown",
+        "BadNotWritable",
+        "BadOutOfRange",
+        "BadSecurityModeInsufficient",
+        "BadServiceUnsupported",
+        "BadTypeMismatch",
+        "BadUserAccessDenied",
+        "BadWriteNotSupported",
+    }
+)
+"""Answers to a write after which the value is what it was (OPC 10000-4, 5.11.4.4). All others leave that open: with
+`BadTimeout` or `BadCommunicationError` the device behind the server may have the value."""
 _MODES = {"sign": ua.MessageSecurityMode.Sign, "sign_and_encrypt": ua.MessageSecurityMode.SignAndEncrypt}
 _POLICIES = {
     "Basic256Sha256": security_policies.SecurityPolicyBasic256Sha256,
@@ -246,6 +267,34 @@ class Session:
         if self._renewing is not None:
             self._renewing.cancel()
         self.transport.disconnect_socket()
+
+    async def write(self, node: ua.NodeId, kind: str, value: Value) -> ReadBack:
+        """Write a variable, and read it back.
+
+        Args:
+            value: as ``exact`` returns it.
+
+        Raises:
+            WriteRefused, WriteUnconfirmed: as they say.
+            UaError, OSError, TimeoutError: there was no answer.
+        """
+        # Without status and times, which many servers do not let clients write (OPC 10000-4, 5.11.4).
+        wanted = ua.WriteValue()
+        wanted.NodeId, wanted.AttributeId = node, ua.AttributeIds.Value
+        wanted.Value = ua.DataValue(ua.Variant(value, ua.VariantType[kind]), StatusCode=None)
+        try:
+            (status,) = await self.services.write(ua.WriteParameters([wanted]))
+        except ua.UaStatusCodeError as error:
+            status = ua.StatusCode(error.code)
+        if status.name in _REFUSALS:
+            raise WriteRefused(failure_text(ua.UaStatusCodeError(status.value)))
+        if status.value:
+            raise WriteUnconfirmed(failure_text(ua.UaStatusCodeError(status.value)))
+        (found,) = await self.services.read_attributes([node], ua.AttributeIds.Value)
+        if found.StatusCode is not None and not found.StatusCode.is_good():
+            raise WriteUnconfirmed(f"reading back: {failure_text(ua.UaStatusCodeError(found.StatusCode.value))}")
+        read = found.Value.Value if found.Value is not None else None
+        return ReadBack(read if isinstance(read, bool | int | float | str) else None, read == value)
 
     async def close(self, *, with_subscriptions: bool = False) -> None:
         """Close the session, within a second; then disconnect.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -30,6 +30,10 @@ AT_A_TIME = 500
 """Nodes in one request: servers bound it, most at 1000 or above."""
 ARRAY_MAX = 100_000
 """Elements of a value that are converted."""
+HISTORY_VALUES = 1000
+"""Values in one answer of the history."""
+HISTORY_ANSWERS_MAX = 1000
+"""Answers of the history for one variable and gap."""
 DEPTH_MAX = 32
 """Levels of structures in a value that are converted."""
 EARLIEST = datetime(1990, 1, 1, tzinfo=UTC)
@@ -295,6 +299,33 @@ class Space:
         if len(results) == 1 and results[0].ContinuationPoint:
             await self._services.browse_next(ua.BrowseNextParameters(True, [results[0].ContinuationPoint]))
         self.problems.append(f"{self.text(node)} has more than {CONTINUATIONS_MAX * REFERENCES_MAX} references")
+
+    async def history(self, item: Item, since: int, until: int) -> AsyncIterator[ua.DataValue]:
+        """Yield the values that the server kept of a variable, with source times between two moments, exclusive.
+
+        Raises:
+            LookupError, UaStatusCodeError, TimeoutError: it does not say.
+        """
+        node, point = self.node_id(item.node), b""
+        details = ua.ReadRawModifiedDetails(
+            IsReadModified=False,
+            StartTime=datetime.fromisoformat(iso_of(since)).replace(tzinfo=None),
+            EndTime=datetime.fromisoformat(iso_of(until)).replace(tzinfo=None),
+            NumValuesPerNode=ua.UInt32(HISTORY_VALUES),
+            ReturnBounds=False,
+        )
+        for _ in range(HISTORY_ANSWERS_MAX):
+            one = ua.HistoryReadValueId(NodeId=node, ContinuationPoint=point)
+            parameters = ua.HistoryReadParameters(details, ua.TimestampsToReturn.Both, False, [one])
+            (result,) = await self._services.history_read(parameters)
+            result.StatusCode.check()
+            data = result.HistoryData
+            for value in (data.DataValues if isinstance(data, ua.HistoryData) else None) or []:
+                if since < nanoseconds(value.SourceTimestamp) < until:
+                    yield value
+            point = result.ContinuationPoint or b""
+            if not point:
+                return
 
     # --- what is known of variables
 

@@ -16,7 +16,7 @@ from asyncua import ua
 from weft.config.log_lines import Repeats
 from weft.config.sources import OpcuaSource
 from weft.edge_node.sources.connection import Memory
-from weft.edge_node.sources.opcua_space import Found, Item, Missing
+from weft.edge_node.sources.opcua_space import Found, Item, Missing, Space
 from weft.storage.filesystem import FileSystem, write_atomically
 
 FOLDER = "sources"
@@ -184,6 +184,26 @@ def kept_of(subscription: Subscription, settings: OpcuaSource, url: str) -> Kept
     return KeptSubscription(
         url, subscription.id, digest(settings), subscription.namespaces, subscription.started, items
     )
+
+
+def parameters_of(settings: OpcuaSource) -> ua.CreateSubscriptionParameters:
+    """Return what is asked for in a subscription."""
+    keep_alive = max(1, round(settings.keep_alive_s / settings.publishing_s))
+    return ua.CreateSubscriptionParameters(
+        RequestedPublishingInterval=settings.publishing_s * 1000,
+        RequestedLifetimeCount=ua.UInt32(max(3 * keep_alive, round(settings.lifetime_s / settings.publishing_s))),
+        RequestedMaxKeepAliveCount=ua.UInt32(keep_alive),
+        MaxNotificationsPerPublish=ua.UInt32(1000),
+        PublishingEnabled=True,
+    )
+
+
+def made_of(made: ua.CreateSubscriptionResult, settings: OpcuaSource, space: Space) -> Subscription:
+    """Return the subscription that a server has made."""
+    interval = max(0.001, made.RevisedPublishingInterval / 1000)
+    silence = max(1.0, interval * max(1, made.RevisedMaxKeepAliveCount) * 2)
+    margin = int(max(interval, settings.sampling_s) * 1e9)
+    return Subscription(made.SubscriptionId, [], interval, silence, margin, space.namespaces, space.started)
 
 
 def request_for(found: Found, handle: int, settings: OpcuaSource) -> ua.MonitoredItemCreateRequest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import TYPE_CHECKING, cast
 
 from weft.config.models import EdgeConfig
 from weft.config.sources import Source
@@ -14,6 +15,9 @@ from weft.edge_node.sources.notices import GapFile
 from weft.edge_node.sources.status import SourceStatus
 from weft.storage.filesystem import FileSystem
 from weft.storage.segment_log.encryption import disk_of
+
+if TYPE_CHECKING:
+    from weft.edge_node.sources.writes import Writable, Writes
 
 
 class Sources:
@@ -38,6 +42,7 @@ class Sources:
         self._rng = rng or random.Random()
         self._runners = {name: self._made(config, name, source) for name, source in config.sources.items()}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._writes: dict[str, Writes] = {}
         self._ended: set[asyncio.Task[None]] = set()
         """Tasks of removed or changed sources that are still ending."""
         self._is_started = False
@@ -70,6 +75,8 @@ class Sources:
         changed = [name for name, runner in runners.items() if self._runners.get(name) is not runner]
         leaving = {name: self._tasks.pop(name) for name in list(self._tasks) if name in changed or name not in runners}
         for name, task in leaving.items():
+            if (writes := self._writes.pop(name, None)) is not None:
+                writes.stop()  # now: the connection's end takes seconds, and what it wrote by then, other settings
             self._runners[name].replaced(config.sources.get(name))
             task.cancel()
             self._ended.add(task)
@@ -81,6 +88,8 @@ class Sources:
 
     async def close(self) -> None:
         """Stop every source: its messages are acknowledged once they are on disk, and all others come again."""
+        for writes in self._writes.values():
+            writes.stop()
         tasks = [*self._tasks.values(), *self._ended]
         for task in tasks:
             task.cancel()
@@ -93,9 +102,26 @@ class Sources:
         async def run() -> None:
             if after is not None:
                 await asyncio.wait([after])
-            await runner.run()
+            writes = self._writes_of(name, runner)
+            try:
+                await runner.run()
+            finally:
+                if writes is not None:
+                    await writes.close()
 
         self._tasks[name] = asyncio.create_task(run(), name=f"source {name}")
+
+    def _writes_of(self, name: str, runner: Runner) -> Writes | None:
+        """Have messages write values of a source, if it has some that they may write."""
+        source = self._config.sources[name]
+        settings = source.modbus or source.opcua
+        if settings is None or not settings.writes:
+            return None
+        from weft.edge_node.sources.writes import Writes
+
+        writes = self._writes[name] = Writes(name, settings.writes, cast("Writable", runner), self._node, runner.topics)
+        writes.start()
+        return writes
 
     def _made(self, config: EdgeConfig, name: str, source: Source) -> Runner:
         if source.mqtt is not None:

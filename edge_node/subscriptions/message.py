@@ -41,6 +41,10 @@ class Message(msgspec.Struct):
     seq: int = 0
     headers: HeaderPairs = ()
     """Headers of the record, with values of any type, for subscribers of protocols other than MQTT."""
+    publisher: str | None = None
+    """Client identifier of the publisher, or the name of a source."""
+    is_repeat: bool = False
+    """True if it may have come before: an MQTT client has sent it with DUP, or a source's broker sent it again."""
     packets: dict[int, bytes] | None = None
     """Kind of client -> the packet at QoS 0, encoded once for all of them (``sessions.window.packets_out``)."""
     parts: dict[int, tuple[bytes, bytes]] | None = None

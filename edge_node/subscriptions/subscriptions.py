@@ -670,6 +670,7 @@ class SharedSubscriptions:
 
 # As plain integers: an IntFlag's arithmetic costs more than the rest of a message's turn.
 _QOS0, _QOS2, _RETAINED = int(Flag.PUBLISHED_QOS0), int(Flag.PUBLISHED_QOS2), int(Flag.RETAINED)
+_REPEATED = int(Flag.DUPLICATE_SUSPECTED)
 
 
 class FanOut:
@@ -702,9 +703,9 @@ class FanOut:
         subscriptions = self._subscriptions
         recipients = subscriptions.known.get(topic) or subscriptions.recipients(topic)
         qos = 1 if not flags else 0 if flags & _QOS0 else 2 if flags & _QOS2 else 1
-        message = Message(topic, payload, qos, stream=stream, seq=seq)
-        if flags & _RETAINED:
-            message.retain = True
+        message = Message(topic, payload, qos, stream=stream, seq=seq, publisher=publisher)
+        if flags & (_RETAINED | _REPEATED):
+            message.retain, message.is_repeat = bool(flags & _RETAINED), bool(flags & _REPEATED)
         if headers:
             message.headers = headers
             message.properties, message.expires_ns = from_headers(headers)

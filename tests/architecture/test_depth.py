@@ -374,7 +374,7 @@ SUBJECTS = {
     "edge_node/servers/listeners": "reconnects",
     "edge_node/servers/mqtt": "broker_model listeners mqtt5 turns",
     "edge_node/sessions": "models restart shared_crash shares",
-    "edge_node/sources": "killed modbus_source opcua_source",
+    "edge_node/sources": "killed modbus_source opcua_source other_servers",
     "functions": "pages restart sparkplug_on_a_node",
     "hub_api": "schemathesis",
     "protocols": "persisted_numbers vectors",

@@ -13,6 +13,7 @@ from weft.edge_node.sources.amqp import Delivery, FrameReader, convert
 from weft.edge_node.sources.connection import Memory, SourceContext, SourceDown, Topics
 from weft.edge_node.sources.mqtt import MqttConnection, MqttTerms
 from weft.edge_node.sources.status import SourceStatus
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import (
@@ -119,7 +120,9 @@ async def _receive(data: bytes) -> None:
     terms = MqttTerms("node", version, None, None, 60, 3600, 100, 64 << 10)
     status = SourceStatus("fuzz", "mqtt")
     topics = Topics([("x/{a}", "y/{a}")], "from/")
-    connection = MqttConnection(SourceContext(node, node, lambda: NOW), status, topics, Memory(), terms)
+    connection = MqttConnection(
+        SourceContext(node, node, lambda: NOW, Subscriptions()), status, topics, Memory(), terms
+    )
     broker = _Broker()
     connection.connection_made(broker)
     talk = asyncio.create_task(_converse(connection))

@@ -27,6 +27,7 @@ from asyncua.server.subscription_service import SubscriptionService
 from asyncua.server.uaprocessor import UaProcessor
 
 from tests.support.forked import Popen
+from tests.support.third_party import MODBUS_SERIAL, NODE_OPCUA
 
 URI = "urn:example:press"
 _OVERFLOW = 0x480
@@ -46,6 +47,10 @@ class Options:
     security: tuple[str, ...] = ()
     """Certificate and key."""
     user: str = ""
+    hands_over: bool = True
+    """Whether node-opcua hands a subscription of anonymous clients over to another session without security."""
+    sampling_ms: int = 0
+    """Shortest interval of samples, of node-opcua."""
     long_bytes: int = 0
     """Length of a text that a variable has from the twentieth value on."""
 
@@ -163,6 +168,8 @@ async def serve(port: int, log: Log, options: Options) -> None:
         unit = ua.EUInformation(DisplayName=ua.LocalizedText("bar"))
         await variable.add_property(0, "EngineeringUnits", unit)
         variables.append((name, variable))
+    speed = await server.nodes.objects.add_variable(ua.NodeId("speed", space), f"{space}:Speed", 0.0)
+    await speed.set_writable()
     long = await press.add_variable(ua.NodeId("long", space), f"{space}:long", "") if options.long_bytes else None
     async with server:
         if options.history:
@@ -192,11 +199,14 @@ class OpcuaServer:
     def start(self) -> Self:
         """Start it with numbers above all that it has used."""
         self.options.first = max((number for _, number, _ in self.values()), default=-1) + 1
-        command = [sys.executable, "-m", "tests.support.opcua_server", str(self.port), str(self.log)]
-        self._process = Popen([*command, json.dumps(asdict(self.options))], stdout=PIPE)
+        self._process = Popen([*self.command(), json.dumps(asdict(self.options))], stdout=PIPE)
         assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"ready\n"
+        while (line := self._process.stdout.readline()) != b"ready\n":
+            assert line, "the server has ended"
         return self
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "tests.support.opcua_server", str(self.port), str(self.log)]
 
     def kill(self) -> None:
         if self._process is not None:
@@ -225,6 +235,22 @@ class OpcuaServer:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+class ModbusSerialServer(OpcuaServer):
+    """A Modbus device of modbus-serial, started and killed the same way; the log has the number of its answers."""
+
+    def command(self) -> list[str]:
+        script = str(Path(__file__).with_name("modbus_server.cjs"))
+        return ["node", script, str(self.port), str(self.log), str(MODBUS_SERIAL.obtain())]
+
+
+class NodeOpcuaServer(OpcuaServer):
+    """The same of node-opcua, which has no history, and nodes for ``variables`` alone."""
+
+    def command(self) -> list[str]:
+        script = str(Path(__file__).with_suffix(".cjs"))
+        return ["node", script, str(self.port), str(self.log), str(NODE_OPCUA.obtain())]
 
 
 if __name__ == "__main__":

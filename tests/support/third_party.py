@@ -352,6 +352,8 @@ AXE = Npm("axe-core@4.14.1")
 MQTT_JS = Npm("mqtt@5.16.0")
 RHEA = Npm("rhea@3.0.5")
 AMQPLIB = Npm("amqplib@2.3.1")
+NODE_OPCUA = Npm("node-opcua-server@2.186.4")
+MODBUS_SERIAL = Npm("modbus-serial@8.0.25")
 NODE_RED = Npm("node-red@4.1.8")
 KAFKA = Maven("org.apache.kafka:kafka_2.13:4.1.2")
 KAFKA_CONNECTOR = Maven(
@@ -382,6 +384,8 @@ AHEAD: tuple[Package, ...] = (
     AMQPLIB,
     RHEA,
     MQTT_JS,
+    NODE_OPCUA,
+    MODBUS_SERIAL,
     NODE_RED,
     AXE,
     HELM,

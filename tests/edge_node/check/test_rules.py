@@ -147,6 +147,101 @@ def test_notices_of_gaps_that_no_stream_takes_are_pointed_out(topics: str, more:
     assert bool(found) is bool(note)
 
 
+_DEVICES = (
+    "devices: {meter: {registers: {n: {address: 0}, b: {address: 1, type: bool, bit: 2}, t: {address: 2, kind: coil},"
+    " long: {address: 10, type: text, length: 124}}}, all: {unit_id: 0, registers: {n: {address: 0}}}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("write", "error"),
+    [
+        ("{device: meter, register: n, min: 0, max: 9}", ""),
+        ("{device: meter, register: t}", ""),
+        ("{device: meter, register: n, max: 9}", "min: is missing: name the least and the greatest number"),
+        ("{device: meter, register: n, min: 9, max: 0}", "min: expected at most max"),
+        ("{device: meter, register: t, min: 0}", "min: is for numbers"),
+        ("{device: meter, register: x, min: 0, max: 9}", "register: `devices` has no meter/x"),
+        ("{device: meter, register: b}", "register: expected a whole holding register, or a coil"),
+        ("{device: meter, register: n, min: 0, max: 9, topic: a/#}", "topic: expected a topic such as"),
+        ("{device: meter, register: n, min: 0, max: 9, topic: line/$write/other}", "is that of the write line."),
+        (
+            "{device: meter, register: n, min: 0, max: 9, topic: line/meter}",
+            "is a topic of what the source line stores",
+        ),
+        ("{device: meter, register: n, min: 0, max: 9, topic: line/$written}", "is a topic of what the source line"),
+        ("{device: meter, register: n, min: 0, max: 9, topic: line/$gap}", "is a topic of what the source line"),
+        ("{device: all, register: n, min: 0, max: 9}", "device: has unit_id 0, with which all devices"),
+        ("{device: meter, register: long}", "register: has 124 registers; a request writes 123 at most"),
+    ],
+)
+def test_a_write_names_what_it_may_write_and_its_range(write: str, error: str) -> None:
+    other = "{device: meter, register: n, min: 0, max: 9}"
+    source = f"{{url: 'tcp://10.0.0.5', {_DEVICES}, writes: {{limit: {write}, other: {other}}}}}"
+    text = GOOD + f"sources: {{line: {{modbus: {source}}}}}\n"
+    if not error:
+        assert edge(text).sources["line"].modbus
+        return
+    with pytest.raises(ConfigError) as raised:
+        edge(text)
+    assert error in str(raised.value)
+
+
+def test_a_rewritten_record_of_a_write_is_no_message_that_writes() -> None:
+    write = "writes: {limit: {device: meter, register: n, min: 0, max: 9, topic: plant/1/$written}}"
+    rewrite = 'rewrite: [{from: "line/#", to: "1/#"}], prefix: plant/'
+    with pytest.raises(ConfigError, match="is a topic of what the source line stores"):
+        edge(GOOD + f"sources: {{line: {{modbus: {{url: 'tcp://10.0.0.5', {rewrite}, {_DEVICES}, {write}}}}}}}\n")
+
+
+@pytest.mark.parametrize(
+    ("node", "error"),
+    [
+        ("nsu=urn:example:press;s=Speed", ""),
+        ("i=85", ""),
+        ("ns=0;i=85", ""),
+        ("ns=2;s=Speed", "node: expected a node id with the URI of its namespace"),
+    ],
+)
+def test_a_variable_that_messages_write_is_named_by_the_uri_of_its_namespace(node: str, error: str) -> None:
+    write = f"writes: {{speed: {{node: '{node}', type: Double, min: 0, max: 9}}}}"
+    text = GOOD + f"sources: {{press: {{opcua: {{url: 'opc.tcp://h', nodes: [{{id: i=85}}], {write}}}}}}}\n"
+    if not error:
+        assert edge(text).sources["press"].opcua
+        return
+    with pytest.raises(ConfigError, match=error):
+        edge(text)
+
+
+@pytest.mark.parametrize(
+    ("topics", "more", "notes_"),
+    [
+        ("line/#", "", []),
+        ("line/$gap", "", ["records of what messages wrote stay on the node"]),
+        ("line/$gap", "unrouted: live\n", ["records of what messages wrote are not kept", "messages of clients write"]),
+    ],
+)
+def test_messages_and_records_of_writes_that_no_stream_takes_are_pointed_out(
+    topics: str, more: str, notes_: list[str]
+) -> None:
+    write = "writes: {limit: {device: meter, register: n, min: 0, max: 9}}"
+    config = edge(
+        GOOD.replace("plant/{line}/#", topics)
+        + f"{more}links: {{cloud: {{to: 'https://hub'}}}}\n"
+        + f"sources: {{line: {{modbus: {{url: 'tcp://10.0.0.5', {_DEVICES}, {write}}}}}}}\n"
+    )
+    found = [each for each in notes(config) if each.startswith("sources.line")]
+    assert [part in note for part, note in zip(notes_, found, strict=True)] == [True] * len(notes_)
+
+
+def test_messages_of_another_broker_that_would_write_are_pointed_out() -> None:
+    write = "writes: {limit: {device: meter, register: n, min: 0, max: 9}}"
+    modbus = f"line: {{modbus: {{url: 'tcp://10.0.0.5', {_DEVICES}, {write}}}}}"
+    mqtt = "plant: {mqtt: {url: 'mqtt://broker', topics: ['line/#']}}"
+    config = edge(GOOD.replace("plant/{line}/#", "line/#") + f"sources: {{{modbus}, {mqtt}}}\n")
+    assert any("messages of sources.plant are stored, and write nothing" in each for each in notes(config))
+
+
 def test_a_node_without_links_is_told_that_its_disk_will_fill() -> None:
     (note,) = notes(edge(GOOD))
     assert note.startswith("no link carries telemetry: its records are never deleted")

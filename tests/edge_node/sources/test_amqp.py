@@ -42,6 +42,7 @@ from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.sources.amqp import AmqpConnection, Delivery
 from weft.edge_node.sources.connection import Memory, SourceContext, Topics
 from weft.edge_node.sources.status import SourceState, SourceStatus
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.protocols.batch import Flag
 
 
@@ -391,7 +392,7 @@ async def publish_raw_in_frames(port: int, message: RawMessage) -> None:
 async def test_nothing_is_taken_behind_a_message_that_the_log_has_refused() -> None:
     """The acknowledgement of a later one says "all up to here", and the broker would delete the one between."""
     ingest = cast(Any, SimpleNamespace(routing=SimpleNamespace(routes_of=lambda identity: None)))
-    node = SourceContext(ingest, RoundRobin(lambda: None), time.time_ns)
+    node = SourceContext(ingest, RoundRobin(lambda: None), time.time_ns, Subscriptions())
     taken = list[Any]()
 
     class Refused(AmqpConnection):

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from pymodbus.framer import FramerType
 from pymodbus.framer.rtu import FramerRTU
 from pymodbus.pdu import DecodePDU
-from pymodbus.server import ModbusSerialServer
+from pymodbus.server import ModbusSerialServer, ModbusTcpServer
 
 from examples.demo.fabric import free_port
 from tests.edge_node.sources.devices import (
@@ -39,7 +39,8 @@ from tests.support.waiting import PATIENCE_S, until
 from weft.cli import cli
 from weft.config.sources import ModbusDevice, ModbusSource, Register
 from weft.edge_node.sources.connection import SourceDown
-from weft.edge_node.sources.modbus import RTU_BYTES_MAX, Block, Line, Schedule
+from weft.edge_node.sources.modbus import Schedule
+from weft.edge_node.sources.modbus_line import RTU_BYTES_MAX, Block, Line
 from weft.edge_node.sources.notices import Gaps
 from weft.edge_node.sources.status import Reading, SourceState
 
@@ -261,6 +262,14 @@ async def test_a_late_answer_of_rtu_is_no_value_of_another_block() -> None:
     assert await second == [7, 8]
 
 
+async def test_a_request_of_rtu_that_is_given_up_ends_the_line() -> None:
+    line, wire, _ = rtu()
+    asked = asyncio.create_task(line.read(1, Block(3, 100, 2, ()), 5.0))
+    await until(lambda: len(wire.asked) == 1)
+    asked.cancel()
+    assert await line.ended == "a request was given up before its answer"
+
+
 async def test_what_no_request_waits_for_is_not_kept_and_endless_data_ends_a_line_of_rtu() -> None:
     line, wire, found = rtu()
     for _ in range(3):
@@ -373,6 +382,20 @@ async def test_rtu_on_a_serial_line_reads_the_same(tmp_path: Path) -> None:
     assert values(found)[0][1] == {"n": 1, "x": 5 * 65_536 + 6}
     assert_no_silent_gap(found)
     assert_no_silent_gap(found, "pump")
+
+
+async def test_rtu_frames_over_tcp_read_the_same(tmp_path: Path) -> None:
+    line = Plant(free_port(), [1])
+    server = ModbusTcpServer(line.devices(), framer=FramerType.RTU, address=("127.0.0.1", line.port))
+    await server.serve_forever(background=True)
+    source = modbus_source(line.port, device("meter", "{n: {address: 0}, x: {address: 5, type: u32}}"))
+    try:
+        async with running(tmp_path, source.replace("tcp://", "rtu+tcp://"), LINE) as node:
+            await settled(node)
+            found = await node.stored()
+    finally:
+        await server.shutdown()  # type: ignore[no-untyped-call]
+    assert values(found)[0][1] == {"n": 1, "x": 5 * 65_536 + 6}
 
 
 def tried(config: Path, source: str) -> Result:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,8 @@ from weft.edge_node.sources.connection import Runner
 from weft.edge_node.sources.opcua import OpcuaConnection
 from weft.edge_node.sources.opcua_client import Frames, make_certificate, why_untrusted
 from weft.edge_node.sources.opcua_space import Item, Space, facts
-from weft.edge_node.sources.opcua_subscription import ahead, following, preceding
+from weft.edge_node.sources.opcua_subscription import Subscription, ahead, following, preceding
+from weft.edge_node.sources.status import SourceStatus
 from weft.protocols.batch import Flag, Record
 
 PRESS = NODE.replace("plant/#", "press/#")
@@ -133,6 +135,7 @@ class Cutter:
         self._port = port
         self._open: set[asyncio.StreamWriter] = set()
         self.port = 0
+        self._is_away = False
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[Cutter]:
@@ -142,12 +145,21 @@ class Cutter:
         server.close()
         self.cut()
 
+    async def away(self, seconds: float) -> None:
+        self._is_away = True
+        self.cut()
+        await asyncio.sleep(seconds)
+        self._is_away = False
+
     def cut(self) -> None:
         for each in self._open:
             each.transport.abort()
         self._open.clear()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_away:
+            writer.transport.abort()
+            return
         try:
             there, to = await asyncio.open_connection("127.0.0.1", self._port)
         except OSError:
@@ -289,6 +301,28 @@ async def test_nodes_that_are_gone_are_named_and_the_others_go_on(tmp_path: Path
     assert gone["items"] == ["press/v1"]
     assert "BadNodeIdUnknown" in gone["reason"]
     assert {each.key for each in found[-2:]} <= {b"press/v0", b"press/v2"}
+
+
+async def test_a_variable_is_named_by_its_path(tmp_path: Path, server: OpcuaServer) -> None:
+    nodes = "[{path: Objects/2:Press/2:v0}, {path: Objects/Press/v1, topic: press/one}, {path: Objects/3:Press}]"
+    async with running(tmp_path, opcua(server.port, nodes=nodes), PRESS) as node:
+        await more_rows(node)
+        found = await node.stored()
+    assert {each.key for each in found} == {b"press/Press/v0", b"press/one", b"press/$gap"}
+    (gone,) = gaps(found)
+    assert gone["reason"] == "the server has no Objects/3:Press: nothing is called 3:Press there"
+
+
+async def test_changes_within_the_deadband_do_not_count(tmp_path: Path, server: OpcuaServer) -> None:
+    """The server's variables change by one; it compares with the value before."""
+    nodes = "[" + ", ".join(
+        f'{{id: "nsu=urn:example:press;s=v{n}", topic: press/v{n}, deadband: {size}}}' for n, size in ((0, 5), (1, 0.5))
+    )
+    async with running(tmp_path, opcua(server.port, nodes=f"{nodes}]"), PRESS) as node:
+        await more_rows(node)
+        rows = Counter(each.key for each in await node.stored())
+    assert rows[b"press/v0"] == 1
+    assert rows[b"press/v1"] > 20
 
 
 def has_taken(node: Node, count: int) -> bool:
@@ -497,6 +531,47 @@ async def test_a_subscription_of_another_run_of_the_server_is_not_taken_for_ones
     assert_whole(server, found)
     (gap,) = [each for each in gaps(found) if each["lost"] == "possible"]
     assert gap["reason"].startswith("the server has restarted")
+
+
+async def test_a_server_that_does_not_say_when_it_started_may_be_another_run(
+    tmp_path: Path, server: OpcuaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Space.look
+
+    async def without_start(self: Space) -> None:
+        await look(self)
+        self.started = 0
+
+    monkeypatch.setattr(Space, "look", without_start)
+    async with Cutter(server.port).listening() as proxy:
+        async with running(tmp_path, opcua(proxy.port), PRESS) as node:
+            await more_rows(node)
+            connections = node.source("press").connections
+            await proxy.away(0)
+            await until(lambda: node.source("press").connections > connections)
+            await more_rows(node)
+            assert [each for each in gaps(await node.stored()) if each["lost"] == "possible"] == [], "the same session"
+        async with running(tmp_path, opcua(proxy.port), PRESS) as node:
+            await more_rows(node)
+            (gap,) = [each for each in gaps(await node.stored()) if each["lost"] == "possible"]
+    assert gap["reason"].startswith("the server does not say when it started")
+
+
+@pytest.mark.parametrize(("time", "is_flagged"), [(4, False), (5, True), (6, False)])
+async def test_a_value_that_a_server_sends_again_is_flagged_and_no_other(time: int, is_flagged: bool) -> None:
+    status, taken = SourceStatus("press", "opcua"), list[int]()
+
+    def take(*message: Any) -> None:
+        taken.append(message[3])
+
+    connection: Any = SimpleNamespace(
+        node=SimpleNamespace(wall_clock=lambda: 10**18), status=status, _present={0}, take=take
+    )
+    item = Item("i=1", "press/v", last=5 * 10**9, is_first=False)
+    subscription = Subscription(1, [item], 1.0, 1.0, 0, [], 0, through=7 * 10**9)
+    value = ua.DataValue(ua.Variant(1), SourceTimestamp=datetime(1970, 1, 1, 0, 0, time, tzinfo=UTC))
+    OpcuaConnection._take_value(connection, subscription, 0, value, b"", 0)
+    assert bool(taken[0] & Flag.DUPLICATE_SUSPECTED) is is_flagged
 
 
 class Nothing:

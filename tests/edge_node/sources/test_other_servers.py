@@ -1,0 +1,113 @@
+"""Sources and servers of other stacks: each value is a row once, or lies in a gap that has a name."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.demo.fabric import free_port
+from tests.edge_node.sources.devices import assert_no_silent_gap, device, modbus_source, settled, values
+from tests.edge_node.sources.nodes import running
+from tests.edge_node.sources.test_opcua_source import PRESS, Cutter, assert_whole, gaps, more_rows, opcua
+from tests.edge_node.sources.test_writes import LINE, written
+from tests.support.opcua_server import ModbusSerialServer, NodeOpcuaServer
+from tests.support.third_party import MODBUS_SERIAL, NODE_OPCUA
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
+
+@pytest.fixture
+def node_opcua(tmp_path: Path) -> Iterator[NodeOpcuaServer]:
+    try:
+        NODE_OPCUA.obtain()
+    except LookupError as reason:
+        pytest.skip(str(reason))
+    with NodeOpcuaServer(free_port(), tmp_path / "values.log") as found:
+        yield found
+
+
+async def shaken(server: NodeOpcuaServer, folder: Path, rounds: int, rng: random.Random) -> Counter[str]:
+    """Cut the network and kill the server, and begin other runs of the node; return how many gaps have which kind."""
+    # Without an interval of its own, node-opcua sends each change.
+    async with Cutter(server.port).listening() as proxy:
+        for _ in range(rounds):
+            async with running(folder, opcua(proxy.port, "      sampling: 0s\n"), PRESS) as node:
+                for what in rng.sample(("cut", "cut", "away", "killed"), 4):
+                    await more_rows(node, 12)
+                    connections = node.source("press").connections
+                    if what == "killed":
+                        await asyncio.to_thread(server.kill)
+                        await asyncio.to_thread(server.start)
+                    await proxy.away(rng.uniform(0.5, 3.0) if what == "away" else 0.0)
+                    await until(lambda before=connections: node.source("press").connections > before, 120)  # type: ignore[misc]
+                await more_rows(node, 12)
+                found = await node.stored()
+    assert_whole(server, found)
+    return Counter(each["kind"] for each in gaps(found) if each["lost"] == "possible")
+
+
+async def test_no_value_of_node_opcua_is_lost_in_silence(tmp_path: Path, node_opcua: NodeOpcuaServer) -> None:
+    assert await shaken(node_opcua, tmp_path, 2, random.Random(7)) == {"subscription": 2}, "the server was killed twice"
+
+
+async def test_a_restart_is_a_named_gap_where_the_server_hands_nothing_over(
+    tmp_path: Path, node_opcua: NodeOpcuaServer
+) -> None:
+    node_opcua.kill()
+    node_opcua.options.hands_over, node_opcua.options.sampling_ms = False, 100
+    await asyncio.to_thread(node_opcua.start)
+    source = opcua(node_opcua.port, "      sampling: 0s\n")
+    async with running(tmp_path, source, PRESS) as node:
+        await more_rows(node)
+        assert "the server looks at variables every 0.1 s, not every 0 s" in node.source("press").last_error
+    async with running(tmp_path, source, PRESS) as node:
+        await more_rows(node)
+        (gap,) = gaps(await node.stored())
+    assert gap["reason"].startswith("the server does not hand over the subscription: BadUserAccessDenied")
+    assert gap["lost"] == "possible"
+
+
+async def test_variables_of_node_opcua_are_written(tmp_path: Path, node_opcua: NodeOpcuaServer) -> None:
+    writes = '      writes: {speed: {node: "nsu=urn:example:press;s=speed", type: Double, min: 0, max: 10}}\n'
+    async with running(tmp_path, opcua(node_opcua.port, writes), PRESS) as node:
+        await more_rows(node)
+        found = await written(node, b"2.5", "press/$write/speed")
+    assert found == {"outcome": "written", "value": 2.5, "read_back": 2.5}
+
+
+@pytest.fixture
+def modbus_serial(tmp_path: Path) -> Iterator[ModbusSerialServer]:
+    try:
+        MODBUS_SERIAL.obtain()
+    except LookupError as reason:
+        pytest.skip(str(reason))
+    with ModbusSerialServer(free_port(), tmp_path / "values.log") as found:
+        yield found
+
+
+async def test_no_poll_of_modbus_serial_is_lost_in_silence(tmp_path: Path, modbus_serial: ModbusSerialServer) -> None:
+    registers = "{n: {address: 0}, x: {address: 7, type: f32}, pump: {address: 3, kind: coil}}"
+    writes = "      writes: {x: {device: meter, register: x, min: 0, max: 10}, pump: {device: meter, register: pump}}\n"
+    async with Cutter(modbus_serial.port).listening() as proxy:
+        source = modbus_source(proxy.port, device("meter", registers), writes).replace("timeout: 200ms", "timeout: 5s")
+        async with running(tmp_path, source, LINE) as node:
+            for what in ("cut", "killed", "away", "cut"):
+                await settled(node)
+                assert (await written(node, b"3.1", "line/$write/x"))["outcome"] == "written"
+                assert (await written(node, b"true", "line/$write/pump"))["read_back"] is True
+                connections = node.source("line").connections
+                if what == "killed":
+                    await asyncio.to_thread(modbus_serial.kill)
+                    await asyncio.to_thread(modbus_serial.start)
+                await proxy.away(1.0 if what == "away" else 0.0)
+                await until(lambda before=connections: node.source("line").connections > before)  # type: ignore[misc]
+            await settled(node)
+            found = await node.stored()
+    assert_no_silent_gap(found, timeout_s=5.0)
+    assert values(found)[-1][1]["x"] == 3.1
