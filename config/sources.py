@@ -430,7 +430,7 @@ class OpcuaNode(OneOf, frozen=True, kw_only=True):
     """Variables of an OPC UA server: one by `id` or `path`, or those that `browse` finds."""
 
     noun: ClassVar[str] = "name of nodes"
-    beside: ClassVar[tuple[str, ...]] = ("topic", "sampling", "queue", "deadband", "deadband_percent")
+    beside: ClassVar[tuple[str, ...]] = ("events", "topic", "sampling", "queue", "deadband", "deadband_percent")
 
     id: Annotated[
         str | None,
@@ -449,6 +449,13 @@ class OpcuaNode(OneOf, frozen=True, kw_only=True):
         ),
     ] = None
     browse: Annotated[OpcuaBrowse | None, Meta(description="Variables below a node.")] = None
+    events: Annotated[
+        bool,
+        Meta(
+            description="Take the events of a node, alarms and conditions among them, in place of a value. The node "
+            "`i=2253`, the server itself, has those of all."
+        ),
+    ] = False
     topic: Annotated[
         str | None,
         Meta(

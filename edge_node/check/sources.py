@@ -292,6 +292,12 @@ def _opcua(path: KeyPath, settings: OpcuaSource) -> Iterator[Finding]:
         if node.id is not None and not _NODE_ID.fullmatch(node.id):
             expected = "a node id such as ns=2;s=Temperature or nsu=urn:example:press;i=7"
             yield Finding((*at, "id"), f"expected {expected}, got {quoted(node.id)}")
+        if node.events:
+            if node.browse is not None:
+                yield Finding((*at, "events"), "is for one node. Name it by `id` or `path` in place of `browse`")
+            for key in ("sampling_s", "deadband", "deadband_percent"):
+                if getattr(node, key) is not None:
+                    yield Finding((*at, key.removesuffix("_s")), "is for values. Delete it, or `events`")
         if node.topic is not None and not valid_topic(node.topic):
             yield Finding((*at, "topic"), f"expected a topic such as press/temperature, got {quoted(node.topic)}")
 

@@ -14,6 +14,7 @@ import random
 import struct
 from collections import deque
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -36,6 +37,7 @@ from weft.edge_node.sources.notices import GapNotice, gap_topic
 from weft.edge_node.sources.opcua_client import Session, failure_text
 from weft.edge_node.sources.opcua_space import (
     AT_A_TIME,
+    EVENTS_LOST,
     Found,
     Item,
     Missing,
@@ -557,7 +559,10 @@ class OpcuaConnection(SourceConnection):
         flags = Flag.DUPLICATE_SUSPECTED if subscription.resent else 0
         for at, (handle, value) in enumerate(values):
             answer = _ANSWER.pack(sequence, at == len(values) - 1)
-            self._take_value(subscription, handle, value, answer, int(flags))
+            if isinstance(value, ua.DataValue):
+                self._take_value(subscription, handle, value, answer, int(flags))
+            else:
+                self._take_event(subscription, handle, value, answer, int(flags))
             if self._is_refused or self.ended.done():
                 return
         if not values:
@@ -589,9 +594,30 @@ class OpcuaConnection(SourceConnection):
             if at == item.last:
                 flags |= int(Flag.DUPLICATE_SUSPECTED)
         item.is_first, item.last = False, max(at, item.last)
+        self._store(handle, item, payload, value.SourceTimestamp, answer, flags)
+
+    def _take_event(
+        self, subscription: Subscription, handle: int, fields: Sequence[ua.Variant], answer: bytes, flags: int
+    ) -> None:
+        payload, item = self.space.event(fields), subscription.items[handle]
+        time = next((field.Value for field in fields if isinstance(field.Value, datetime)), None)
+        at = nanoseconds(time) or self.node.wall_clock()
+        if payload.get("type") == EVENTS_LOST:
+            self.status.overflows = (self.status.overflows or 0) + 1
+            since = item.last or subscription.through - subscription.margin
+            why = "the server's queue of events was full. Raise `queue`, or publish more often"
+            self._lost("overflow", why, since, at, handles=(handle,))
+        item.is_first, item.last = False, max(at, item.last)
+        self._store(handle, item, payload, time, answer, flags)
+
+    def _store(  # noqa: PLR0917
+        self, handle: int, item: Item, payload: dict[str, Any], time: datetime | None, answer: bytes, flags: int
+    ) -> None:
+        """Store a value or event with its time at the source, or name why it is not stored."""
+        at = nanoseconds(time)
         headers: HeaderPairs = ((CONTENT_TYPE, "application/json"),)
-        if value.SourceTimestamp is not None and is_plausible(value.SourceTimestamp, now):
-            headers = (*headers, (SENT, nanoseconds(value.SourceTimestamp)))
+        if time is not None and is_plausible(time, self.node.wall_clock()):
+            headers = (*headers, (SENT, at))
         why_not = self.take(item.topic.encode(), msgspec.json.encode(payload), answer, flags, headers)
         if why_not is not None:
             self._answered(answer)
@@ -814,7 +840,7 @@ class OpcuaConnection(SourceConnection):
 
 
 def _overrides(settings: OpcuaNode) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in ("sampling_s", "queue", "deadband", "deadband_percent")}
+    return {name: getattr(settings, name) for name in ("events", "sampling_s", "queue", "deadband", "deadband_percent")}
 
 
 class OpcuaRunner(Runner):

@@ -49,8 +49,46 @@ _WRITTEN = ua.AttributeIds
 _ROOTS = {"Root": 84, "Objects": 85, "Types": 86, "Views": 87}
 
 
+_OF_EVENTS, _OF_CONDITIONS = ua.ObjectIds.BaseEventType, ua.ObjectIds.ConditionType
+EVENT_FIELDS = {
+    "event": (_OF_EVENTS, "EventId"),
+    "type": (_OF_EVENTS, "EventType"),
+    "source": (_OF_EVENTS, "SourceName"),
+    "source_node": (_OF_EVENTS, "SourceNode"),
+    "source_time": (_OF_EVENTS, "Time"),
+    "server_time": (_OF_EVENTS, "ReceiveTime"),
+    "severity": (_OF_EVENTS, "Severity"),
+    "message": (_OF_EVENTS, "Message"),
+    "condition": (_OF_CONDITIONS, "ConditionName"),
+    "condition_node": (_OF_CONDITIONS, ""),
+    "branch": (_OF_CONDITIONS, "BranchId"),
+    "retain": (_OF_CONDITIONS, "Retain"),
+    "enabled": (_OF_CONDITIONS, "EnabledState/Id"),
+    "quality": (_OF_CONDITIONS, "Quality"),
+    "comment": (_OF_CONDITIONS, "Comment"),
+    "user": (_OF_CONDITIONS, "ClientUserId"),
+    "acknowledged": (ua.ObjectIds.AcknowledgeableConditionType, "AckedState/Id"),
+    "confirmed": (ua.ObjectIds.AcknowledgeableConditionType, "ConfirmedState/Id"),
+    "active": (ua.ObjectIds.AlarmConditionType, "ActiveState/Id"),
+}
+"""Field of a record -> the type of events that has it, and its browse path there (OPC 10000-5, 6.4.2; OPC 10000-9, 5.5
+to 5.8); the condition's own node has an empty one. Events of other types lack it."""
+EVENTS_LOST = "EventQueueOverflowEventType"
+"""Type of the event that a server sends in place of those that its queue had no room for (OPC 10000-4, 7.22.3)."""
+
+
+def event_filter() -> ua.EventFilter:
+    """Return the filter that asks for ``EVENT_FIELDS`` of all events."""
+    clauses = []
+    for kind, path in EVENT_FIELDS.values():
+        names = [ua.QualifiedName(name, ua.UInt16(0)) for name in path.split("/") if name]
+        attribute = ua.AttributeIds.Value if names else ua.AttributeIds.NodeId
+        clauses.append(ua.SimpleAttributeOperand(ua.NodeId(ua.Int32(kind)), names, attribute))
+    return ua.EventFilter(SelectClauses=clauses)
+
+
 class Found(NamedTuple):
-    """A variable of the server."""
+    """A variable of the server, or a node with events."""
 
     id: ua.NodeId
     topic: str
@@ -326,6 +364,17 @@ class Space:
             point = result.ContinuationPoint or b""
             if not point:
                 return
+
+    def event(self, fields: Sequence[ua.Variant]) -> dict[str, Any]:
+        """Return the payload of an event: the fields of ``EVENT_FIELDS`` that it has."""
+        found = {}
+        for name, field in zip(EVENT_FIELDS, fields, strict=False):
+            value = field.Value
+            if isinstance(value, ua.NodeId):
+                found[name] = self._type(value) if name == "type" else self.text(value)
+            elif value is not None:
+                found[name] = plain(value)
+        return found
 
     # --- what is known of variables
 

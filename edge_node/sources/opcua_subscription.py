@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from asyncua import ua
 from weft.config.log_lines import Repeats
 from weft.config.sources import OpcuaSource
 from weft.edge_node.sources.connection import Memory
-from weft.edge_node.sources.opcua_space import Found, Item, Missing, Space
+from weft.edge_node.sources.opcua_space import Found, Item, Missing, Space, event_filter
 from weft.storage.filesystem import FileSystem, write_atomically
 
 FOLDER = "sources"
@@ -207,7 +207,7 @@ def made_of(made: ua.CreateSubscriptionResult, settings: OpcuaSource, space: Spa
 
 
 def request_for(found: Found, handle: int, settings: OpcuaSource) -> ua.MonitoredItemCreateRequest:
-    """Return the request to monitor a variable."""
+    """Return the request to monitor a variable, or the events of a node."""
     own = found.settings
     sampling = settings.sampling_s if own.sampling_s is None else own.sampling_s
     request = ua.MonitoredItemCreateRequest()
@@ -218,6 +218,10 @@ def request_for(found: Found, handle: int, settings: OpcuaSource) -> ua.Monitore
     request.RequestedParameters.SamplingInterval = sampling * 1000
     request.RequestedParameters.QueueSize = ua.UInt32(own.queue or settings.queue)
     request.RequestedParameters.DiscardOldest = True
+    if own.events:
+        request.ItemToMonitor.AttributeId = ua.AttributeIds.EventNotifier
+        request.RequestedParameters.SamplingInterval = 0.0
+        request.RequestedParameters.Filter = event_filter()
     for name, kind in _DEADBANDS.items():
         if (size := getattr(own, name)) is not None:
             request.RequestedParameters.Filter = ua.DataChangeFilter(
@@ -259,12 +263,15 @@ class OpcuaMemory(Memory):
         """Sequence number of a notification that cannot be read, and why."""
 
 
-def items_of(message: ua.NotificationMessage) -> Iterator[tuple[int, ua.DataValue]]:
-    """Yield the client handle and the value of each change in a notification."""
+def items_of(message: ua.NotificationMessage) -> Iterator[tuple[int, ua.DataValue | Sequence[ua.Variant]]]:
+    """Yield the client handle of each change or event in a notification, and the value or the fields."""
     for data in message.NotificationData or []:
         if isinstance(data, ua.DataChangeNotification):
             for each in data.MonitoredItems:
                 yield each.ClientHandle, each.Value
+        elif isinstance(data, ua.EventNotificationList):
+            for event in data.Events:
+                yield event.ClientHandle, event.EventFields
 
 
 def status_change(message: ua.NotificationMessage) -> ua.StatusCode | None:

@@ -51,6 +51,8 @@ class Options:
     """Whether node-opcua hands a subscription of anonymous clients over to another session without security."""
     sampling_ms: int = 0
     """Shortest interval of samples, of node-opcua."""
+    events: bool = False
+    """Whether each change comes with an event of the press, an alarm whose message is its number."""
     long_bytes: int = 0
     """Length of a text that a variable has from the twentieth value on."""
 
@@ -171,6 +173,7 @@ async def serve(port: int, log: Log, options: Options) -> None:
     speed = await server.nodes.objects.add_variable(ua.NodeId("speed", space), f"{space}:Speed", 0.0)
     await speed.set_writable()
     long = await press.add_variable(ua.NodeId("long", space), f"{space}:long", "") if options.long_bytes else None
+    alarms = await server.get_event_generator(ua.ObjectIds.OffNormalAlarmType, press) if options.events else None
     async with server:
         if options.history:
             for _, variable in variables:
@@ -183,6 +186,11 @@ async def serve(port: int, log: Log, options: Options) -> None:
                 log.add(name, number, time)
                 value = ua.DataValue(ua.Variant(number, ua.VariantType.Int64), ua.StatusCode(), time, time)
                 await variable.write_value(value)
+            if alarms is not None:
+                setattr(alarms.event, "ActiveState/Id", number % 2 == 1)
+                time = datetime.now(UTC)
+                log.add("events", number, time)
+                await alarms.trigger(time, str(number))
             number += 1
             if long is not None and number == 20:
                 await long.write_value("x" * options.long_bytes)

@@ -111,7 +111,7 @@ def _test_opcua(config_file: str, source: str, *, as_json: bool) -> int:
     async def look(_: Session, space: Space) -> list[dict[str, Any]]:
         from weft.edge_node.sources.opcua_space import facts
 
-        found, missing = await space.resolve(settings.nodes)
+        found, missing = await space.resolve(each for each in settings.nodes if not each.events)
         items = await space.items(found)
         values = await space.read([each.id for each in found])
         left_out.extend([*(f"{each.topic}: {each.why}" for each in missing), *space.problems])

@@ -234,6 +234,24 @@ def test_messages_and_records_of_writes_that_no_stream_takes_are_pointed_out(
     assert [part in note for part, note in zip(notes_, found, strict=True)] == [True] * len(notes_)
 
 
+@pytest.mark.parametrize(
+    ("node", "error"),
+    [
+        ("{id: i=2253, events: true, queue: 10}", ""),
+        ("{browse: {below: Objects/2:Press}, events: true}", "events: is for one node"),
+        ("{id: i=2253, events: true, sampling: 1s}", "sampling: is for values"),
+        ("{id: i=2253, events: true, deadband: 1}", "deadband: is for values"),
+    ],
+)
+def test_events_are_those_of_one_node_and_have_no_deadband(node: str, error: str) -> None:
+    text = GOOD + f"sources: {{press: {{opcua: {{url: 'opc.tcp://h', nodes: [{node}]}}}}}}\n"
+    if not error:
+        assert edge(text).sources["press"].opcua
+        return
+    with pytest.raises(ConfigError, match=error):
+        edge(text)
+
+
 def test_messages_of_another_broker_that_would_write_are_pointed_out() -> None:
     write = "writes: {limit: {device: meter, register: n, min: 0, max: 9}}"
     modbus = f"line: {{modbus: {{url: 'tcp://10.0.0.5', {_DEVICES}, {write}}}}}"

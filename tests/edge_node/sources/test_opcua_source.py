@@ -32,7 +32,7 @@ from weft.config.sources import OpcuaBrowse, OpcuaNode, OpcuaSecurity, OpcuaSour
 from weft.edge_node.sources.connection import Runner
 from weft.edge_node.sources.opcua import OpcuaConnection
 from weft.edge_node.sources.opcua_client import Frames, make_certificate, why_untrusted
-from weft.edge_node.sources.opcua_space import Item, Space, facts
+from weft.edge_node.sources.opcua_space import EVENT_FIELDS, Item, Space, facts
 from weft.edge_node.sources.opcua_subscription import Subscription, ahead, following, preceding
 from weft.edge_node.sources.status import SourceStatus
 from weft.protocols.batch import Flag, Record
@@ -303,6 +303,53 @@ async def test_nodes_that_are_gone_are_named_and_the_others_go_on(tmp_path: Path
     assert {each.key for each in found[-2:]} <= {b"press/v0", b"press/v2"}
 
 
+async def test_alarms_are_records_once_across_a_cut_and_a_restart(tmp_path: Path) -> None:
+    nodes = '[{id: "nsu=urn:example:press;s=Press", events: true, topic: press/Press/events}]'
+    with OpcuaServer(free_port(), tmp_path / "values.log", Options(events=True)) as server:
+        async with Cutter(server.port).listening() as proxy:
+            for _ in range(2):
+                async with running(tmp_path, opcua(proxy.port, "", nodes), PRESS) as node:
+                    await more_rows(node)
+                    connections = node.source("press").connections
+                    proxy.cut()
+                    await until(lambda before=connections: node.source("press").connections > before)  # type: ignore[misc]
+                    await more_rows(node)
+                    found = await node.stored()
+    events = [json.loads(each.payload) for each in found if each.key == b"press/Press/events"]
+    numbers = [int(each["message"]) for each in events]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert [each for each in gaps(found) if each["lost"] == "possible"] == []
+    alarm = events[-1]
+    assert (alarm["type"], alarm["source"], alarm["active"]) == ("OffNormalAlarmType", "Press", numbers[-1] % 2 == 1)
+    assert alarm["source_node"] == "nsu=urn:example:press;s=Press"
+    times = {number: time for name, number, time in server.values() if name == "events"}
+    assert datetime.fromisoformat(alarm["source_time"]) == times[numbers[-1]]
+    assert "weft.sent" in dict(found[-1].headers)
+
+
+def test_events_that_a_server_had_no_room_for_are_a_gap() -> None:
+    lost, kept = list[Any](), list[dict[str, Any]]()
+
+    def store(_handle: int, _item: Item, payload: dict[str, Any], *_: object) -> None:
+        kept.append(payload)
+
+    space = Space(None, "press", OpcuaSource(url=("opc.tcp://h",), nodes=()))
+    connection: Any = SimpleNamespace(
+        node=SimpleNamespace(wall_clock=lambda: 10**18),
+        status=SourceStatus("press", "opcua"),
+        space=space,
+        _store=store,
+        _lost=lambda *what, handles: lost.append((what[0], what[2:], handles)),
+    )
+    subscription = Subscription(1, [Item("i=1", "press/events", last=5)], 1.0, 1.0, 0, [], 0, through=7)
+    event = dict.fromkeys(EVENT_FIELDS, ua.Variant())
+    event["type"] = ua.Variant(ua.NodeId(ua.Int32(ua.ObjectIds.EventQueueOverflowEventType)))
+    event["source_time"] = ua.Variant(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
+    OpcuaConnection._take_event(connection, subscription, 0, list(event.values()), b"", 0)
+    assert lost == [("overflow", (5, 10**9), (0,))]
+    assert [each["type"] for each in kept] == ["EventQueueOverflowEventType"]
+
+
 async def test_a_variable_is_named_by_its_path(tmp_path: Path, server: OpcuaServer) -> None:
     nodes = "[{path: Objects/2:Press/2:v0}, {path: Objects/Press/v1, topic: press/one}, {path: Objects/3:Press}]"
     async with running(tmp_path, opcua(server.port, nodes=nodes), PRESS) as node:
@@ -561,11 +608,11 @@ async def test_a_server_that_does_not_say_when_it_started_may_be_another_run(
 async def test_a_value_that_a_server_sends_again_is_flagged_and_no_other(time: int, is_flagged: bool) -> None:
     status, taken = SourceStatus("press", "opcua"), list[int]()
 
-    def take(*message: Any) -> None:
-        taken.append(message[3])
+    def store(*message: Any) -> None:
+        taken.append(message[-1])
 
     connection: Any = SimpleNamespace(
-        node=SimpleNamespace(wall_clock=lambda: 10**18), status=status, _present={0}, take=take
+        node=SimpleNamespace(wall_clock=lambda: 10**18), status=status, _present={0}, _store=store
     )
     item = Item("i=1", "press/v", last=5 * 10**9, is_first=False)
     subscription = Subscription(1, [item], 1.0, 1.0, 0, [], 0, through=7 * 10**9)
