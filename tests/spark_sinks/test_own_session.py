@@ -19,6 +19,10 @@ from docs.tutorial.notebook import PATH, execute, pictures, read_notebook, texts
 from spark_sinks.runtime.session import cache_directory, find_java_home
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import STREAM, Hub
+from weft.protocols.chunk_index import Mark
+from weft.protocols.lane import Lane
+from weft.protocols.shard.completeness import completeness
+from weft.protocols.shard.lane_state import LaneState
 
 ROOT = Path(__file__).parents[2]
 RUN_SECONDS_MAX = 200
@@ -128,7 +132,7 @@ def colours(image: Image.Image) -> int:
     return len(small.getcolors(90 * 46) or [])
 
 
-@pytest.mark.search(turns=4)
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.processes
 @pytest.mark.timeout(590)
@@ -151,6 +155,14 @@ def test_the_notebook_is_kept_with_its_outputs() -> None:
     assert "369 budget" in said
     assert "equal: True True" in said
     assert "good: every record is in the log once" in said
+
+
+def test_the_notebook_shows_why_an_edge_is_silent_in_the_words_of_today() -> None:
+    now = 10**18
+    state = LaneState()
+    state.add_mark(Mark(now - int(4.5 * 3600 * 10**9), 0))
+    [reported] = completeness({Lane("default", "greenhouse", 2, STREAM): state}, (), now).held_back_by
+    assert f": {reported.why}; {reported.advice}\n" in "\n".join(texts(read_notebook()))
 
 
 def test_the_text_of_the_notebook_reads_well_and_leads_somewhere() -> None:
