@@ -14,6 +14,7 @@ import pytest
 from tests.edge_node.links.edges import CLUSTER, HUB, Edge, Killed, wanted
 from tests.edge_node.links.edges import FILE as EDGES_FILE
 from tests.support.processes import weft
+from tests.support.slices import SLICE
 from weft.cloud_hub.facts import edges as edge_configs
 from weft.cloud_hub.facts.fact import CannotDeclare
 from weft.config.errors import ConfigError
@@ -376,7 +377,8 @@ async def test_bad_configurations_for_some_edges_leave_all_connected_within_thre
 @pytest.mark.search(turns=3)
 @pytest.mark.timeout(900)
 async def test_bad_configurations_for_a_thousand_edges_leave_all_connected_within_three_minutes(tmp_path: Path) -> None:
-    await _push_to_all(tmp_path, 1000)
+    """A hundred of them but at night: no edge knows of another."""
+    await _push_to_all(tmp_path, SLICE.amount(ci=100, night=1000))
 
 
 async def test_the_files_urls_are_left_once_others_are_confirmed_and_not_before(tmp_path: Path) -> None:
