@@ -1,4 +1,4 @@
-"""Access control at the hub's port: the requests that a token permits."""
+"""Access control of HTTP requests: the tenant, the streams and the edges that a token permits."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def headers_of(error: ApiError) -> dict[str, str]:
 
 
 def challenge(reason: str) -> str:
-    """Return the header that every 401 has to have (RFC 9110, section 11.6.1), with the reason for clients that see no
-    body: those of WebSockets (RFC 6750, section 3)."""
+    """Return the header ``WWW-Authenticate`` of a 401 (RFC 9110, section 11.6.1). It has the reason as well, since
+    clients of WebSockets see no body (RFC 6750, section 3)."""
     if reason == NO_TOKEN.error:
         return "Bearer"
     return f'Bearer error="invalid_token", error_description="{_plain(reason)}"'
@@ -87,21 +87,21 @@ def _plain(reason: str) -> str:
 
 
 class Charged(NamedTuple):
-    """Owners that are charged for a reader's request."""
+    """Owners to which a reader's request is charged."""
 
     owner: Owner
-    """Its token; without tokens its address (for IPv6 its /64)."""
+    """The request's token; without tokens the client's address (for IPv6 its /64)."""
     tenant: Owner
-    """The token's tenant, with all its tokens; for an admin and without tokens the owner itself."""
+    """The token's tenant; for an admin and without tokens the owner itself."""
 
 
 class Access:
     """Checks of requests by token, or without tokens by the peer's address.
 
     Args:
-        open_to_network: without tokens, admit peers of other machines too.
-        hosts: without tokens, names of the hub that readers may use, beside addresses; None: any.
-        certificates: those of edges and readers; None if no client is asked for one.
+        open_to_network: without tokens, admit clients of other machines as well.
+        hosts: without tokens, names of the hub that readers may use besides addresses; None: any.
+        certificates: client certificates of edges and readers; None if none are requested.
         events: gets refusals; None for none.
         now: nanoseconds since 1970.
     """
@@ -125,8 +125,8 @@ class Access:
 
     @property
     def middleware(self) -> Middleware:
-        """Return the middleware that checks the JSON Web Tokens of requests, which may have to wait for their issuer.
-        All who ask about a request after it need not wait."""
+        """Return the middleware that checks the JSON Web Token of a request, and may wait for the issuer. Later checks
+        of the request do not wait."""
 
         @web.middleware
         async def checked(
@@ -252,7 +252,7 @@ class Access:
         return self._acting(request, Right.REPORT, "use `weft spark run --report`")
 
     def check(self, identity: TokenIdentity | None, right: Right, name: str) -> None:
-        """Refuse what a token has a right to do with other streams or edges only.
+        """Refuse a request whose right does not cover a stream or an edge.
 
         Raises:
             ApiError: 403.
@@ -284,7 +284,7 @@ class Access:
         return wanted or identity.tenant, identity
 
     def charged(self, request: web.Request) -> Charged:
-        """Return who is charged for a reader's request.
+        """Return the owners to which a reader's request is charged.
 
         Raises:
             ApiError: 401, 403, 421.
@@ -296,7 +296,7 @@ class Access:
         return Charged(owner, Owner(OwnerKind.TENANT, identity.tenant))
 
     def note_refusal(self, request: web.Request, error: ApiError) -> None:
-        """Note a request that was refused since its login does not open it, or is none. Others are passed over."""
+        """Record an event for an answer of status 401 or 403. Other answers are ignored."""
         if self._events is None or error.status not in (401, 403):
             return
         try:
@@ -310,7 +310,7 @@ class Access:
         self._events.note(event, severity, owner, error.error, on=f"{request.method} {request.path}")
 
     def operate(self, request: web.Request, right: Right) -> None:
-        """Permit a request that concerns the whole node.
+        """Permit a request that needs a right over the hub as a whole.
 
         Raises:
             ApiError: 401, 403, 421.
@@ -320,8 +320,8 @@ class Access:
             _check(identity, right)
 
     def reader(self, request: web.Request) -> TokenIdentity | None:
-        """Return the identity of a reader, of any scope; None without tokens. A foreign page in a browser has no token,
-        but a name of its own for the hub.
+        """Return the identity of a reader, of any scope; None without tokens, in which case the request's host name is
+        checked.
 
         Raises:
             ApiError: 401, 403, 421.
@@ -330,7 +330,8 @@ class Access:
         return self._identity(request)
 
     def check_name(self, request: web.Request) -> None:
-        """Refuse a request under a name that is not the hub's, where no token tells its own pages from foreign ones.
+        """Refuse a request under a host name that is not the hub's: without tokens, a foreign page could otherwise read
+        the hub by DNS rebinding.
 
         Raises:
             ApiError: 421.
@@ -392,14 +393,14 @@ class Access:
 
 
 CHECKED_AT_ONCE = 200
-"""Maximum number of streams whose rights are checked in one step: each may be held against 64 patterns."""
+"""Maximum number of streams checked before other tasks have a turn: each may be compared with 64 patterns."""
 
 
 async def readable(names: Iterable[str], is_readable: Callable[[str], bool], limit: int | None = None) -> list[str]:
-    """Return the streams that a token may read, in their order. Others have a turn meanwhile.
+    """Return the streams that a token may read, in the given order. Other tasks have a turn after ``CHECKED_AT_ONCE``.
 
     Args:
-        limit: the number of them that is enough; None for all.
+        limit: maximum number of streams to return; None for all.
     """
     found: list[str] = []
     for at, name in enumerate(names, 1):

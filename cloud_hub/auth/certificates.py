@@ -1,5 +1,5 @@
-"""Client certificates: the edge that a link's certificate names, the rights of a reader's, and the end of links whose
-certificate is revoked."""
+"""Client certificates: the edge that a link's certificate names, the rights of a reader's certificate, and the end of
+links whose certificate is revoked."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ COMMON_NAME, UNIT = "CN=", "OU="
 End = Callable[[RefuseCode, str, str], object]
 """Function that ends a link, with a reason and advice for the edge."""
 NAME_PREFIX = "certificate:"
-"""Begin of the names of readers with a certificate, so that a common name is no token of the hub."""
+"""Prefix of the names of readers with a certificate, so that a common name is never the name of a token."""
 _NAMELESS = "without a common name"
 CERTIFICATE_REVOKED = "the certificate of the link was revoked"
 NEW_CERTIFICATE = "give the edge a new one if it still belongs here"
 
 
 class CertificateIdentity(TokenIdentity, frozen=True):
-    """An edge that comes by its certificate: ``name`` is the common name, ``sha256`` that of the certificate."""
+    """An edge that authenticates by its certificate: ``name`` is the common name, ``sha256`` the certificate's."""
 
     @property
     def shown(self) -> str:
@@ -39,8 +39,8 @@ class CertificateIdentity(TokenIdentity, frozen=True):
 
 
 class ReaderCertificate(TokenIdentity, frozen=True, kw_only=True):
-    """A person or a program that comes by a certificate: ``name`` has its common name, ``sha256`` is that of the
-    certificate."""
+    """A person or a program that authenticates by a certificate: ``name`` has its common name, ``sha256`` is the
+    certificate's."""
 
     until: int
     """End of the certificate, nanoseconds since 1970."""
@@ -61,11 +61,11 @@ class NoEdge(ValueError):
 
 
 class Certificates:
-    """The certificates of edges and readers, which handshakes have verified. Event loop's thread only.
+    """Certificates of edges and readers that TLS handshakes have verified. Event loop's thread only.
 
     Args:
         required: whether links without a certificate are refused.
-        readers: those of readers (``is_reader_name``), with their rights.
+        readers: name of a reader's certificate (``is_reader_name``) -> its rights.
     """
 
     def __init__(self, *, required: bool, readers: Mapping[str, CertificateRights] = MappingProxyType({})) -> None:
@@ -76,10 +76,8 @@ class Certificates:
         """Open links with a certificate, by the function that ends each."""
 
     def identity(self, request: web.Request) -> CertificateIdentity | None:
-        """Return the edge that the certificate of a request names; None without a certificate.
-
-        Raises:
-            NoEdge: it names none.
+        """Return the edge that the certificate of a request names; None without a certificate. Raises: NoEdge: it names
+        no edge.
         """
         certificate = _certificate(request)
         if certificate is None:
@@ -98,7 +96,8 @@ class Certificates:
         return CertificateIdentity(name, fingerprint, Scope.EDGE, node.tenant, node.edge)
 
     def reader(self, request: web.Request) -> ReaderCertificate | None:
-        """Return the reader that the certificate of a request names; None without one, and for others' certificates."""
+        """Return the reader that the certificate of a request names; None without a certificate, or if it is not a
+        reader's."""
         if not self._readers or (certificate := _certificate(request)) is None:
             return None
         assert request.transport is not None
@@ -125,11 +124,11 @@ class Certificates:
         return next((self._readers[each] for each in names if each in self._readers), None)
 
     def is_shown(self, request: web.Request) -> bool:
-        """Return whether a request came with a certificate."""
+        """Return whether the request's connection has a certificate."""
         return _certificate(request) is not None
 
     def is_revoked(self, request: web.Request) -> bool:
-        """Return whether a request's certificate was revoked, if only after the handshake of its connection."""
+        """Return whether a request's certificate is revoked, also since the handshake of its connection."""
         certificate = _certificate(request)
         return certificate is not None and certificate_name(certificate) in self._revoked
 

@@ -1,4 +1,4 @@
-"""The identity that the claims of a verified token make: a tenant, rights, and an edge."""
+"""Identities from the claims of verified JSON Web Tokens: a tenant, rights, and an edge."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SECOND = 10**9
 TIME_MAX = 253_402_300_800
 """Seconds from 1970 to the year 10000."""
 DEPTH_MAX = 8
-"""Maximum number of names with dots between them that lead to a claim."""
+"""Maximum depth of a claim's path, whose names are separated by dots."""
 WORDS_MAX = 256
-"""Maximum number of words in a claim of rights, or of audiences."""
+"""Maximum number of words in a claim of rights or of audiences."""
 SUBJECT_CHARACTERS_MAX = 1024
 NAME_PREFIX = "jwt:"
-"""Begin of the names of such identities, so that a subject is no token of the hub."""
+"""Prefix of the names of such identities, so that a subject is never the name of a token."""
 DIGEST_CHARACTERS = 16
 
 
@@ -51,15 +51,16 @@ class JwtIdentity(TokenIdentity, frozen=True, kw_only=True):
 
     @property
     def holder(self) -> object:
-        """Return who has it. An edge comes with another token each time."""
+        """Return the key of its bearer's bounds. It is not the token's name, since an edge presents a new token each
+        time."""
         return self.name, self.tenant, self.edge
 
 
 class JwtRefused(Exception):
-    """A token that opens nothing.
+    """Refusal of a token that grants no access.
 
     Args:
-        retry_s: seconds after which the same token may be taken; None if it never will.
+        retry_s: seconds after which the same token may be accepted; None if it never will be.
     """
 
     def __init__(self, error: str, advice: str, retry_s: float | None = None) -> None:
@@ -79,10 +80,10 @@ class Signed(NamedTuple):
 
 
 def check_issuer(claims: Mapping[str, Any], rules: JwtSettings) -> None:
-    """Check whose token it is, which needs no key.
+    """Check the issuer of a token, before its signature: that needs no key.
 
     Raises:
-        JwtRefused: it is another issuer's.
+        JwtRefused: another issuer made it.
     """
     issuer = claims.get("iss")
     if issuer is None:
@@ -96,14 +97,14 @@ def check_issuer(claims: Mapping[str, Any], rules: JwtSettings) -> None:
 def identity_of(
     signed: Signed, rules: JwtSettings, now: int, doubted: Callable[[], str | None] = lambda: None
 ) -> JwtIdentity:
-    """Return the bearer of a token whose issuer is right.
+    """Return the bearer of a token whose issuer and signature were verified.
 
     Args:
         now: nanoseconds since 1970.
-        doubted: returns by how much the hub's clock is off; None while it is right.
+        doubted: returns the error of the hub's clock; None while it is right.
 
     Raises:
-        JwtRefused: it has ended, is not for this hub, or opens nothing here.
+        JwtRefused: it has expired, is not for this hub, or grants nothing here.
     """
     claims = signed.claims
     name = _name(claims)
@@ -130,12 +131,12 @@ def identity_of(
 
 
 def is_over(until: int, rules: JwtSettings, now: int) -> bool:
-    """Return whether a token's end has passed, for both clocks."""
+    """Return whether a token has expired, with the configured leeway between the clocks of hub and issuer."""
     return now >= until + int(rules.leeway_s * SECOND)
 
 
 def issued_after(claims: Mapping[str, Any], moment: int) -> bool:
-    """Return whether a token says that it was made after a moment, nanoseconds since 1970."""
+    """Return whether a token claims to be issued after a moment, nanoseconds since 1970."""
     at = claims.get("iat")
     return isinstance(at, int | float) and at * SECOND > moment
 
@@ -144,14 +145,14 @@ def expired(shown: str, until: int, doubt: str | None = None) -> JwtRefused:
     """Return the refusal of a token after its end.
 
     Args:
-        doubt: by how much the hub's clock is off, if it is.
+        doubt: the error of the hub's clock, if it is wrong.
     """
     by = f" ({doubt}, and was corrected for this)" if doubt else ""
     return JwtRefused(f"{shown} expired at {moment(until)}{by}", "get a new one from the issuer")
 
 
 def claim_at(claims: Mapping[str, Any], name: str) -> Any:
-    """Return a claim by its name, or inside others by names with dots between them; None if it is missing."""
+    """Return a claim by its name, or by its path of names separated by dots; None if it is missing."""
     if name in claims:
         return claims[name]  # names of claims may be URLs, which have dots
     found: Any = claims

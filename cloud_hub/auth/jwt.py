@@ -1,4 +1,4 @@
-"""The check of JSON Web Tokens: form, algorithm, key, signature, and then claims."""
+"""Verification of JSON Web Tokens: form, algorithm, key and signature, then claims."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ KEY_SET_BYTES_MAX = 256 << 10
 KEYS_MAX = 64
 KEY_ID_CHARACTERS_MAX = 256
 RSA_BITS_MIN, RSA_BITS_MAX = 2048, 8192
-"""Sizes of RSA keys: RFC 7518, section 3.3; and what a verification may take, some 0.2 ms."""
+"""Sizes of RSA keys, bits: the minimum of RFC 7518, section 3.3, and a maximum so that a verification takes some 0.2
+ms."""
 RSA_EXPONENT_MAX = 1 << 32
 
 NAMES = {"RS256": "RS256", "ES256": "ES256", "EdDSA": "EdDSA", "Ed25519": "EdDSA"}
@@ -49,7 +50,8 @@ NAMES = {"RS256": "RS256", "ES256": "ES256", "EdDSA": "EdDSA", "Ed25519": "EdDSA
 ALGORITHMS = {
     each: JWSRegistry.algorithms[of] for each, of in {"RS256": "RS256", "ES256": "ES256", "EdDSA": "Ed25519"}.items()
 }
-"""Name in the settings -> algorithm. Not the library's own EdDSA, which takes curves that the settings do not name."""
+"""Name in the settings -> algorithm. The library's own EdDSA is excluded, since it accepts curves that the settings do
+not name."""
 _MEMBERS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}
 _KINDS = {("RSA", None): "RS256", ("EC", "P-256"): "ES256", ("OKP", "Ed25519"): "EdDSA"}
 """Type and curve of a key -> the only algorithm for which it counts, whatever a token says."""
@@ -57,7 +59,7 @@ _CLASSES: Mapping[str, type[RSAKey | ECKey | OKPKey]] = {"RSA": RSAKey, "EC": EC
 
 
 class KeySetUnusable(ValueError):
-    """A key set that has no usable key, or is none. The message says why."""
+    """A document that is not a key set, or has no usable key. The message has the reason."""
 
 
 class SigningKey(NamedTuple):
@@ -71,14 +73,15 @@ class SigningKey(NamedTuple):
 
 
 class KeySet(NamedTuple):
-    """The keys that count."""
+    """The issuer's usable keys."""
 
     keys: tuple[SigningKey, ...]
     passed_over: int
-    """Number of keys that are for other uses or algorithms, or cannot be used."""
+    """Number of keys that were ignored: they are for other uses or algorithms, or invalid."""
 
     def find(self, name: str | None, algorithm: str) -> SigningKey | None:
-        """Return the key of a token; None if there is none. A token without a name of a key has to leave no choice."""
+        """Return the key of a token; None if there is none. A token without ``kid`` is accepted only if one key
+        fits."""
         fit = [each for each in self.keys if each.algorithm == algorithm and name in (None, each.name)]
         return fit[0] if len(fit) == 1 or (fit and name is not None) else None
 
@@ -89,7 +92,7 @@ class KeySet(NamedTuple):
 
 
 def read_key_set(data: bytes, algorithms: Collection[str]) -> KeySet:
-    """Return the keys of a key set that are for signatures of these algorithms. Takes some milliseconds at most.
+    """Return the keys of a key set for signatures of these algorithms. Takes a few milliseconds at most.
 
     Raises:
         KeySetUnusable: there is none.
@@ -159,11 +162,11 @@ def _is_fit(modulus: str, exponent: str) -> bool:
 _logger = logging.getLogger(__name__)
 
 READ_S = 10.0
-"""Longest time of one attempt."""
+"""Longest time of one attempt to read the keys."""
 WAIT_S = 3.0
-"""Longest time that one request waits for an attempt."""
+"""Longest time for which one request waits for an attempt."""
 WAITING_MAX = 1024
-"""Maximum number of requests that wait for one; the hub answers others with 503."""
+"""Maximum number of requests that wait for an attempt; the hub answers others with 503."""
 SECOND = 10**9
 
 
@@ -184,19 +187,19 @@ class Issuer:
         self._read_at = 0.0
         """Moment of the last successful attempt, by the monotonic clock."""
         self.asked_at = 0
-        """Begin of the last attempt, nanoseconds since 1970: keys that the issuer made later may not be known."""
+        """Start of the last attempt, nanoseconds since 1970. Keys that the issuer made later may be unknown here."""
         self._failing_since: float | None = None
         self._began: float | None = None
-        """Begin of the last attempt."""
+        """Start of the last attempt, by the monotonic clock."""
         self._attempt: asyncio.Task[None] | None = None
         self._blocked: asyncio.Future[KeySet] | None = None
-        """A read of a file that has outlasted its attempt."""
+        """A read of a file that is still blocked after its attempt timed out."""
         self._has_failed = asyncio.Event()
         self._waiting = 0
         self._repeats = Repeats()
         self._loop: asyncio.Task[None] | None = None
         self.trouble: str | None = None
-        """Reason for which the last attempt failed; None after a successful one."""
+        """Reason why the last attempt failed; None after a success."""
 
     def start(self) -> None:
         """Begin to read the keys, and to read them again."""
@@ -212,29 +215,29 @@ class Issuer:
 
     @property
     def is_known(self) -> bool:
-        """Return whether the keys count: they were read, not too long ago."""
+        """Return whether the keys are in force: they were read, and not too long ago."""
         return self._keys is not None and self._monotonic() < self._read_at + self._settings.keep_s
 
     @property
     def failing_s(self) -> float:
-        """Return the time since which the keys could not be read; 0 after a successful attempt."""
+        """Return for how many seconds reading the keys has failed; 0 after a success."""
         return 0.0 if self._failing_since is None else max(0.0, self._monotonic() - self._failing_since)
 
     @property
     def count(self) -> int:
-        """Return the number of keys that count."""
+        """Return the number of keys in force."""
         return len(self._keys.keys) if self._keys is not None and self.is_known else 0
 
     def has(self, thumbprint: str) -> bool:
-        """Return whether a key is still among those that were read last."""
+        """Return whether the last read of the keys has this key."""
         return thumbprint in self._thumbprints
 
     def find(self, name: str | None, algorithm: str) -> SigningKey | None:
-        """Return the key of a token; None if there is none that counts."""
+        """Return the key of a token; None if none in force fits."""
         return self._keys.find(name, algorithm) if self._keys is not None and self.is_known else None
 
     async def look(self) -> bool:
-        """Read the keys if an attempt is allowed now, and wait for it within bounds, or for one that runs already.
+        """Read the keys if an attempt is allowed now. Wait at most ``WAIT_S`` for it, or for a running one.
 
         Returns:
             False if the issuer may have keys that are not known here.
@@ -254,7 +257,7 @@ class Issuer:
         return bool(done) and self.trouble is None
 
     def kept_until(self) -> int | None:
-        """Return the moment until which the keys count if they are not read again; None if none was read."""
+        """Return the moment until which the keys stay in force if they cannot be read again; None if none was read."""
         if self._keys is None:
             return None
         return self._now() + int((self._read_at + self._settings.keep_s - self._monotonic()) * SECOND)
@@ -305,10 +308,10 @@ class Issuer:
         return self._attempt
 
     async def read(self) -> KeySet:
-        """Return the keys as the issuer shows them now.
+        """Return the keys that the issuer publishes now.
 
         Raises:
-            KeySetUnusable: it does not, or takes longer than ``READ_S``.
+            KeySetUnusable: they cannot be read or used, or the read takes longer than ``READ_S``.
         """
         try:
             async with asyncio.timeout(READ_S):
@@ -391,8 +394,7 @@ class Issuer:
 
 
 CHECKED_MAX = 4096
-"""Maximum number of checked tokens that are remembered; the one that was longest not used is forgotten first. Each
-has about a kilobyte."""
+"""Maximum number of verified tokens that are cached, about 1 kB each. The least recently used is dropped first."""
 RETRY_S = 10.0
 _FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 
@@ -420,8 +422,8 @@ class Jwts:
     """The tokens of one issuer. Event loop's thread only: a verification takes some 0.1 ms.
 
     Args:
-        now: nanoseconds since 1970, on a clock that is not this machine's alone: it ends tokens.
-        doubted: returns by how much this machine's clock is off; None while it is right.
+        now: nanoseconds since 1970, by a clock that other nodes agree on, since it ends tokens.
+        doubted: returns the error of this machine's clock; None while it is right.
     """
 
     def __init__(
@@ -444,14 +446,14 @@ class Jwts:
         self.issuer.start()
 
     async def close(self) -> None:
-        """Stop that."""
+        """Stop following them."""
         await self.issuer.close()
 
     async def check(self, token: str) -> JwtIdentity:
-        """Return the bearer of a token. Waits for the issuer within bounds, if its key is not known.
+        """Return the bearer of a token. If its key is unknown, wait for the issuer for ``WAIT_S`` at most.
 
         Raises:
-            JwtRefused: it opens nothing.
+            JwtRefused: it grants no access.
         """
         if len(token) > JWT_CHARACTERS_MAX:
             raise JwtRefused(
@@ -532,7 +534,7 @@ class Jwts:
         return _Header(name, key)
 
     def why_over(self, identity: JwtIdentity) -> JwtRefused | None:
-        """Return why a token that was admitted no longer counts; None while it does."""
+        """Return why an admitted token is no longer in force; None while it is."""
         if is_over(identity.until, self._settings, self._now()):
             return expired(identity.shown, identity.until, self._doubted())
         if not self.issuer.has(identity.key):
@@ -544,8 +546,8 @@ class Jwts:
         return self.issuer.view()
 
     def figures(self) -> tuple[int, float, int]:
-        """Return the number of keys that count, the time since which they could not be read, and the number of
-        signatures that were verified."""
+        """Return the number of keys in force, the seconds for which reading them has failed, and the number of verified
+        signatures."""
         return self.issuer.count, self.issuer.failing_s, self._verified
 
 

@@ -1,7 +1,7 @@
-"""Tokens that permit an edge to link, or a client to read or administer. The cluster log has only their SHA-256; a lost
-token must be replaced by a new one.
+"""Tokens by which an edge may link, or a client may read or administer. The cluster log has only their SHA-256, so a
+lost token has to be replaced.
 
-A token is 32 random bytes, so a fast hash is safe: a dictionary cannot help to guess it.
+A token is 32 random bytes, so a fast hash is safe against guessing.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from weft.protocols.lane import NAME_RULE, valid_name
 TOKEN_BYTES = 32
 TOKEN_CHARACTERS_MAX = 256
 JWT_CHARACTERS_MAX = 8000
-"""Longest JSON Web Token: aiohttp takes headers of 8,190 bytes."""
+"""Longest JSON Web Token: aiohttp accepts headers of 8,190 bytes."""
 NAMES_SHOWN_MAX = 20
 
 
 class TokensUnusable(ValueError):
-    """A file that cannot be imported, or a token that cannot be declared. The message says where and why."""
+    """A file that cannot be imported, or a token that cannot be declared. The message has the place and the reason."""
 
 
 class TokenIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A secret of a token and what it opens, as one entry of a file that is imported has it."""
+    """A secret of a token and its access, as in one entry of an imported file."""
 
     name: str
     """Name of the token in logs and refusals."""
@@ -48,12 +48,12 @@ class TokenIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     @property
     def rights(self) -> Rights:
-        """Return what the token opens, in its tenant."""
+        """Return the rights of the token in its tenant."""
         return rights_of(self.scope, self.grants)
 
     @property
     def is_region(self) -> bool:
-        """Return whether it opens links of another region, and none of an edge."""
+        """Return whether it permits links of another region, and not of an edge."""
         return Right.RELAY in self.rights and Right.WRITE not in self.rights
 
     def may_relay(self, tenant: str, stream: str) -> bool:
@@ -62,12 +62,12 @@ class TokenIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     @property
     def shown(self) -> str:
-        """Return what it is called in messages."""
+        """Return its name in messages."""
         return f"the token {self.name!r}"
 
     @property
     def holder(self) -> object:
-        """Return who has it, for bounds on what one may have open."""
+        """Return the key of its bearer's bounds."""
         return self
 
 
@@ -84,19 +84,19 @@ class _TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ForeignTokens(Protocol):
-    """Tokens that an issuer elsewhere makes: ``cloud_hub.auth.jwt.Jwts``, which imports this module."""
+    """Tokens of an external issuer. ``cloud_hub.auth.jwt.Jwts``, which imports this module, implements it."""
 
     async def check(self, token: str) -> TokenIdentity:
-        """Return the identity of a token; raise ``JwtRefused`` if it has none."""
+        """Return the identity of a token. Raises ``JwtRefused`` if it has none."""
         ...
 
 
 class Tokens(Protocol):
-    """The tokens of a hub: those of the cluster log, and those of an issuer."""
+    """The tokens of a hub, of the cluster log and of an issuer."""
 
     @property
     def jwts(self) -> ForeignTokens | None:
-        """Return the tokens of an issuer; None if none are taken."""
+        """Return the tokens of the issuer; None if none is configured."""
         ...
 
     @property
@@ -113,7 +113,7 @@ class Tokens(Protocol):
         ...
 
     def lapsed(self, identity: TokenIdentity) -> TokenRefusal | None:
-        """Return why a token of the issuer that was admitted no longer counts; None while it does, and for others."""
+        """Return why an admitted token of the issuer is no longer in force; None while it is, and for other tokens."""
         ...
 
     def until(self, identity: TokenIdentity) -> int | None:
@@ -122,7 +122,7 @@ class Tokens(Protocol):
 
 
 class TokenRefusal(NamedTuple):
-    """The reason for which a token opens nothing."""
+    """The reason why a token grants no access, and the remedy."""
 
     error: str
     advice: str
@@ -143,7 +143,7 @@ def new_token() -> str:
 
 
 def hash_token(token: str) -> str:
-    """Return a token's hash, which is what the cluster log has of it."""
+    """Return a token's SHA-256 in hexadecimal digits, the form in the cluster log."""
     return sha256(token.encode()).hexdigest()
 
 
@@ -151,7 +151,7 @@ def read_tokens(data: bytes, path: str) -> list[TokenIdentity]:
     """Return the identities of a file of tokens, as ``weft hub token import`` takes it.
 
     Raises:
-        TokensUnusable: it is not valid YAML, or an entry is not.
+        TokensUnusable: it is not valid YAML, or an entry is not valid.
     """
     try:
         text = data.decode()
@@ -183,10 +183,10 @@ def check_identity(identity: TokenIdentity, path: str) -> None:
     """Check the names, the access and the hash of a token.
 
     Args:
-        path: the file, or another place, for the error.
+        path: name of the file or place, for the error.
 
     Raises:
-        TokensUnusable: one is not valid.
+        TokensUnusable: one of them is not valid.
     """
     where = f"{path}: token {identity.name!r}"
     if not 0 < len(identity.name) <= TOKEN_NAME_CHARACTERS_MAX or not identity.name.isprintable():

@@ -1,9 +1,9 @@
-"""Acts that are more than a fact, between two entries of the cluster log: one before the act, one behind it.
+"""Acts that are more than the change of a fact: recorded by two entries of the cluster log, one before the act and one
+after.
 
-The change of a fact is its own line, since it is an entry. Other acts write chunks, tables or ``cluster.json``. They
-begin with an entry that declares the fact (``act``, id), and end with one that withdraws it, whose reason says how the
-act ended. So the facts of this kind are the acts that began and have no end: of those, it is not known how far they
-came.
+The change of a fact is an entry already. Other acts write chunks, tables or ``cluster.json``. Each begins with an entry
+that declares the fact (``act``, id), and ends with one that withdraws it, whose reason is the act's outcome. The facts
+of this kind are therefore the acts that began and did not end; how far they came is unknown.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from weft.storage.object_store import ObjectStore, StoreError
 _logger = logging.getLogger(__name__)
 ACT = "act"
 HUB = "the hub"
-"""Author of acts that the hub does by itself."""
+"""Author of acts of the hub itself."""
 OPEN_MAX = 256
-"""Maximum number of acts without an end. Beyond it, the oldest get one that says that theirs is unknown."""
+"""Maximum number of acts without an end. Beyond it, the oldest are ended with an unknown outcome."""
 DONE, FAILED, UNKNOWN = "done", "failed", "its end is not known: another act closed it"
 
 
@@ -39,7 +39,7 @@ class ActDocument(msgspec.Struct, frozen=True):
     """An act that began; the name of the fact is its id."""
 
     target: Annotated[str, Meta(max_length=TARGET_CHARACTERS_MAX)]
-    """The part of the hub that it changes, with its numbers."""
+    """The part of the hub that it changes, such as ``shard 3``."""
 
 
 def target_of(document: bytes) -> str:
@@ -54,16 +54,16 @@ def target_of(document: bytes) -> str:
 async def acting(
     log: ClusterLog, act_id: str, target: str, author: Author, now: Callable[[], int]
 ) -> AsyncIterator[None]:
-    """Write the line of an act before it, and its end behind it.
+    """Write the entry of an act before it, durably, and the entry of its end after it.
 
-    An error of the act is its end, too. A process that ends in between leaves the first line alone.
+    If the act raises, the end has the error. A process that is killed in between leaves only the first entry.
 
     Args:
-        act_id: a new one.
-        now: nanoseconds since 1970. It may raise: the end then has the time of the begin.
+        act_id: a new id.
+        now: nanoseconds since 1970. If it raises, the end has the time of the beginning.
 
     Raises:
-        StoreError, ChangeRefused, Contended, CodecError: the first line could not be written. The act has not begun.
+        StoreError, ChangeRefused, Contended, CodecError: the first entry could not be written. The act has not begun.
     """
     state = await log.load()
     while len(facts := state.facts(ACT)) >= OPEN_MAX:
@@ -94,7 +94,7 @@ def _ends(act_id: str) -> Callable[[ClusterState], Change | None]:
 
 
 class OwnActs:
-    """Acts that the hub does by itself, by its settings, between two lines as those of people.
+    """Acts of the hub itself, recorded as those of people.
 
     Args:
         now: nanoseconds since 1970.
@@ -133,7 +133,7 @@ NumberedEntry = tuple[int, Declaration | None]
 
 
 async def entries(log: ClusterLog, first: int, end: int) -> list[NumberedEntry]:
-    """Return entries [first, end), in their order. One GET for each.
+    """Return entries [first, end) in their order. Each costs one GET.
 
     Raises:
         StoreError: the store did not answer.
@@ -157,7 +157,7 @@ async def lines(log: ClusterLog, first: int, end: int) -> list[ActLine]:
 
 
 def line(n: int, entry: Declaration | None) -> ActLine:
-    """Return the line of an entry, without the document of a fact: it may be long, and has hashes of secrets.
+    """Return the line of an entry. It leaves out the fact's document, which may be long and has hashes of secrets.
 
     Args:
         entry: None if it is damaged or missing.

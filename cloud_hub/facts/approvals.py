@@ -1,7 +1,7 @@
-"""Acts without a way back that need a second person: requests for them, approvals, and their use.
+"""Irreversible acts that need a second person: requests, approvals, and their use.
 
-A request is a fact of the cluster log. Its options are in an object of their own, which is deleted with it: they may
-name a person, and an entry is for good. The entry has a hash of them and of a random number that is in that object.
+A request is a fact of the cluster log. Its options are in a separate object, which is deleted with the request: they
+may name a person, and an entry is permanent. The entry has a hash of the options and of a random number in that object.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ACTS = frozenset(
         SETTING_COMMAND,
     }
 )
-"""Commands that have no way back for rows, records or releases, and the one that changes the setting."""
+"""Commands that cannot be reverted for rows, records or releases, and the command that changes the setting."""
 REQUESTS_MAX = 64
 """Maximum number of requests that wait."""
 OPTIONS_BYTES_MAX = 64 << 10
@@ -59,9 +59,9 @@ class SecondPersonDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """The setting, while it is on."""
 
     approvals: Literal["names"]
-    """``names``: one approval of another name and origin than the request's."""
+    """``names``: one approval by another name and from another origin than the request's."""
     valid_s: Annotated[int, Meta(ge=VALID_S_MIN, le=VALID_S_MAX)] = VALID_S
-    """Time until a request ends."""
+    """Seconds until a request expires."""
 
 
 class Approval(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -99,7 +99,7 @@ class PersistedOptions(msgspec.Struct, frozen=True):
 
 
 class AskedAct(NamedTuple):
-    """An act that a command is about to do."""
+    """An act that a command is about to perform."""
 
     command: str
     target: str
@@ -108,7 +108,7 @@ class AskedAct(NamedTuple):
 
 
 class NeedsApproval(Exception):
-    """An act that another person has to approve first. Nothing was done."""
+    """An act that another person has to approve first. Nothing was changed."""
 
 
 _Document = TypeVar("_Document", SecondPersonDocument, RequestDocument)
@@ -122,7 +122,7 @@ def _decode(fact: Fact, kind: type[_Document]) -> _Document | None:
 
 
 def setting_of(state: ClusterState) -> SecondPersonDocument | None:
-    """Return the setting; None while one person may do all acts.
+    """Return the setting; None while one person may perform all acts.
 
     Raises:
         CannotDeclare: this release cannot read it.
@@ -137,7 +137,7 @@ def setting_of(state: ClusterState) -> SecondPersonDocument | None:
 
 
 def requests_of(state: ClusterState) -> dict[str, RequestDocument]:
-    """Return the requests by their ids, the oldest first. Those that this release cannot read are left out."""
+    """Return the requests by id, the oldest first, without those that this release cannot read."""
     found = {name: _decode(fact, RequestDocument) for name, fact in state.facts(REQUEST).items()}
     known = [(name, request) for name, request in found.items() if request is not None]
     return dict(sorted(known, key=lambda each: each[1].entry))
@@ -153,7 +153,7 @@ def target_of_request(document: bytes) -> str:
 
 
 def change_setting(wanted: SecondPersonDocument | None) -> Decision:
-    """Turn the setting on, change it, or turn it off. ``allow`` comes before."""
+    """Turn the setting on, change it, or turn it off. The caller calls ``allow`` first."""
 
     def decide(state: ClusterState) -> Change | None:
         fact = state.facts(SECOND_PERSON).get(SETTING)
@@ -170,7 +170,7 @@ def approve(name: str, approval: Approval) -> Decision:
     """Approve a request.
 
     Raises:
-        CannotDeclare: from the decision: there is no such request, it is over, or this person may not approve it.
+        CannotDeclare: from the decision: there is no such request, it has expired, or this person may not approve it.
     """
 
     def decide(state: ClusterState) -> Change | None:
@@ -189,7 +189,7 @@ def approve(name: str, approval: Approval) -> Decision:
 
 
 def withdraw(name: str) -> Decision:
-    """Withdraw a request, whether it was approved or not.
+    """Withdraw a request, approved or not.
 
     Raises:
         CannotDeclare: from the decision: there is none.
@@ -204,16 +204,16 @@ def withdraw(name: str) -> Decision:
 
 
 async def allow(store: ObjectStore, log: ClusterLog, wanted: AskedAct, author: Author) -> str | None:
-    """Return the id with which an act begins, once those have approved it who must. Its request is used up.
+    """Return the id with which an act begins, once it has the needed approval. Its request is used up.
 
-    A process that ends behind that leaves the act undone: it needs another request.
+    If the process is killed after that, the act is not performed and needs another request.
 
     Returns:
         None if the act needs no approval.
 
     Raises:
-        NeedsApproval: it waits for approval. If there was no request, one is made.
-        CannotDeclare: too many requests wait, or a later release made the setting.
+        NeedsApproval: it waits for approval. A request is made if there was none.
+        CannotDeclare: too many requests wait, or this release cannot read the setting.
     """
     state = await log.load()
     if wanted.command not in ACTS or (setting := setting_of(state)) is None:
@@ -250,7 +250,7 @@ async def options_of(store: ObjectStore, name: str) -> PersistedOptions | None:
 
 
 async def forget(store: ObjectStore, name: str) -> None:
-    """Delete the options of a request that is over. What cannot be deleted now, a later request deletes."""
+    """Delete the options of a request that is over. A later request deletes those that cannot be deleted now."""
     with contextlib.suppress(StoreError):
         await store.delete(hub_keys.request_key(name))
 

@@ -1,4 +1,4 @@
-"""The cluster log in a hub process: followed, and given to those who use its facts."""
+"""The declared facts in a hub process: it follows the cluster log, and updates the parts that use the facts."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Watched(Enum):
 
 
 class Declarations(Part):
-    """The declared facts that this process knows.
+    """The declared facts as this process knows them, some two seconds after they were written.
 
     Args:
-        now: nanoseconds since 1970, on a clock that is not this machine's alone.
-        doubted: returns by how much this machine's clock is off; None while it is right.
+        now: nanoseconds since 1970, by a clock that other nodes agree on.
+        doubted: returns the error of this machine's clock; None while it is right.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class Declarations(Part):
 
     @property
     def position(self) -> int:
-        """Return the number of the last entry that this process acts on."""
+        """Return the number of the last entry that this process has applied."""
         return self._position
 
     def state(self) -> ClusterState:
-        """Return the facts as this process read them last."""
+        """Return the facts as this process last read them."""
         return self._follower.state
 
     def watch(self, what: Watched, changed: Callable[[], None]) -> None:
-        """Call ``changed`` when facts of a kind have changed, after all facts were taken over; also in ``start``, but
-        for ``LOG``. It must not fail."""
+        """Call ``changed`` when facts of a kind have changed, after all facts are applied. ``start`` calls it too,
+        except for ``LOG``. It must not raise."""
         self._watchers[what].append(changed)
 
     async def start(self) -> None:

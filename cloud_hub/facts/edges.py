@@ -1,4 +1,4 @@
-"""Configurations that hubs want for edges: settings of groups and of single edges, declared in the cluster log."""
+"""Groups of edges and configurations for edges: settings of groups and of single edges, declared in the cluster log."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def with_settings(state: ClusterState, kind: str, tenant: str) -> frozenset[str]
 def crowded(groups: Members) -> str | None:
     """Return why an edge may be in too many of these groups; None if none can be.
 
-    Names are looked at one by one. Of patterns, groups that can have an edge in common get different colours: an
-    edge is in at most as many groups as there are colours, and seldom fewer are needed.
+    Names are checked one by one. For patterns, groups that can share an edge get different colours: an edge is in at
+    most as many groups as there are colours, which is seldom too high a bound.
     """
     patterns = {group: found for group, edges in groups.items() if (found := [edge for edge in edges if "*" in edge])}
     colours: list[list[str]] = []
@@ -85,7 +85,7 @@ def _meet(these: Sequence[str], those: Sequence[str]) -> bool:
 
 
 def can_meet(one: str, other: str) -> bool:
-    """Return whether a name may match both patterns, each with a ``*``: what is between the first and the last star of
+    """Return whether a name may match both patterns, each with a ``*``. The part between the first and the last star of
     one fits into a star of the other."""
     begins, ends = (one.partition("*")[0], other.partition("*")[0]), (one.rpartition("*")[2], other.rpartition("*")[2])
     short, long = sorted(begins, key=len)
@@ -98,11 +98,11 @@ def can_meet(one: str, other: str) -> bool:
 GroupKey = tuple[str, str]
 """(tenant, group)"""
 REMEMBERED_MAX = 100_000
-"""Maximum number of edges whose groups are remembered: with all patterns it takes 0.5 ms to find them."""
+"""Maximum number of edges whose groups are cached: with the maximum of patterns, finding them takes 0.5 ms."""
 GROUPS_PER_TENANT_MAX = 256
 """Maximum number of groups of a tenant."""
 PATTERNS_PER_TENANT_MAX = 1024
-"""Maximum number of patterns of a tenant's groups together: a hub compares each edge that links with all of them."""
+"""Maximum number of patterns of all groups of a tenant: a hub compares each edge that links with all of them."""
 
 
 class _Tenant(NamedTuple):
@@ -165,7 +165,8 @@ class Groups:
                 tenant.named.setdefault(edge, []).append(key[1])
 
     def of_edge(self, tenant: str, edge: str) -> tuple[str, ...]:
-        """Return the groups of an edge, in the order in which a later one's word wins over an earlier one's."""
+        """Return the groups of an edge in ascending precedence: settings of a later one override those of an earlier
+        one."""
         groups = self._tenants.get(tenant)
         if groups is None:
             return ()
@@ -178,7 +179,7 @@ class Groups:
         return ordered
 
     def document(self, key: GroupKey) -> GroupDocument | None:
-        """Return what is declared of a group; None if nothing is, or it cannot be read."""
+        """Return the declaration of a group; None if there is none, or it cannot be read."""
         return self._documents.get(key)
 
 
@@ -187,7 +188,7 @@ def set_group(key: GroupKey, edges: tuple[str, ...], order: int | None = None) -
 
     Args:
         edges: names, and patterns in which ``*`` matches any characters.
-        order: place of the group among others; None to leave it as it is, 0 for a new one.
+        order: precedence of the group; None to leave it unchanged, which is 0 for a new one.
 
     Raises:
         CannotDeclare: a name is not valid, or there is none; from the decision: the tenant is unknown or has too many
@@ -237,10 +238,10 @@ def _check_room(state: ClusterState, key: GroupKey, members: tuple[str, ...]) ->
 
 
 def check_layers(state: ClusterState, key: GroupKey, members: tuple[str, ...] | None = None) -> None:
-    """Refuse a group with settings by which an edge may get the settings of too many groups.
+    """Refuse a group with settings if an edge may be in too many such groups.
 
     Args:
-        members: names and patterns that are declared for it; None for those that it has.
+        members: names and patterns that are going to be declared for it; None for its current ones.
 
     Raises:
         CannotDeclare: an edge may be in too many such groups.
@@ -280,9 +281,9 @@ def remove_group(key: GroupKey) -> Decision:
 EDGE: Literal["edge"] = "edge"
 GROUP_OF_EDGES: Literal["group"] = "group"
 KNOWN_MAX = 4096
-"""Maximum number of combinations of layers that are kept made: fleets have few."""
+"""Maximum number of merged combinations of layers in the cache. Fleets have few."""
 CROWDED_MAX = 64
-"""Maximum number of edges with too many layers that are named. Present releases declare none."""
+"""Maximum number of edges with too many layers that are named. This release declares none."""
 _OUT_OF = 1 << 64
 
 
@@ -296,8 +297,8 @@ def config_name(tenant: str, of: str, name: str) -> str:
 
 
 def point_of(edge: str, revision: int) -> float:
-    """Return the edge's place, 0 to 1, in the order in which a rollout reaches edges. Each rollout has another one, so
-    that not the same edges are first each time."""
+    """Return the edge's place, 0 to 1, in the order in which a rollout reaches edges. The order differs between
+    rollouts, so that other edges are first each time."""
     return int.from_bytes(blake2b(f"{revision}/{edge}".encode(), digest_size=8).digest()) / _OUT_OF
 
 
@@ -346,9 +347,10 @@ class DesiredConfigs:
         return self._documents
 
     def of_edge(self, tenant: str, edge: str) -> ConfigDesired | None:
-        """Return the configuration that an edge is to have; None if that is unknown.
+        """Return the desired configuration of an edge; None if it is unknown.
 
-        A part that cannot be read leaves the edge with what it has: without it, others would be in force.
+        If a part cannot be read, the edge keeps its configuration: leaving the part out would put other settings into
+        force.
         """
         if any(name.startswith(f"{tenant}/") for name in self._groups.unusable):
             return None
@@ -394,8 +396,8 @@ def set_config(key: ConfigKey, text: str, rollout: RolloutDocument | None = None
 
     Args:
         text: YAML.
-        rollout: gives them to a share of the group's edges first.
-        again: also if they are the same: edges that refused them, or took them back, try again.
+        rollout: the shares of the group's edges that get the settings first.
+        again: declare the settings even if they are unchanged, so that edges that refused or reverted them try again.
 
     Raises:
         CannotDeclare: the text has what a hub may not set, or is no YAML; from the decision: the tenant or the group is
@@ -433,7 +435,7 @@ def set_config(key: ConfigKey, text: str, rollout: RolloutDocument | None = None
 
 
 def remove_config(key: ConfigKey) -> Decision:
-    """Withdraw the settings of an edge or a group: its edges go back to what is below.
+    """Withdraw the settings of an edge or a group. Its edges return to the settings of the layers below.
 
     Raises:
         CannotDeclare: from the decision: there are none.
@@ -448,10 +450,10 @@ def remove_config(key: ConfigKey) -> Decision:
 
 
 def widen(key: ConfigKey, share: float, failures: int) -> Decision:
-    """Give the new settings to a larger share of the group's edges; to all of them, the rollout is done.
+    """Give the new settings to a larger share of the group's edges. At a share of 1 the rollout is done.
 
     Args:
-        failures: number of edges that refused or took back so far, which do not count any more.
+        failures: number of edges that refused or reverted so far, which no longer count.
 
     Raises:
         CannotDeclare: from the decision: there is no rollout, or the share is not larger.
@@ -472,7 +474,7 @@ def widen(key: ConfigKey, share: float, failures: int) -> Decision:
 
 
 def stop(key: ConfigKey, share: float, why: str) -> Decision:
-    """Stop a rollout that runs at a share: no further edge gets the new settings.
+    """Stop a rollout at its share: no further edge gets the new settings.
 
     Raises:
         CannotDeclare: from the decision: there is no such rollout.
@@ -487,7 +489,7 @@ def stop(key: ConfigKey, share: float, why: str) -> Decision:
 
 
 def advance(key: ConfigKey, share: float) -> Decision:
-    """Take the next step of a rollout that continues by itself, unless it has left this share meanwhile."""
+    """Take the next step of an automatic rollout, unless it has left this share meanwhile."""
 
     def advanced(rollout: RolloutDocument) -> RolloutDocument | None:
         if rollout.share != share or rollout.state != "running":
@@ -566,7 +568,7 @@ class GroupDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     edges: Annotated[tuple[str, ...], Meta(max_length=GROUP_EDGES_MAX)]
     """Names and patterns of edges."""
     order: Annotated[int, Meta(ge=-1000, le=1000)] = 0
-    """Place among the groups of an edge: the word of a later one wins. Groups with equal places come by name."""
+    """Precedence among the groups of an edge: settings of a higher one override. Equal ones are ordered by name."""
 
 
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -574,16 +576,17 @@ _Text = Annotated[str, Meta(max_length=TEXT_CHARACTERS_MAX)]
 
 
 class RolloutDocument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of a rollout: which share of a group's edges gets the new settings."""
+    """The state of a rollout: the share of a group's edges that gets the new settings."""
 
     share: Share
     state: Literal["running", "stopped", "aborted", "done"] = "running"
     steps: Annotated[tuple[Share, ...], Meta(max_length=32)] = ()
-    """Shares that follow by themselves, each once all edges of the one before have confirmed; empty: by command."""
+    """Shares that follow automatically, each once enough edges of the one before have confirmed; empty: by command
+    only."""
     failures_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
-    """Number of edges that refuse or take back at which the rollout stops."""
+    """Number of edges that refuse or revert the settings at which the rollout stops."""
     forgiven: Annotated[int, Meta(ge=0)] = 0
-    """Number of these that an operator has seen, and continued after."""
+    """Number of such edges when an operator last continued the rollout."""
     why: Annotated[str, Meta(max_length=500)] = ""
     """Reason of the state."""
 

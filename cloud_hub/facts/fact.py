@@ -1,8 +1,8 @@
 """Facts of the cluster log: kinds, documents, and the refusals of their changes. The words are persisted
 (docs/reference/formats/cluster-log.md).
 
-A change is a decision for ``ClusterLog.append``. It sees the state that its entry will follow, so several facts may
-depend on each other.
+A change is a decision for ``ClusterLog.append``. It is made on the state that its entry follows, so facts may depend on
+each other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BACKUP = "backup"
 REGION = "region"
 """Kind of facts about the links to other regions."""
 HUBS = "hubs"
-"""Name of the only fact of kind ``opening``: hubs need no token again, until an entry about one follows it."""
+"""Name of the only fact of kind ``opening``: hubs require no token until a later entry declares one."""
 
 
 class UnreadableDocument(ValueError):
@@ -74,15 +74,16 @@ def parse_stream_name(name: str) -> StreamKey:
 
 Decision = Callable[[ClusterState], Change | None]
 ALWAYS_THERE = "default"
-"""Tenant that need not be declared. The hub's own of the stream of acts need not be, either."""
+"""Tenant that needs no declaration, as the hub's own tenant with the stream of acts."""
 
 
 class CannotDeclare(Exception):
-    """A change that does not fit the facts. The message says what to do."""
+    """A change that contradicts the facts. The message has the reason and the remedy."""
 
 
 def noting(decisions: Sequence[Decision]) -> tuple[list[Decision], list[bool]]:
-    """Return decisions that note whether they change something, and their notes, each False until then."""
+    """Return decisions that record whether they change something, and the list of these records, each False until
+    then."""
     changed = [False] * len(decisions)
 
     def noted(at: int, decision: Decision) -> Decision:
@@ -103,14 +104,14 @@ def known_fact(state: ClusterState, kind: str, name: str) -> None:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names for a message, in their order; of many only the first."""
+    """Return names for a message, in order; of many only the first ones."""
     shown = sorted(names)
     more = f" and {len(shown) - NAMES_SHOWN_MAX} more" if len(shown) > NAMES_SHOWN_MAX else ""
     return (", ".join(shown[:NAMES_SHOWN_MAX]) or "none") + more
 
 
 def read_fact(name: str, kind: str, document: bytes, wanted: type[Document]) -> Document:
-    """Return the document of a fact that a change depends on; refuse the change if this release cannot read it."""
+    """Return the document of a fact that a change depends on. Refuse the change if this release cannot read it."""
     try:
         return decode(document, wanted)
     except UnreadableDocument as error:

@@ -37,8 +37,7 @@ class RegionDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     paused: bool = False
     """True while records wait for `weft hub region resume`."""
     comparison: Annotated[int, Meta(ge=0)] = 0
-    """Number of times that the whole log had to be compared with the region. Positions of an earlier comparison count
-    for nothing."""
+    """Number of the last comparison of the whole log with the region. Positions of earlier comparisons are ignored."""
 
 
 class BackupDocument(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,7 +55,7 @@ def note_backup(place: str, backup: BackupDocument) -> Decision:
     """Declare that a backup is complete.
 
     Args:
-        place: URI; of a long one the end counts.
+        place: URI. The end of a long one is kept.
     """
     return lambda _: Change(BACKUP, place[-PLACE_CHARACTERS_MAX:], encode(backup))
 
@@ -68,7 +67,7 @@ def drain(name: str, others: Collection[tuple[str, str]]) -> Decision:
         others: machine and name of each of the other processes that run.
 
     Raises:
-        CannotDeclare: from the decision: no other process takes them, as all are drained or none runs.
+        CannotDeclare: from the decision: no other process can take them, since all are drained or none runs.
     """
 
     def decide(state: ClusterState) -> Change | None:
@@ -100,10 +99,10 @@ def undo_drain(name: str) -> Decision:
 
 
 def pause_region(name: str, *, paused: bool) -> Decision:
-    """Declare that the links to another region let records wait, or that they continue.
+    """Declare that the links to another region pause or continue.
 
     Raises:
-        CannotDeclare: from the decision: a region is to continue that is not paused.
+        CannotDeclare: from the decision: it is to continue, and is not paused.
     """
 
     def change(before: RegionDocument) -> RegionDocument:
@@ -115,7 +114,8 @@ def pause_region(name: str, *, paused: bool) -> Decision:
 
 
 def compare_region(name: str) -> Decision:
-    """Declare that the links to another region begin at the start of the log, and send what the region lacks."""
+    """Declare that the links to another region restart from the beginning of the log, and send what the region
+    lacks."""
     return _region(name, lambda before: msgspec.structs.replace(before, comparison=before.comparison + 1))
 
 
@@ -138,17 +138,17 @@ def _takes_shards(state: ClusterState, node: str) -> bool:
 
 
 class Drained:
-    """Names of hub processes and machines that are to give their shards and edges to others."""
+    """Names of the drained hub processes and machines."""
 
     def __init__(self) -> None:
         self._names: frozenset[str] = frozenset()
         self.facts: list[Fact] = []
-        """The declarations that drain, by name."""
+        """The declarations of drains, by name."""
         self.unusable: dict[str, str] = {}
         """Names of nodes whose declaration cannot be read, each with the reason."""
 
     def refresh(self, state: ClusterState) -> bool:
-        """Take over the declarations of the cluster log. Return whether others are drained than before."""
+        """Apply the declarations of the cluster log. Return whether the drained processes changed."""
         before, found = self._names, set[str]()
         self.unusable = {}
         for name, fact in state.facts(NODE).items():
@@ -180,7 +180,8 @@ class DeclaredRegions:
         """Names of regions whose declaration cannot be read, each with the reason."""
 
     def refresh(self, state: ClusterState) -> None:
-        """Take over the declarations of the cluster log. Of one that cannot be read, the last order remains."""
+        """Apply the declarations of the cluster log. A region whose declaration cannot be read keeps its last
+        orders."""
         found, self.unusable = {}, {}
         for name, fact in state.facts(REGION).items():
             try:
@@ -200,7 +201,7 @@ _NO_ORDERS = RegionDocument()
 
 
 class LastBackup(NamedTuple):
-    """The complete backup that has the latest moment."""
+    """The most recent complete backup."""
 
     place: str
     started: int

@@ -1,4 +1,4 @@
-"""Pulls: records that edges are asked for, from the request to its end."""
+"""Pulls: requests for records of edges, from the declaration to the end."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PullStateName = Literal["asked", "sending", "done", "refused", "failed", "cancel
 
 
 class PullDocument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A window of records that an edge is asked for; the name of the fact is TENANT/ID."""
+    """A request for a window of an edge's records; the name of the fact is TENANT/ID."""
 
     edge: str
     stream: str
     first: int
     """Beginning of the window, nanoseconds since 1970."""
     end: int
-    """End of the window, which does not belong to it."""
+    """End of the window, exclusive."""
     bytes_max: int
     asked: int
     """Moment of the request by the hub's clock."""
@@ -38,24 +38,24 @@ class PullDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     log_id: int = 0
     """Log of the edge that the numbers belong to."""
     ranges: Annotated[tuple[Span, ...], Meta(max_length=PULL_RANGES_MAX)] = ()
-    """Numbers of the records that the edge found first; none once the pull is over."""
+    """Sequence numbers of the records that the edge found at first; empty once the pull is over."""
     records: int = 0
     bytes: int = 0
     kept_from: int = 0
     """Time of the oldest record that the edge then had of the stream; 0 if unknown."""
     started: int = 0
-    """Moment at which the edge said what it sends; 0 before."""
+    """Moment of the edge's plan, nanoseconds since 1970; 0 before."""
     ended: int = 0
     """Moment of the last state; 0 while the pull runs."""
     received: int = 0
     """Number of these records that the hub had at the end."""
     lost: Annotated[tuple[Span, ...], Meta(max_length=PULL_RANGES_MAX)] = ()
-    """Numbers that the edge no longer had, the first ones if there are more."""
+    """Sequence numbers that the edge no longer had, at most ``LOST_MAX`` ranges of them."""
     reason: Annotated[str, Meta(max_length=500)] = ""
 
     @property
     def is_over(self) -> bool:
-        """Return whether the edge is no longer asked."""
+        """Return whether the pull has ended."""
         return self.state not in ("asked", "sending")
 
 
@@ -69,7 +69,7 @@ class PullCache:
         self._seen: tuple[ClusterState, int] | None = None
         self._facts: dict[str, Fact] = {}
         self._ahead: dict[str, Fact] = {}
-        """Facts that this process wrote, until the followed state has them."""
+        """Facts that this process wrote and the followed state does not have yet."""
         self.unusable: dict[str, str] = {}
         """Names of facts that cannot be read, each with the reason."""
 
@@ -88,7 +88,7 @@ class PullCache:
         return True
 
     def note(self, name: str, state: ClusterState) -> None:
-        """Take over a pull that this process has written, before the followed state has it.
+        """Apply a pull that this process has written, before the followed state has it.
 
         Args:
             state: that of the log after the entry.
@@ -118,7 +118,7 @@ class PullCache:
 
     @property
     def edges(self) -> list[NodeName]:
-        """Return the edges that are asked for something."""
+        """Return the edges with running pulls."""
         return list(self._running)
 
     def is_running(self, name: str) -> bool:
@@ -127,7 +127,7 @@ class PullCache:
         return document is not None and not document.is_over
 
     def running(self, edge: NodeName) -> dict[str, PullDocument]:
-        """Return the pulls that an edge is asked for, by name, the oldest first."""
+        """Return an edge's running pulls by name, the oldest first."""
         found = self._running.get(edge)
         if found is None:
             return {}
@@ -135,17 +135,17 @@ class PullCache:
 
 
 def request_of(name: str, document: PullDocument) -> PullRequest:
-    """Return a pull as the edge gets it."""
+    """Return the request of a pull as sent to the edge."""
     return PullRequest(name.partition("/")[2], document.stream, document.first, document.end, document.bytes_max)
 
 
 RUNNING_PER_TENANT_MAX = 64
 PULLS_PER_HOUR_MAX = 120
-"""Maximum number of pulls that a tenant asks for within an hour: each is some entries of the cluster log, for good."""
+"""Maximum number of pulls of a tenant within an hour: each makes some permanent entries in the cluster log."""
 KEPT_PER_TENANT_MAX = 1000
-"""Maximum number of pulls of a tenant that are remembered."""
+"""Maximum number of pulls of a tenant in the facts."""
 KEPT_NS = 7 * 86_400 * 1_000_000_000
-"""Time for which a pull that is over is remembered, unless newer ones need its place."""
+"""Time for which an ended pull is kept, unless newer ones need its place."""
 LOST_MAX = 64
 """Maximum number of ranges that the edge no longer had, of those that are remembered."""
 HOUR_NS = 3600 * 1_000_000_000
@@ -153,7 +153,7 @@ OTHER_LOGS = "the edge named a third log: if its disk is sound, another node has
 
 
 class PullsFull(CannotDeclare):
-    """A tenant or an edge has as many pulls as it may have."""
+    """The bound on pulls of a tenant or an edge is reached."""
 
 
 class NoPull(CannotDeclare):
@@ -177,10 +177,10 @@ def ask(name: str, document: PullDocument) -> Decision:
 
 
 def make_room(tenant: str, document: PullDocument) -> Decision:
-    """Withdraw the pull of a tenant that ended first, if as many are remembered as may be.
+    """Withdraw the pull of a tenant that ended first, if the tenant has ``KEPT_PER_TENANT_MAX`` pulls.
 
     Args:
-        document: the pull that is to have its place.
+        document: the pull that needs the room.
 
     Raises:
         PullsFull: from the decision: there would be no room for it nevertheless.
@@ -208,9 +208,9 @@ def _allowed(state: ClusterState, tenant: str, document: PullDocument) -> list[t
 
 
 def plan(name: str, pull: PullState, now: int) -> Decision:
-    """Note what the edge sends. What it found first stays: records that it deletes later are then known by number.
+    """Record the edge's plan. The first plan is kept, so that records that the edge deletes later are known by number.
 
-    An edge may have another log once. With one after the other, each an entry for good, it would fill the cluster log.
+    An edge may change its log once. More changes, each a permanent entry, would fill the cluster log.
 
     Raises:
         CannotDeclare: from the decision: there is no such pull.
@@ -240,10 +240,10 @@ def plan(name: str, pull: PullState, now: int) -> Decision:
 
 
 def end(name: str, how: PullStateName, now: int, reason: str = "", held: RangeSet | None = None) -> Decision:
-    """Note that a pull is over.
+    """Record the end of a pull. A pull that is over stays unchanged.
 
     Args:
-        held: numbers of the edge's lane that the hub has; None if that is unknown.
+        held: sequence numbers of the edge's lane that the hub holds; None if unknown.
 
     Raises:
         CannotDeclare: from the decision: there is no such pull.
@@ -270,7 +270,7 @@ def end(name: str, how: PullStateName, now: int, reason: str = "", held: RangeSe
 
 
 def forget(now: int) -> Decision:
-    """Withdraw one pull that is over for long."""
+    """Withdraw one pull that ended more than ``KEPT_NS`` ago."""
 
     def decide(state: ClusterState) -> Change | None:
         for name, fact in state.facts(PULL_KIND).items():

@@ -1,4 +1,4 @@
-"""Facts about streams: edges that they expect, schemas, rules of quality, and tables."""
+"""Facts about streams: expected edges, schemas, quality rules, and tables."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ class LatestDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """A latest table of a stream."""
 
     key: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)]
-    """Columns, and fields of payloads, whose newest rows it has."""
+    """Columns and fields of payloads for whose values the table has the newest row."""
     every_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
-    """Interval at which it is written."""
+    """Interval of its commits, seconds."""
     feed: bool = False
     """True if a new table has a change feed."""
     instead: bool = False
-    """True if it replaces the table of all rows, which is not made then."""
+    """True if it replaces the table of all rows, which then does not exist."""
 
 
 class TableDocument(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -101,16 +101,17 @@ class TableDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
     latest: LatestDocument | None = None
     retain_s: Annotated[int, Meta(ge=3600)] | None = None
-    """Age, by the hub's time of receipt, at which rows are removed from the table of all rows; None for never."""
+    """Age by the hub's time of receipt, in seconds, at which rows are removed from the table of all rows; None for
+    never."""
     retain_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
     """Size of the table of all rows above which the oldest are removed; None for none."""
     # Longer than ``retain_log``, never shorter: hidden records would still be in the store, and a log with holes has
     # no collected end.
     log_s: Annotated[int, Meta(ge=3600)] | None = None
-    """Age up to which chunks of the log with records of the stream are kept, if that is longer than the hub's
-    ``retain_log``; None for the hub's."""
+    """Seconds for which chunks with records of the stream are kept, if longer than the hub's ``retain_log``; None for
+    the hub's."""
     sort: Annotated[tuple[str, ...], Meta(max_length=SORT_COLUMNS_MAX)] = ()
-    """Columns by which the rows of files of the table of all rows are sorted first."""
+    """Columns by which rows within files of the table of all rows are sorted first."""
 
 
 def expect_edges(key: StreamKey, edges: tuple[str, ...] | None) -> Decision:
@@ -145,7 +146,7 @@ _NUMBERS = ("int", "float", "decimal")
 
 
 def set_quality(key: StreamKey, rules: QualityRules) -> Decision:
-    """Declare the quality rules of a stream instead of those before.
+    """Replace the quality rules of a stream.
 
     Raises:
         CannotDeclare: a name is not valid, or the rules are too long; from the decision: the tenant is unknown, or the
@@ -197,10 +198,10 @@ _NOT_THERE = "is not a field of the stream's schema, and no edge has named a top
 
 
 def doubts(rules: QualityRules, schema: PayloadSchema | None, levels: Collection[str]) -> Iterator[str]:
-    """Yield what may be a mistake in rules: a rule that the stream, as it is now, gives nothing to check.
+    """Yield possible mistakes in rules: rules for which the stream currently has nothing to check.
 
     Args:
-        levels: the stream's topic levels, as edges have named them so far.
+        levels: topic levels that edges have named for the stream so far.
     """
     others = {*levels, *OWN_KEYS}
     for name, rule in rules.rules.items():
@@ -227,12 +228,12 @@ def set_schema(key: StreamKey, schema: PayloadSchema, compatibility: Compatibili
     """Declare the schema of a stream, or another version of it. The number of its entry is its version.
 
     Args:
-        compatibility: rule that this version has to keep to the one before, and later ones to it; None for the rule
-            that holds.
+        compatibility: rule that this version has to keep towards the previous one, and later ones towards this; None
+            for the current rule.
 
     Raises:
-        CannotDeclare: a name is not valid, or the schema is too long; from the decision: the tenant is unknown, or
-            the version before is not kept to.
+        CannotDeclare: a name is not valid, or the schema is too long; from the decision: the tenant is unknown, or the
+            version is not compatible with the previous one.
     """
     for each in key:
         if not valid_name(each):
@@ -288,7 +289,7 @@ class DeclaredTables:
     def __init__(self) -> None:
         self._seen: tuple[ClusterState, int] | None = None
         self.documents: Mapping[StreamKey, TableDocument] = {}
-        """Another mapping after each change."""
+        """Replaced by a new mapping at each change."""
         self.unusable: dict[str, str] = {}
         """Names of streams whose declaration cannot be read, each with the reason."""
 
@@ -312,7 +313,7 @@ class DeclaredTables:
         self.documents = found
 
     def log_terms(self) -> dict[StreamKey, int]:
-        """Return the seconds for which the log is kept for streams with a term of their own."""
+        """Return the seconds for which the log is kept, for streams with a retention of their own."""
         return {key: each.log_s for key, each in self.documents.items() if each.log_s is not None}
 
     def has_latest(self, key: StreamKey) -> bool:
@@ -340,11 +341,11 @@ def set_table(
     log_s: int | None = None,
     sort: tuple[str, ...] | None = None,
 ) -> Decision:
-    """Declare something about a stream's tables. What is None stays as it was declared.
+    """Declare settings of a stream's tables. Settings that are None stay unchanged.
 
     Raises:
-        CannotDeclare: a name is not valid; from the decision: the tenant is unknown, or something needs the table of
-            all rows that would not be made.
+        CannotDeclare: a name is not valid; from the decision: the tenant is unknown, or a declaration needs the table
+            of all rows, which would not exist.
     """
     if wrong := [each for each in key if not valid_name(each)]:
         raise CannotDeclare(f"{wrong[0]!r} is not a valid name: {NAME_RULE}")
@@ -380,7 +381,7 @@ def _check_instead(state: ClusterState, name: str, wanted: TableDocument) -> Non
 
 
 def remove_table(key: StreamKey) -> Decision:
-    """Withdraw what is declared of a stream's tables. The tables stay as they are.
+    """Withdraw the settings of a stream's tables. The tables stay as they are.
 
     Raises:
         CannotDeclare: from the decision: nothing is declared.
@@ -399,7 +400,7 @@ CHUNKS_BYTES = 64 << 20
 
 
 class NoRecords(Exception):
-    """A stream without records in the log. The message says what to do."""
+    """A stream without records in the log. The message has the remedy."""
 
 
 async def topic_levels(store: ObjectStore, cluster: Cluster, stream: StreamKey) -> set[str]:
@@ -415,8 +416,8 @@ async def topic_levels(store: ObjectStore, cluster: Cluster, stream: StreamKey) 
 async def newest_payloads(
     store: ObjectStore, cluster: Cluster, stream: StreamKey, count: int
 ) -> AsyncIterator[list[bytes]]:
-    """Yield payloads, some thousands at a time: about ``count`` of the newest ones, of each shard as many as its share
-    of the stream's records.
+    """Yield about ``count`` of the newest payloads, some thousands at a time. Each shard contributes by its share of
+    the stream's records.
 
     Raises:
         NoRecords: the stream is unknown, or its records have left the log.

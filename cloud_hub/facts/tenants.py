@@ -32,24 +32,24 @@ Quota = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Declared quotas of a tenant; None for one that is not declared."""
+    """Declared quotas of a tenant; None for no bound."""
 
     edges: Quota | None = None
-    """Edges that tokens of the cluster log may name."""
+    """Number of edges that declared tokens may name."""
     streams: Quota | None = None
-    """Streams with records or lanes."""
+    """Number of streams with records or lanes."""
     bytes_per_second: Quota | None = None
-    """Bytes of stored batches that links bring."""
+    """Bytes of batches a second that links bring."""
     stored_bytes: Quota | None = None
     """Recorded, not enforced."""
     records_per_second: Quota | None = None
-    """Records that links bring."""
+    """Records a second that links bring."""
     lanes: Quota | None = None
-    """Lanes in all shards."""
+    """Number of lanes in all shards."""
     links: Quota | None = None
-    """Edges that are linked at one time."""
+    """Number of edges linked at one time."""
     table_bytes: Quota | None = None
-    """Bytes of its tables of all rows. At this size the tables stop, and the log keeps the records."""
+    """Bytes of its tables of all rows. At this size no more rows are written, and the log keeps the records."""
 
 
 Isolation = Literal["own"] | None
@@ -65,7 +65,7 @@ class TenantDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def check_tenant(state: ClusterState, tenant: str) -> None:
-    """Refuse a fact of a tenant that is not declared."""
+    """Refuse a fact about a tenant that is not declared."""
     if tenant not in (ALWAYS_THERE, AUDIT_TENANT) and tenant not in state.facts(TENANT):
         raise CannotDeclare(
             f"there is no tenant {tenant!r}: declare it first (`weft hub tenant add`); there are: "
@@ -82,13 +82,14 @@ def set_tenant(
     """Declare a tenant, or change quotas of one.
 
     Args:
-        quotas: those to set; None leaves one unchanged.
-        cleared: names of quotas about which nothing is declared any more.
+        quotas: new quotas; None leaves a quota unchanged.
+        cleared: names of quotas to remove, so that they bound nothing.
         is_new: true to add a tenant, false to change one.
         isolation: of the tenant; None leaves it unchanged.
 
     Raises:
-        CannotDeclare: the name is not valid; from the decision: the tenant is declared already, or it is not.
+        CannotDeclare: the name or a quota is not valid; from the decision: a new tenant exists already, or the tenant
+            to change does not.
     """
     if not valid_name(name):
         raise CannotDeclare(f"{name!r} is not a valid name of a tenant: {NAME_RULE}")
@@ -136,7 +137,7 @@ def remove_tenant(name: str) -> Decision:
 
 
 class DeclaredQuotas:
-    """Quotas by tenant. A document that this release cannot read sets none, and is named."""
+    """Quotas by tenant. A document that this release cannot read sets none, and is in ``unusable``."""
 
     def __init__(self) -> None:
         self._of: dict[str, Quotas] = {}
@@ -144,7 +145,7 @@ class DeclaredQuotas:
         """Names of tenants whose declaration cannot be read, each with the reason."""
 
     def refresh(self, state: ClusterState) -> bool:
-        """Take over the declarations of the cluster log. Return whether quotas are others than before."""
+        """Apply the declarations of the cluster log. Return whether quotas changed."""
         before, self._of, self.unusable = self._of, {}, {}
         for name, fact in state.facts(TENANT).items():
             try:
@@ -157,7 +158,7 @@ class DeclaredQuotas:
         return self._of != before
 
     def of(self, tenant: str) -> Quotas:
-        """Return the quotas of a tenant; those about which nothing is declared are None."""
+        """Return the quotas of a tenant; quotas without a declaration are None."""
         return self._of.get(tenant, NONE)
 
 

@@ -1,4 +1,4 @@
-"""Tokens: declared, followed by each process, and when each was used last."""
+"""Tokens: their declaration, the tokens in force in a process, and the time of their last use."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from weft.cloud_hub.auth.jwt import Jwts
 
 PAIRING_MAX_NS = 24 * 3_600_000_000_000
-"""Longest time for which the code of a pairing counts."""
+"""Longest validity of a pairing code."""
 SECRETS_MAX = 2
-"""Maximum number of secrets of a token that are in force at once: during a rotation, the old and the new one."""
+"""Maximum number of secrets of a token in force at once: the old and the new one during a rotation."""
 
 
 class Secret(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -65,7 +65,7 @@ class Secret(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Pairing(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A code by which an edge gives a token its secret, once."""
+    """A single-use code by which an edge sets the secret of its token."""
 
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     """Hash of the code."""
@@ -74,7 +74,8 @@ class Pairing(msgspec.Struct, frozen=True, omit_defaults=True):
     token_until: int | None = None
     """End of the secret; None for no end."""
     is_used: bool = False
-    """True once the token has that secret. Kept, so that a repetition of the edge's request is known."""
+    """True once the edge has used the code. The pairing is kept, so that a repetition of the edge's request is
+    recognised."""
 
 
 class TokenDocument(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,8 +98,7 @@ class TokenDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 class TokenCache:
     """The tokens of a state, by their secrets and edges.
 
-    Decisions that follow each other share one: it then reads a document when it is declared, and not once for each
-    decision behind it.
+    Consecutive decisions share one, so that each document is decoded once instead of for every decision after it.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class TokenCache:
         self._edges: dict[str, set[str | None]] = {}
 
     def adding(self, name: str, state: ClusterState) -> None:
-        """Take over the tokens of the state on which a decision is made.
+        """Apply the tokens of the state on which a decision is made.
 
         Args:
             name: of the token that the decision adds.
@@ -147,7 +147,7 @@ def add_token(identity: TokenIdentity, until: int | None, known: TokenCache | No
     Args:
         identity: its name, access, and the hash of its secret.
         until: nanoseconds since 1970; None for no end.
-        known: of the decisions before and after this one, if there are some.
+        known: cache that this decision shares with those before and after it.
 
     Raises:
         TokensUnusable: a name is not valid, or scope and edge do not fit.
@@ -176,8 +176,7 @@ def add_token(identity: TokenIdentity, until: int | None, known: TokenCache | No
 
 
 def import_token(identity: TokenIdentity, known: TokenCache | None = None, until: int | None = None) -> Decision:
-    """Declare a token of a file. One that is declared already with this access is left as it is, also if it has another
-    secret by now.
+    """Declare a token of a file. A declared token with the same access stays unchanged, even if its secret differs.
 
     Args:
         known, until: as of ``add_token``.
@@ -237,20 +236,20 @@ def rotate_token(name: str, secret: Secret, now: int, old_until: int, *, ends_ol
 
 
 class NotPaired(Exception):
-    """A code that gives nothing. There is no reason in it, since strangers may ask."""
+    """A code that is not valid. The reason is not given, since anyone may ask."""
 
 
 def new_pairing(code: str, within: str, expires: str | None, now: int) -> Pairing:
-    """Return a code that counts from now on.
+    """Return a pairing code that is valid from now on.
 
     Args:
         code: its hash.
-        within: duration for which it counts.
+        within: duration of its validity.
         expires: end of the secret: a duration, or a date; None for no end.
         now: nanoseconds since 1970.
 
     Raises:
-        ValueError: a time is none, or is over, or the code would count for more than 24 h.
+        ValueError: a time cannot be read or is over, or the code would be valid for more than 24 h.
     """
     until = _moment_of("within", within, now)
     if until > now + PAIRING_MAX_NS:
@@ -266,7 +265,8 @@ def _moment_of(field: str, text: str, now: int) -> int:
 
 
 def pair_token(identity: TokenIdentity, pairing: Pairing) -> Decision:
-    """Declare a code by which an edge gives its token a secret. A token that is there keeps its own until then.
+    """Declare a code by which an edge sets the secret of its token. An existing token keeps its secrets until the code
+    is used.
 
     Args:
         identity: the token's name, tenant and edge; its hash does not matter.
@@ -298,18 +298,18 @@ def pair_token(identity: TokenIdentity, pairing: Pairing) -> Decision:
 
 
 def redeem(name: str, code: str, sha256: str, asks_for: tuple[str | None, str | None], now: int) -> Decision:
-    """Give a token the secret of the edge that has its code. Secrets from before end: the machine is another one.
+    """Set the secret of a token by its code. Earlier secrets end, since the machine is another one.
 
-    A repetition with the same secret changes nothing, so that an edge may ask again after an answer that was lost.
+    A repetition with the same secret changes nothing, so an edge may retry after a lost answer.
 
     Args:
         code: hash of the code.
         sha256: hash of the secret.
-        asks_for: tenant and edge that the machine takes for its own; None for those that it does not know.
+        asks_for: tenant and edge in the machine's configuration; None for those that it leaves open.
         now: nanoseconds since 1970.
 
     Raises:
-        NotPaired: from the decision: the code gives nothing.
+        NotPaired: from the decision: the code is not valid.
         CannotDeclare: from the decision: another token has the secret.
     """
 
@@ -359,10 +359,10 @@ def end_of_token(state: ClusterState, name: str, now: int) -> int | None:
 
 
 def open_hubs(state: ClusterState) -> Change:
-    """Declare that hubs need no token again, until the next one is declared.
+    """Declare that hubs require no token until the next one is declared.
 
     Raises:
-        CannotDeclare: tokens are declared, or none is demanded.
+        CannotDeclare: from the decision: tokens are declared, or none is required.
     """
     if tokens := state.facts(TOKEN):
         raise CannotDeclare(
@@ -416,7 +416,7 @@ def _check_edges(state: ClusterState, identity: TokenIdentity, edges: Set[str | 
 
 
 def tokens_of(state: ClusterState) -> Iterator[tuple[str, TokenDocument]]:
-    """Yield the tokens that this release can read; its hubs admit no bearer of the others."""
+    """Yield the tokens that this release can read. Its hubs refuse all others."""
     for name, fact in state.facts(TOKEN).items():
         if (document := _readable(fact)) is not None:
             yield name, document
@@ -436,7 +436,7 @@ def _token(state: ClusterState, name: str) -> TokenDocument:
 _Ends = dict[str, tuple[TokenIdentity, int | None]]
 _ANOTHER = "give the edge one (`weft hub token add NAME --scope edge --edge EDGE`) if it still belongs here"
 WITHOUT_TOKEN = TokenRefusal("every link needs a token by now", _ANOTHER)
-"""Reason for the end of links without one."""
+"""Reason for which links without a token end."""
 
 
 class _Read(NamedTuple):
@@ -459,7 +459,7 @@ class Credentials:
 
     Args:
         is_closed: true if every request needs a token, even while there is none.
-        now: nanoseconds since 1970, on a clock that is not this machine's alone: it ends tokens.
+        now: nanoseconds since 1970, by a clock that other nodes agree on, since it ends tokens.
         doubted: returns by how much this machine's clock is off; None while it is right.
         jwts: the tokens of an issuer; None if none are taken.
     """
@@ -477,23 +477,23 @@ class Credentials:
         self.used: dict[str, int] = {}
         """Name of a declared token -> moment of its last use here, nanoseconds since 1970."""
         self._is_in_doubt = False
-        """True if an entry of the cluster log cannot be read: it may be that of the first token."""
+        """True if an entry of the cluster log cannot be read: it may declare the first token."""
         self._now = now
         self._read: dict[str, _Read] = {}
         self._by_hash: _Ends = {}
         self._last_ends: dict[str, int] = {}
-        """Name of a token whose last secret has an end -> that."""
+        """Name of a token whose last secret has an end -> that end."""
         self._pairings: dict[str, str] = {}
         """Hash of the code of a pairing -> name of its token."""
         self._deprived: set[str] = set()
-        """Names of tokens with a hash that an older fact has."""
+        """Names of tokens without effect, because an older fact has the same hash."""
         self.unusable: dict[str, str] = {}
-        """Names of tokens in the cluster log that open nothing, each with the reason."""
+        """Names of declared tokens that grant no access, each with the reason."""
 
     @property
     def required(self) -> bool:
-        """Return whether every request needs a token: the cluster log had a token since an operator opened the
-        hubs, or it has an entry that cannot be read, or there is an issuer of tokens."""
+        """Return whether every request needs a token: one was declared since an operator last opened the hubs, an entry
+        of the cluster log cannot be read, or there is an issuer."""
         return self._is_closed_anyway or self._is_closed or self._is_in_doubt or self.jwts is not None
 
     def is_declared(self, name: str) -> bool:
@@ -505,7 +505,7 @@ class Credentials:
         return self._read[name].fact.version if name in self._read else None
 
     def paired_by(self, code: str) -> str | None:
-        """Return the name of the token that has a code, given its hash; None if none has, as far as is known here."""
+        """Return the name of the token with a code, given the code's hash; None if this process knows none."""
         return self._pairings.get(code)
 
     @property
@@ -514,7 +514,7 @@ class Credentials:
         return len(self._read)
 
     def refresh(self, state: ClusterState) -> None:
-        """Take over the tokens of the cluster log. Only changed ones are decoded: a fleet has one for each edge."""
+        """Apply the tokens of the cluster log. Only changed ones are decoded: a fleet has one for each edge."""
         facts = state.facts(TOKEN)
         self._is_closed = demands_tokens(state)
         self._is_in_doubt = bool(state.skipped)
@@ -543,7 +543,7 @@ class Credentials:
         return declared
 
     def refusal(self, token: str | None) -> TokenRefusal:
-        """Return why a token has no identity. Its bearer has the secret, so it may be named."""
+        """Return why a token has no identity. The answer may name the token, since its bearer has the secret."""
         if not token or len(token) > TOKEN_CHARACTERS_MAX:
             return NO_TOKEN
         identity, until = self._by_hash.get(hash_token(token), (None, None))
@@ -558,7 +558,7 @@ class Credentials:
         return self._by_hash.get(identity.sha256, (None, None))[1]
 
     def lapsed(self, identity: TokenIdentity) -> TokenRefusal | None:
-        """Return why a token of the issuer that was admitted no longer counts; None while it does, and for others."""
+        """Return why an admitted token of the issuer is no longer in force; None while it is, and for other tokens."""
         if self.jwts is None or not isinstance(identity, JwtIdentity):
             return None
         why = self.jwts.why_over(identity)
@@ -575,18 +575,18 @@ class Credentials:
 
     @property
     def next_end(self) -> TokenEnd | None:
-        """Return the declared token that ends next, and has no later secret; None if none ends."""
+        """Return the declared token whose last secret ends next; None if none ends."""
         return next(iter(self.ends(math.inf, 1)), None)
 
     def ends(self, within_ns: float, most: int) -> list[TokenEnd]:
-        """Return the declared tokens that end within a time, and have no later secret, the next first."""
+        """Return the declared tokens whose last secret ends within a time, the next first."""
         now = self._now()
         ends = ((until, name) for name, until in self._last_ends.items() if now < until <= now + within_ns)
         return [TokenEnd(name, until) for until, name in heapq.nsmallest(most, ends)]
 
     @property
     def seconds_to_next_end(self) -> float:
-        """Return the time until the next end; infinity if no token ends."""
+        """Return the seconds until the next end; infinity if no token ends."""
         found = self.next_end
         return math.inf if found is None else (found.until - self._now()) / 1e9
 
@@ -597,8 +597,8 @@ class Credentials:
         )
 
     def revoked(self, identities: Iterable[TokenIdentity | None]) -> list[TokenIdentity | None]:
-        """Return the identities of links that are no longer in force: withdrawn, changed or at their end. None, for
-        links without a token, is one of them if every request needs a token by now."""
+        """Return the identities of links that are no longer in force: withdrawn, changed or expired. They include None,
+        for links without a token, if every request now needs one."""
         given, now = list(identities), self._now()
         for each in given:
             if each is not None and each.name in self.used:  # a link that is open is a use
@@ -659,8 +659,8 @@ class Credentials:
 
 
 def demands_tokens(state: ClusterState) -> bool:
-    """Return whether hubs of a store demand a token, whatever their configurations say: from the first token on, also
-    without any, since to withdraw the last one must not open them to everyone. ``weft hub open`` does."""
+    """Return whether hubs of a store require a token, whatever their configurations say: from the first declared token
+    on, also after the last one was withdrawn. ``weft hub open`` reverts it."""
     return state.last(TOKEN) > state.version(OPENING, HUBS)
 
 
@@ -672,7 +672,7 @@ def identities_of(fact: Fact) -> Iterator[tuple[TokenIdentity, int | None]]:
     """Return the identity of each secret of a declared token, and the moment at which it ends; None for no end.
 
     Raises:
-        UnreadableDocument, TokensUnusable: the document is not that of a token, or has values that make none.
+        UnreadableDocument, TokensUnusable: the document is not a token's, or its values are not valid.
     """
     return _identities(fact.name, decode(fact.document, TokenDocument))
 
@@ -687,10 +687,10 @@ def _identities(name: str, document: TokenDocument) -> Iterator[tuple[TokenIdent
 
 
 def token_view(fact: Fact, now: int, used: int | None) -> TokenOfStore:
-    """Return a declared token for people, without its secrets.
+    """Return a declared token for display, without its secrets.
 
     Args:
-        now, used: nanoseconds since 1970; the moment of its last use as far as it is known.
+        now, used: nanoseconds since 1970; ``used`` is the last known use.
     """
     blank = TokenOfStore(
         name=fact.name,
@@ -731,17 +731,17 @@ def token_view(fact: Fact, now: int, used: int | None) -> TokenOfStore:
 _logger = logging.getLogger(__name__)
 LOOK_S = 60.0
 WRITE_S = 3600.0
-"""Shortest time between two writes that tell of no token for the first time."""
+"""Shortest time between two writes without a token's first use, seconds."""
 TRIES_MAX = 5
 CLOSE_S = 5.0
 TOKENS_MAX = 65_536
-"""Maximum number of tokens in the object, those that were used last."""
+"""Maximum number of tokens in the object; the most recently used are kept."""
 OBJECT_BYTES_MAX = 16 << 20
 _DECODER = msgspec.json.Decoder(dict[str, int])
 
 
 class TokenUse(Part):
-    """The uses that one process sees.
+    """Writer of the uses of tokens that one process sees.
 
     Args:
         used: returns the moment of the last use of each declared token, nanoseconds since 1970, that this process saw.
@@ -758,7 +758,7 @@ class TokenUse(Part):
     ) -> None:
         self._store, self._used, self._is_declared, self._monotonic = store, used, is_declared, monotonic
         self._written: dict[str, int] = {}
-        """The moments that this process knows to be in the store."""
+        """The moments that the store has, as far as this process knows."""
         self._written_at = monotonic()
         self._repeats = Repeats()
         self._task = BackgroundTask()
@@ -789,7 +789,7 @@ class TokenUse(Part):
                 _logger.exception("uses of tokens could not be stored")
 
     async def look(self) -> None:
-        """Write if a token was used for the first time, or an hour is over.
+        """Write if a token was used for the first time, or an hour has passed.
 
         Raises:
             StoreError: the store did not answer.
