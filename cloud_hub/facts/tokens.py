@@ -362,7 +362,7 @@ def open_hubs(state: ClusterState) -> Change:
     """Declare that hubs require no token until the next one is declared.
 
     Raises:
-        CannotDeclare: from the decision: tokens are declared, or none is required.
+        CannotDeclare: tokens are declared, or none is required.
     """
     if tokens := state.facts(TOKEN):
         raise CannotDeclare(

@@ -1,1 +1,1 @@
-"""Requests of the API by HTTP: what the operations say of their parameters is checked before a handler runs."""
+"""The API over HTTP: handlers of the operations, whose declared parameters are checked before a handler runs."""

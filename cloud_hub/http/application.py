@@ -71,11 +71,11 @@ from weft.storage.table.schemas import Schemas
 logger = logging.getLogger(__name__)
 UNKNOWN_PATH = "GET /v1/streams lists what can be read, /v1/openapi.json what can be asked"
 NEXT_OFFSET, NEXT_CHUNK, END_OFFSET = "Weft-Next-Offset", "Weft-Next-Chunk", "Weft-End-Offset"
-"""Headers of an answer of rows."""
+"""Headers of an answer with rows."""
 # By status, and not a type for each refusal, of which there are 200. Relative to the hub, so that it leads somewhere in
 # a plant without the internet, too.
 PROBLEM_TYPE = "/v1/openapi.json#/components/responses/{status}"
-"""Type of a problem: the URI, relative to the hub, of what the document says of its status."""
+"""Type of a problem: the URI, relative to the hub, of the description of its status in the API's document."""
 
 
 def _problem(status: int, detail: str, advice: str, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -108,10 +108,10 @@ class Api:
     Args:
         tables: the tables as this process knows them.
         response_bytes_max: longest answer, in payload bytes.
-        summaries: of all shards, for lists.
-        schemas: as they are declared.
+        summaries: summaries of all shards, for lists.
+        schemas: the declared schemas.
         edges: makes the views of edges for one request, with the links of other processes.
-        elsewhere: returns these.
+        elsewhere: returns the links of other processes.
         refusals: counter of refused requests of readers that do not read their answers.
     """
 
@@ -178,7 +178,8 @@ class Api:
             logger.log(level, "%s: %s%s", what, error, left_out(count))
 
     def application(self, *outer: Middleware, inner: Sequence[Middleware] = ()) -> web.Application:
-        """Return the aiohttp application, with ``outer`` middlewares around everything, and ``inner`` ones in it."""
+        """Return the aiohttp application. ``outer`` middlewares run before the application's own, ``inner`` ones
+        after."""
         application = web.Application(middlewares=[*outer, self._errors, *inner])
         application.add_routes(
             routes(
@@ -197,7 +198,7 @@ class Api:
         return application
 
     def bounded(self, handler: Callable[[web.Request], Awaitable[web.Response | LongAnswer]]) -> Handler:
-        """Return the handler with a bound on the answers in progress for its readers."""
+        """Return the handler with a bound on the answers that its readers have in progress."""
 
         async def bounded(request: web.Request) -> web.StreamResponse:
             reader = self._access.charged(request)
@@ -285,7 +286,7 @@ class Api:
         )
 
     async def payload_kind(self, shards: ShardsView, tenant: str, stream: str) -> PayloadKind:
-        """Return the payload kind of the table, or before there is a table, the kind that a new one would get."""
+        """Return the payload kind of the table; before it exists, the kind that a new table would get."""
         known = self._tables.payload(tenant, stream)
         return (await self._moments.summarise(shards.states, tenant, stream)).payload if known is None else known
 
@@ -422,7 +423,7 @@ class Api:
         return await self.shards_of((tenant, stream)), tenant, stream
 
     async def shards_of(self, key: StreamKey) -> ShardsView:
-        """Return the shards of a stream, for those who may read it.
+        """Return the shards of a stream that the request may read.
 
         Raises:
             ApiError: 404, 503.

@@ -1,7 +1,7 @@
-"""``GET /v1/changes``: server-sent events that say what changed, for readers that then ask for it.
+"""``GET /v1/changes``: server-sent events that name what changed, for readers that then request it.
 
-The process looks at what it knows anyway, every ``LOOK_INTERVAL_S``, and only while someone listens. It reads no log
-and no store. An event names streams and edges, and has nothing of their content.
+While there are listeners, the process compares its own state every ``LOOK_INTERVAL_S``; it reads neither log nor store.
+An event names streams and edges, without their content.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ Positions = Callable[[], Iterable[ShardPositions]]
 LinkedEdges = Callable[[], Mapping[NodeName, Any]]
 LOOK_INTERVAL_S = 2.0
 BEAT_S = 15.0
-"""Longest time without a word to a listener, so that proxies keep the connection."""
+"""Longest time without an event or comment to a listener, so that proxies keep the connection."""
 WRITE_S = 10.0
-"""Longest time that a listener may take to read an event: slower ones are disconnected."""
+"""Longest time for a listener to read an event. Slower ones are disconnected."""
 LISTENERS_MAX = 64
 NAMED_MAX = 200
 """Maximum number of streams, and of edges, that an event names."""
 REMEMBERED_MAX = 20_000
-"""Maximum number of changed streams, and of edges, that a process remembers. Only a listener that lags needs them."""
+"""Maximum number of changed streams, and of changed edges, that a process remembers, for listeners that lag."""
 
 
 class ChangesSeen:
-    """Streams and edges that changed, each with the number of the look that saw it.
+    """Changed streams and edges, each with the number of the look that found the change.
 
     Args:
         positions: returns the positions of the shards that the process follows.
-        linked: returns the edges with a link to the process, each with something that changes with the link.
+        linked: returns the edges with a link to the process, each with a value that differs for each link.
     """
 
     def __init__(self, positions: Positions, linked: LinkedEdges) -> None:
@@ -57,10 +57,10 @@ class ChangesSeen:
         self.look_number = 0
         self.streams: dict[StreamKey, int] = {}
         self.edges: dict[NodeName, int] = {}
-        """The last changed are last."""
+        """Edges in the order of their last change."""
 
     async def look(self) -> None:
-        """Compare what the process knows with the look before. The first finds nothing."""
+        """Compare the state of the process with the previous look. The first look finds nothing."""
         number = self.look_number + 1
         for each in list(self._positions()):
             before, now = self._ends.get(each.shard), dict(each.ends)
@@ -78,7 +78,7 @@ class ChangesSeen:
         self._linked, self.look_number = linked, number
 
     async def since(self, number: int, tenant: str, is_readable: Callable[[str], bool]) -> ChangeEvent:
-        """Return the changes of a tenant after a look, up to the one that was the last when it was called."""
+        """Return the changes of a tenant after a look, up to the last look before the call."""
         changed = [key[1] for key in _after(self.streams, number) if key[0] == tenant]
         edges = [edge.edge for edge in _after(self.edges, number) if edge.tenant == tenant]
         streams = await readable(changed, is_readable)
@@ -138,7 +138,7 @@ class ChangeStreams(Part):
             self._news.notify_all()
 
     async def get(self, request: web.Request) -> web.StreamResponse:
-        """Send events until the listener leaves, its token ends, or the process stops."""
+        """Send events until the listener disconnects, its token ends, or the process stops."""
         tenant, _ = self._access.streams(request)
         with self._places.taken(self._access.charged(request).owner, tenant), self._looks():
             return await self._send(request)

@@ -1,5 +1,5 @@
-"""Exchanges of HTTP: of a request the parameters, the body and the author; of an answer the JSON, and bounds on bytes
-in progress for one owner and on a reader's time."""
+"""HTTP exchanges: parameters, body and author of requests; JSON of answers; bounds on unread bytes of an owner and on a
+reader's time."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ AT_ONCE = 16
 AT_ONCE_OF_TENANT = 8
 AT_ONCE_OF_OWNER = 4
 WAITING_MAX = 64
-"""Maximum number of requests of one owner that wait until its earlier answers are read."""
+"""Maximum number of requests of one owner that wait until it has read its earlier answers."""
 WAITING_OF_TENANT_MAX = 4 * WAITING_MAX
 WAITING_TOTAL_MAX = 16 * WAITING_MAX
 WAIT_S = 10.0
 BOUND = "limits.response"
-"""Setting under which refusals are counted: shares are multiples of the longest answer."""
+"""Name of the bound under which refusals are counted: shares are multiples of the longest answer."""
 JSON = "application/json"
 PIECE_BYTES = 256 << 10
 PIECE_S = 10.0
-"""Longest time that a reader may take for a piece: slower ones are disconnected."""
+"""Longest time for a reader to read a piece. Slower ones are disconnected."""
 LEAST_BYTES_PER_S = 64 << 10
-"""Least rate of a reader over a whole answer, beside ``PIECE_S``."""
+"""Lowest rate of a reader over a whole answer, in addition to ``PIECE_S``."""
 MORE_S = 60.0
-"""Longest time for what makes an answer longer than ``limits.response``: names and escapes, and one more record."""
+"""Longest additional time for the part of an answer beyond ``limits.response``: names, escapes and one more record."""
 PART_BYTES = 128
-"""Memory of a part of an answer beside its bytes."""
+"""Memory of a part of an answer in addition to its bytes."""
 
 
 class LongAnswer(NamedTuple):
-    """A document in parts. Joining megabytes alone would block the event loop too long.
+    """A document in parts: joining megabytes would block the event loop for too long.
 
-    A part is dropped when it was sent: nothing else may hold the list.
+    Each part is freed when it was sent, so nothing else may hold the list.
     """
 
     parts: list[Part]
@@ -69,7 +69,7 @@ class LongAnswer(NamedTuple):
 
 
 def pieces(parts: list[Part]) -> Iterator[bytes]:
-    """Yield the bytes of all parts in pieces of ``PIECE_BYTES`` at most. Parts are taken out of the list."""
+    """Yield the bytes of all parts in pieces of ``PIECE_BYTES`` at most, and remove the parts from the list."""
     waiting: list[memoryview] = []
     room = PIECE_BYTES
     parts.reverse()
@@ -87,21 +87,21 @@ def pieces(parts: list[Part]) -> Iterator[bytes]:
 
 
 class AnswerRoom:
-    """Bytes that one answer in progress counts for: at first the longest answer, then what is left to send."""
+    """Bytes that one answer in progress reserves: at first those of the longest answer, then those left to send."""
 
     def __init__(self, answers: Answers, reader: Charged, units: int) -> None:
         self._answers, self.reader, self._units = answers, reader, units
 
     def holds(self, units: int) -> None:
-        """Count the bytes that the answer holds now, which may be more than the longest one was expected to have."""
+        """Reserve the bytes that the answer has, which may exceed the longest answer."""
         more, self._units = units - self._units, units
         self._answers.count(self.reader, more)
 
     async def send(self, parts: list[Part], write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Write parts in pieces, and count down. The list is empty afterwards.
+        """Write parts in pieces, and release their bytes. The list is empty afterwards.
 
         Raises:
-            TimeoutError: the reader takes too long for a piece or for the whole.
+            TimeoutError: the reader takes too long for a piece or for the whole answer.
         """
         size = sum(map(len, parts))
         left = size + PART_BYTES * len(parts)
@@ -135,19 +135,19 @@ class Answers:
         )
         self._waiting: NestedShares[Owner] = NestedShares(WAITING_TOTAL_MAX, WAITING_OF_TENANT_MAX, WAITING_MAX)
         self._queues: dict[Owner, dict[Owner, dict[asyncio.Future[None], None]]] = {}
-        """Tenant -> owner -> those who wait for room, each in the order of their turns."""
+        """Tenant -> owner -> waiting requests, in the order of their turns."""
 
     @property
     def bytes(self) -> int:
-        """Return the maximum bytes of the answers in progress."""
+        """Return the maximum bytes of all answers in progress."""
         return self._shares.used
 
     @contextlib.asynccontextmanager
     async def room(self, reader: Charged) -> AsyncIterator[AnswerRoom]:
-        """Wait until the reader may have another answer in progress.
+        """Wait, for ``WAIT_S`` at most, until the reader may have another answer in progress.
 
         Raises:
-            ApiError: 429: it did not read its earlier ones.
+            ApiError: 429: it has not read its earlier answers.
         """
         if not self._shares.take(reader.tenant, reader.owner, self._bytes_max):
             await self._wait(reader)
@@ -156,7 +156,7 @@ class Answers:
 
     @contextlib.asynccontextmanager
     async def turn(self, reader: Charged) -> AsyncIterator[AnswerRoom]:
-        """Wait as ``room`` does, but as long as it takes: for a reader that has a place."""
+        """Wait as ``room`` does, without a limit of time, for a reader that has a place."""
         if not self._shares.take(reader.tenant, reader.owner, self._bytes_max):
             await self._queue(reader)
         with self._taken(reader) as room:
@@ -171,7 +171,7 @@ class Answers:
             room.holds(0)
 
     def count(self, reader: Charged, units: int) -> None:
-        """Count units more of a reader, or fewer, and let others in."""
+        """Add units to the account of a reader, or subtract them, and admit waiting requests."""
         self._shares.hold(reader.tenant, reader.owner, units)
         if units < 0:
             while any(self._let_in(tenant) for tenant in list(self._queues)):
@@ -233,14 +233,14 @@ class Answers:
             del self._queues[tenant]
 
     def longest_s(self, size: int) -> float:
-        """Return the longest time that a reader may take for an answer of so many bytes. An answer is bounded but for
-        one more record, which buys no time."""
+        """Return the longest time for a reader to read an answer of some bytes. The record by which an answer may
+        exceed its bound adds no time."""
         return PIECE_S + min(size / LEAST_BYTES_PER_S, MORE_S + self._bytes_max / LEAST_BYTES_PER_S)
 
     async def send(
         self, request: web.Request, answer: LongAnswer | web.Response, room: AnswerRoom
     ) -> web.StreamResponse:
-        """Send an answer in pieces, and disconnect a reader that does not read them."""
+        """Send an answer in pieces. Disconnect a reader that is too slow."""
         if isinstance(answer, web.Response):
             assert isinstance(answer.body, bytes), "answers are documents"
             answer = LongAnswer([answer.body])
@@ -268,13 +268,13 @@ class Answers:
 
 
 def answered(answer: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return the response of a handler, whose operation has the type of the answer."""
+    """Return the response with an answer of its operation's type, as JSON."""
     # With the end of a line: people read it on a terminal.
     return web.Response(body=msgspec.json.encode(answer) + b"\n", status=status, content_type=JSON, headers=headers)
 
 
 def routes(**handlers: Handler) -> list[web.RouteDef]:
-    """Return the routes of operations, with the handler of each below its name."""
+    """Return the routes of operations, given a handler for each name."""
     return [web.route(OF_NAME[name].key[0], OF_NAME[name].path, handler) for name, handler in handlers.items()]
 
 
@@ -285,8 +285,8 @@ class ReaderPlaces:
     """Belongs to the event loop's thread.
 
     Args:
-        most: readers at once; half of them at most of one tenant, and an eighth of one owner.
-        what: what they do, for the refusal: "listen to changes".
+        most: maximum number of readers at once. One tenant has at most half of them, one owner an eighth.
+        what: their activity, for the refusal: "listen to changes".
     """
 
     def __init__(self, refusals: Refusals, most: int, what: str) -> None:
@@ -325,7 +325,7 @@ class ReaderPlaces:
 LOOKED_AT_MAX = 16
 """Maximum number of unknown parameters of a request that are compared with the known ones."""
 NEAR = 0.75
-"""Likeness of two names from which one is taken for a mistyped other."""
+"""Similarity of two names from which one counts as a misspelling of the other."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -342,7 +342,7 @@ def asked(request: web.Request, of: type[T]) -> T:
     """Return the parameters in the query of a request.
 
     Args:
-        of: their struct, which has a field for each that the operation declares, but the tenant.
+        of: struct with a field for each parameter that the operation declares, except the tenant.
 
     Raises:
         ApiError: 400: a required one is missing.
@@ -355,9 +355,9 @@ def asked(request: web.Request, of: type[T]) -> T:
 
 
 class Asked:
-    """Reads the parameters of requests before their handlers run. A parameter that the operation does not have is left
-    alone, since a client of a later release may send it, unless its name is nearly that of one that it has: a
-    mistyped filter must not give an answer without it."""
+    """Check of the parameters of requests before their handlers run. An unknown parameter is ignored, since clients of
+    later releases may send it. One whose name is similar to a known one is refused: a misspelled filter must not be
+    ignored."""
 
     def __init__(self, access: Access, operations: Iterable[Operation] = OPERATIONS) -> None:
         self._access = access
@@ -367,7 +367,7 @@ class Asked:
 
     @property
     def middleware(self) -> Middleware:
-        """Return the middleware, for which ``ApiError`` must be caught outside."""
+        """Return the middleware. An outer one has to catch its ``ApiError``."""
 
         @web.middleware
         async def asked(
@@ -412,18 +412,18 @@ def _values(request: web.Request, operation: Operation, readers: Mapping[str, Re
 
 NOTHING_STORED = "nothing was stored; send it again"
 BODY_S = 10.0
-"""Longest time that a request's body may take."""
+"""Longest time for a request's body to arrive."""
 PLAIN = "identity"
-"""Content-Encoding of a body that is not packed (RFC 9110, section 8.4.1), the only one that the hub takes."""
+"""Content-Encoding of an unencoded body (RFC 9110, section 8.4.1), the only one that the hub accepts."""
 CODING_SHOWN_MAX = 40
-"""Longest part of another one in an answer."""
+"""Maximum number of characters of another coding in an error."""
 
 
 async def read_body(request: web.Request, bytes_max: int, advice: str) -> bytes:
     """Return the body of a request.
 
     Args:
-        advice: what to do when it is too long.
+        advice: remedy for a body that is too long.
 
     Raises:
         ApiError: 408, 413, 415.
@@ -454,16 +454,16 @@ class PageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Orders:
-    """Requests that change something: their authors and their bodies."""
+    """Authors and bodies of requests that change something."""
 
     def __init__(self, access: Access, clock: HubClock) -> None:
         self.access, self._clock = access, clock
 
     def author(self, request: web.Request, right: Right, reason: str = "", *, instead: str) -> Author:
-        """Return the author of a change, if the request may make it.
+        """Return the author of a change, after checking that the request may make it.
 
         Args:
-            instead: the command that does the same.
+            instead: the equivalent command, for the advice.
 
         Raises:
             ApiError: 401, 403, 421, and 503 while the clock of this machine is wrong.
@@ -481,7 +481,7 @@ class Orders:
         return Author(self._clock.now(), who, reason, request.remote or "", f"{request.method} {way}")
 
     async def body(self, request: web.Request, right: Right, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-        """Return the body of a request that has a right.
+        """Check a request's right, and return its body.
 
         Args:
             bytes_max: longest body.

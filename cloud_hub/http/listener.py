@@ -1,4 +1,5 @@
-"""The hub's listener: HTTP at one address, with TLS where it has a certificate, whose files are read again."""
+"""The hub's listener: HTTP at one address, with TLS if there is a certificate, whose files are reloaded when they
+change."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ from weft.network.reload import Reloads, Watched
 from weft.network.tls import TlsFiles, TlsInForce, TlsUnusable, read_tls
 
 LOOK_INTERVAL_S = 2.0
-"""Interval at which the files of certificates are looked at."""
+"""Interval at which certificate files are checked for changes."""
 SHUTDOWN_S = 2.0
-"""Longest time that requests may take to end when the node closes."""
+"""Longest wait for requests to end when the node closes."""
 _GAUGES = {"connections", "connections_half_open"}
 
 
@@ -130,9 +131,10 @@ class HubListener(Part):
         self._asked.set()
 
     def linked(self, request: web.Request, end: End) -> contextlib.AbstractContextManager[None]:
-        """Return a context for the time of an open link, which ends it if its certificate is revoked.
+        """Return the context of an open link, which ends the link if its certificate is revoked.
 
-        The link no longer counts for its address, as a proxy's has those of a fleet: it has bounds of its own.
+        Inside it the link does not count towards the connections of its address, since a proxy's address has those of a
+        fleet. Links have their own bounds.
         """
         self.server.admitted(request.protocol)
         return contextlib.nullcontext() if self.certificates is None else self.certificates.opened(request, end)

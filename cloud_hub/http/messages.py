@@ -1,4 +1,4 @@
-"""``/v1/messages``: publish messages to edges, and read what became of them (docs/reference/api.md)."""
+"""``/v1/messages``: publish messages to edges, and read their outcomes (docs/reference/api.md)."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ async def members(
     limit: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Members:
-    """Return the edges of a group: those that it names, and those that have linked and match one of its patterns.
+    """Return the edges of a group by name: the named ones, and those that have linked and match a pattern.
 
-    An edge of a pattern whose lanes are all retired is left out.
+    An edge of a pattern is left out if all its lanes are retired.
 
     Args:
         states: states of all shards.
@@ -129,15 +129,15 @@ def _is_alive(state: ShardState, tenant: str, edge: str) -> bool:
 
 BODY_BYTES_MAX = 512 << 10
 UNDER_WAY_MAX, UNDER_WAY_OF_ONE_MAX = 2000, 500
-"""Maximum number of messages that wait for the store, for all requests together and for those of one token."""
+"""Maximum number of messages that are being stored, of all requests and of one token."""
 UNDER_WAY_BYTES_MAX, UNDER_WAY_BYTES_OF_ONE_MAX = 64 << 20, 16 << 20
-"""Maximum bytes of their payloads, once for each edge."""
+"""Maximum bytes of their payloads, counted once for each edge."""
 SHOWN_MAX = 1000
 """Maximum number of outcomes in an answer."""
 
 
 BURST_S = 10.0
-"""Seconds whose messages one tenant may publish at once."""
+"""Burst of a tenant, in seconds of its rate."""
 Elsewhere = Callable[[str], Callable[[int], str | None]]
 
 
@@ -184,7 +184,7 @@ class Messages:
         application.add_routes(routes(publish=self.post, messages=self.get))
 
     async def post(self, request: web.Request) -> web.Response:
-        """Publish a message to edges. Answered when it is durable."""
+        """Publish a message to edges. The answer is sent when it is durable."""
         tenant, identity = self._access.publisher(request)
         wanted, key = await _read(request), request.headers.get("Idempotency-Key", "")
         if len(key) > KEY_CHARACTERS_MAX or not (key.isascii() and key.isprintable()):

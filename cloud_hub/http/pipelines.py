@@ -1,8 +1,8 @@
-"""``/v1/pipelines``: queries of Spark tell the hub of themselves, and people see them beside their streams.
+"""``/v1/pipelines``: state reports of Spark queries, shown beside their streams.
 
-A report is what the query says, and nothing depends on it. The last one of each pipeline is an object of the store, so
-that any process answers, also after a restart and long after a query died; it is written about each half minute. In
-between, the process that got a report knows a newer one.
+Reports are not checked, and nothing depends on them. The last one of each pipeline is an object of the store, so that
+any process can answer, also after a restart and after the query has died. It is written every 30 s; the process that
+received a report has a newer one in between.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, Prec
 PIPELINES_MAX = 200
 """Maximum number of pipelines of a tenant that have a report."""
 WRITE_NS = 30 * 1_000_000_000
-"""Shortest time between two writes of a report whose state and error are as before."""
+"""Shortest time between two writes of a report with unchanged state and error."""
 READ_AGE_S = 5.0
-"""Maximum age of what other processes wrote."""
+"""Maximum age of reports to other processes."""
 FIGURES_AGE_S = 60.0
-"""The same for metrics, which are asked for all the time: reading a report costs a bucket money."""
+"""The same for metrics, which are scraped often: each report that is read is a request to the store."""
 FIGURES_READ_S = 2.0
-"""Longest time for which metrics wait for the store, whose trouble they tell of."""
+"""Longest time for which metrics wait for the store. They have to be available while it fails."""
 FIGURES_MAX = 500
 """Maximum number of pipelines with metrics, the first by tenant and name."""
 KNOWN_MAX = 4096
@@ -191,8 +191,8 @@ class PipelineRequests(Part):
             return None
 
     async def refresh(self) -> None:
-        """Gather the figures of all tenants' pipelines, as of a minute ago where another process got the report. While
-        the store does not answer, those that reported to this process are all."""
+        """Update the figures of all tenants' pipelines; those of reports to other processes are at most a minute old.
+        While the store does not answer, only pipelines that reported to this process are included."""
         async with self._lock(PIPELINES):
             if self._all is None or self._monotonic() - self._all.at >= FIGURES_AGE_S:
                 try:

@@ -1,5 +1,5 @@
-"""Requests about a process and the hub as a whole: its health, its metrics and status, the ways in for links and for
-edges without a token, troubles, the administration, what the API says of itself, and what a tenant uses."""
+"""Requests about a process and the hub as a whole: health, metrics, status, links, pairing, troubles, administration,
+the API's own document, and the use of tenants."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TroubleRequests:
     Args:
         summaries: of all shards.
         own: returns the process's own shards.
-        elsewhere: returns what other processes tell of their links.
+        elsewhere: returns the links that other processes report.
         tenants: those with links to this process.
     """
 
@@ -103,11 +103,11 @@ class TroubleRequests:
 
 
 STORE_SILENCE_S = 15.0
-"""Time for which the store owes a shard an answer before the shard makes the node not ready. One slow response or one
-retry does not count, and a load balancer detects an outage before edges fill their windows."""
+"""Time without an answer of the store to a shard after which the node is not ready. It is longer than a slow response
+or a retry, and short enough that a load balancer reacts before edges fill their windows."""
 LOOK_AGE_S, LOOK_S_MAX = 1.0, 2.0
-"""Age of a look at a bucket with which a probe is content, so that probes cost at most one request a second; and the
-longest time that a probe waits for one."""
+"""Maximum age of the result of a store check that a probe uses, so that probes cost at most one request a second; and
+the longest wait of a probe for a check."""
 
 
 class Health:
@@ -135,10 +135,10 @@ class Health:
         return reasons
 
     async def unready(self) -> list[str]:
-        """Look at the store, and return the reasons why the node accepts no links and answers no readers; empty if it
+        """Check the store, and return the reasons why the node accepts no links and answers no readers; empty if it
         does.
 
-        One working shard is enough: a failing shard affects only its own edges, and fails on every node.
+        One working shard suffices: a failing shard affects only its own edges, and fails on every node.
         """
         await self._store.look(LOOK_AGE_S, LOOK_S_MAX)
         reasons, own = [], self._shards.own
@@ -163,7 +163,7 @@ class ProcessRequests:
     """Requests about the process itself, and the way in for links.
 
     Args:
-        status: returns the process, its shards and its links.
+        status: returns the answer of ``GET /v1/status``.
         link: runs a link until it ends.
     """
 
@@ -203,13 +203,13 @@ class ProcessRequests:
 # ``/v1/pair``: an edge gives its token a secret, by a code that ends soon and works once (docs/reference/api.md).
 
 WRONG_BURST = 10
-"""Wrong codes that one address may send at once."""
+"""Burst of wrong codes of one address."""
 WRONG_PER_S = 0.1
 ALL_WRONG_BURST, ALL_WRONG_PER_S = 1000, 10.0
-"""The same of all addresses together: an attacker may have many."""
+"""Burst and rate of wrong codes of all addresses together: an attacker may have many."""
 FLOOD_S = 60.0
-"""Time after a wrong code for which the bound of all addresses holds for its address. It holds for no others: an edge
-with the right code pairs while strangers guess."""
+"""Time after a wrong code during which the common bound applies to its address. It applies to no others, so that an
+edge with the right code can pair while strangers guess."""
 _EVERYBODY = Owner(OwnerKind.ADDRESS, "")
 _WRONG = "this code is not valid here"
 _ADVICE = (
@@ -222,7 +222,7 @@ class PairRequests:
     """Handler of the requests. Who asks has no token yet, so that an answer to a wrong code tells nothing.
 
     Args:
-        credentials: the tokens that this process knows: a code that none of them has costs no read of the store.
+        credentials: the tokens that this process knows. A code that none of them has costs no read of the store.
         now: nanoseconds since 1970.
         monotonic: seconds.
     """
@@ -241,7 +241,7 @@ class PairRequests:
         application.router.add_post(PAIR_PATH, self.post)
 
     async def post(self, request: web.Request) -> web.Response:
-        """Give a token its secret. Answered when that is durable."""
+        """Set the secret of a token. The answer is sent when it is durable."""
         if "Origin" in request.headers:
             # Only browsers send it, and no page has a reason to try codes with the addresses of its readers.
             raise ApiError(403, "pairing is not for browsers", "use `weft edge pair`")
@@ -427,7 +427,7 @@ class UsageRequests:
         application.add_routes(routes(usage=bounded(self.get_usage)))
 
     async def get_usage(self, request: web.Request) -> LongAnswer:
-        """Return what a tenant uses: numbers of all shards, and what came to this process."""
+        """Return the use of a tenant: numbers of all shards, and what this process has received."""
         tenant, is_readable = self._access.streams(request)
         query = asked(request, PageQuery)
         shards = await self._summaries.every()

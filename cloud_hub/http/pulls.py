@@ -1,4 +1,4 @@
-"""``/v1/pulls``: ask edges for windows of records, and see what became of it (docs/reference/api.md)."""
+"""``/v1/pulls``: request windows of records from edges, and read the outcomes (docs/reference/api.md)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PullRequests:
         application.add_routes(routes(pull=self.post, pulls=self.get, cancel_pull=self.delete))
 
     async def post(self, request: web.Request) -> web.Response:
-        """Ask an edge for a window. Answered when the request is durable."""
+        """Request a window of records from an edge. The answer is sent when the request is durable."""
         tenant, identity = self._access.puller(request)
         wanted = await _read(request)
         self._access.check(identity, Right.PULL, wanted.stream)

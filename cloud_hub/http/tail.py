@@ -1,6 +1,7 @@
 """``GET /v1/streams/{stream}/tail``: new records of a stream as they are committed, until the reader leaves.
 
-Every event has the position behind it. A reader that begins again with it gets each record once, whatever ended.
+Every event has the position after it. A reader that continues from the position gets each record once, whatever ended
+the connection.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ WRITE_S = 10.0
 """Longest time that a reader may take to read an event: slower ones are disconnected, and continue from their
 position."""
 CLIENT_BYTES_MAX = 1024
-"""Longest message of a client, which has nothing to say."""
+"""Longest message of a client. Clients have nothing to send."""
 HEARTBEAT_S = 30.0
 
 
@@ -54,7 +55,7 @@ class TailWriter(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Return whether the reader is there."""
+        """Return whether the reader is connected."""
         ...
 
     async def begin(self, request: web.Request) -> web.StreamResponse:
@@ -62,17 +63,17 @@ class TailWriter(Protocol):
         ...
 
     def framed(self, event: list[Part], position: str) -> list[Part]:
-        """Return what is sent for an event."""
+        """Return the bytes of an event."""
         ...
 
     async def write(self, piece: bytes) -> None:
-        """Write a piece of what is sent for an event."""
+        """Write a piece of an event."""
 
     async def finish(self) -> None:
         """End an event of which pieces were written."""
 
     async def idle(self) -> None:
-        """Show the reader, and proxies between, that the connection is alive."""
+        """Send a sign of life to the reader and to proxies in between."""
 
     async def end(self, event: dict[str, Any] | None) -> None:
         """End, with the reason as the last event."""
@@ -139,7 +140,7 @@ class SocketMessages:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the connection is open: a client that says something other than that it leaves is ended."""
+        """Return whether the connection is open. A client that sends anything but a close is disconnected."""
         is_read = self._reading is not None and not self._reading.done()
         return is_read and not self._socket.closed and not self._is_ending
 
@@ -201,29 +202,29 @@ class SocketMessages:
 
 RECORDS_AT_ONCE = 200
 BYTES_AT_ONCE = 1 << 20
-"""Records and bytes of payload of one event; one record more may go beyond."""
+"""Maximum bytes of payload of one event. One record may exceed it."""
 BYTES_OF_ALL = 64 << 20
-"""Bytes of payload of an event for each tail together: with many, an event has fewer."""
+"""Maximum bytes of payload in the events of all tails together. With many tails, an event has fewer."""
 BYTES_AT_ONCE_MIN = 32 << 10
 LOOK_AGE_S = 0.1
 """Maximum age of a look at a stream that another tail made."""
 READ_AGE_S = 2.0
-"""Time for which a read is kept for tails that come to the same place."""
+"""Time for which a read is cached for tails that reach the same place."""
 READS_MAX = 16
-"""Maximum number of reads that are kept; the oldest goes first."""
+"""Maximum number of cached reads; the oldest is dropped first."""
 READS_BYTES_MAX = 32 << 20
-"""Bytes of the reads that are kept beside the newest one."""
+"""Maximum bytes of cached reads in addition to the newest."""
 SEARCH_S = 0.2
-"""Processor time in a second of the reads that no tail of a token has shared with another: those that begin anywhere,
-and pass over what their filters leave out."""
+"""Processor time a second for the reads of a token's tails that no other tail shares, such as those from an old
+position."""
 SEARCH_AT_ONCE_S = 1.0
-"""The same at once, of a token that searched nothing for a while."""
+"""Burst of the same, after a pause."""
 SEARCH_OF_TENANT = 2
 """Shares of a token that one tenant has."""
 CHUNK_S = 0.0005
 """Processor time of the loop for each chunk of a read, and for the read itself."""
 READS_AT_ONCE = 4
-"""Reads of one token that wait for their time; further ones wait for these."""
+"""Maximum number of reads of one token that wait for processor time at once."""
 SEARCH_BOUND = "reads of tails"
 TEXT_SLICE = 32 << 10
 """Characters of a text that are encoded in one step: the encoder leaves no time to other threads meanwhile."""
@@ -232,7 +233,7 @@ T = TypeVar("T")
 
 
 class TailRecord(NamedTuple):
-    """A record, encoded once for all tails that take it."""
+    """A record, encoded once for all tails that send it."""
 
     edge: str
     key: str
@@ -266,10 +267,10 @@ class SharedRead(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A place from which a tail reads on.
+    """A place from which a tail continues.
 
-    Reads are named by it alone: who comes to it gets the same records and continues at the same place, so readers that
-    begin anywhere soon share one. Each filters what was read.
+    A read depends on its place alone: every tail there gets the same records and continues at the same place, so tails
+    soon share reads. Each tail filters the records.
     """
 
     stream: StreamKey
@@ -338,7 +339,7 @@ class TailReads:
         Raises as ``RecordReader.read``.
 
         Args:
-            reader: who pays for the read if it is the first.
+            reader: the owner charged for the read if no other tail has made it.
         """
 
         async def read() -> SharedRead:
@@ -406,9 +407,9 @@ def _encoded(records: list[FoundRecord]) -> list[TailRecord]:
 
 LOOK_INTERVAL_S = 0.5
 LOOK_SHARE = 0.002
-"""Most of the process's time that looks for one reader take: a hub with many shards is looked at less often."""
+"""Maximum share of the process's time for the looks of one reader. With many shards, looks are less frequent."""
 BEAT_S = 15.0
-"""Longest time without a word to the reader: the position, if it has moved."""
+"""Longest time without an event to the reader, which gets the position if it has moved."""
 TAILS_MAX = 2048
 
 
@@ -451,7 +452,7 @@ class TailRequest(NamedTuple):
 
 
 class Ending:
-    """The end of the process, which ends all that tails wait for."""
+    """The stop of the process, which ends all waits of tails."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -506,7 +507,7 @@ class StreamTails:
         self._ending.set()
 
     async def get(self, request: web.Request) -> web.StreamResponse:
-        """Send events until the reader leaves, its token ends, or the process stops."""
+        """Send events until the reader disconnects, its token ends, or the process stops."""
         tenant, stream = key = self._access.stream(request)
         wanted = TailRequest.of(request)
         is_socket = request.headers.get("Upgrade", "").lower() == "websocket"

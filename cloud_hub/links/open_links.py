@@ -1,4 +1,4 @@
-"""The links of one hub process: their maximum for each token and in all, and their end when their token is revoked."""
+"""The links of one hub process: bounds for each token and in total, and their end when a token is revoked."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from weft.storage.presence import NodeEntry
 _logger = logging.getLogger(__name__)
 
 MOVES_PER_S = 100
-"""Maximum number of edges that are sent on in a second: each connects again and opens its lanes elsewhere."""
+"""Maximum number of edges that are redirected a second: each connects again and opens its lanes elsewhere."""
 LOOKED_AT_ONCE = 256
-"""Number of links that are looked at without a pause."""
+"""Number of links that are checked before other tasks have a turn."""
 SEND_ON_INTERVAL_S = 5.0
 LOOK_INTERVAL_S = 2.0
 """Interval at which open links are checked against tokens that changed in a file or came to their end."""
@@ -52,7 +52,8 @@ TOTAL = "limits.links"
 REGION_LINKS_MAX = 256
 """Links of one token of a region, at least: it has one for each of its shards."""
 ENDING_MAX = 16
-"""Links of one tenant that may be ending for others' sake: the hub has as many beyond its limit, for seconds."""
+"""Maximum number of links of one tenant that are being closed for others. The hub exceeds its limit by as many, for
+seconds."""
 RELEASE_CHARACTERS_MAX = 64
 LEFT_KEPT_MAX = 20_000
 """Maximum number of disconnected edges that a process remembers; the longest disconnected one is dropped first."""
@@ -131,7 +132,7 @@ class OpenLinks(Part):
         return {name: link.since for name, link in self.by_edge().items()}
 
     def reports(self) -> dict[NodeName, EdgeReport]:
-        """Return what edges have said of themselves: those that are linked to this process, and those that were."""
+        """Return the reports of edges that are or were linked to this process."""
         found = {name: left.report for name, left in self._left.items() if left.report is not None}
         for link in self._since:
             if link.last_report is not None and (hello := link.hello) is not None:
@@ -213,7 +214,7 @@ class OpenLinks(Part):
                 self._left.popitem(last=False)
 
     def start(self) -> None:
-        """Begin to send edges on, and to check whether tokens are still in force."""
+        """Begin to redirect edges, and to check whether tokens are still in force."""
         self._tasks = [
             asyncio.create_task(self._send_on(), name="send-on"),
             asyncio.create_task(self._look(), name="open-links"),
@@ -228,7 +229,7 @@ class OpenLinks(Part):
             self._tasks = []
 
     def end_all(self) -> None:
-        """End what is left once the shards have closed: links whose edges have opened no lane in them."""
+        """End the links that remain after the shards have closed: those without an open lane."""
         for link in self._since:
             if not link.is_over:
                 advice = "connect to another node, or try again"
@@ -251,7 +252,7 @@ class OpenLinks(Part):
                 _logger.exception("links of revoked tokens could not be ended")
 
     async def send_on(self, within_s: float | None = None) -> None:
-        """Send the edges of shards that others own by now to these, some at a time.
+        """Redirect the edges of shards that other processes now own, at most ``MOVES_PER_S``.
 
         Args:
             within_s: time for all of them; None for as long as it takes.
@@ -327,11 +328,11 @@ async def note_refused(
 WRITE_S = 10.0
 """Shortest time between two writes."""
 REWRITE_LOOKS = 30
-"""Number of looks after which it is written though nothing changed: an object that was removed comes again."""
+"""Number of looks after which the object is written unchanged, in case it was deleted."""
 REPORT_LOOKS = 6
 """Number of looks between two writes for reports alone: those of a large fleet change all the time."""
 CLEAN_LOOKS = 360
-"""Number of looks between two removals of objects that processes which were killed have left."""
+"""Number of looks between two deletions of objects of killed processes."""
 READ_AGE_S = 5.0
 """Maximum age of what a request gets."""
 EDGES_MAX = 65_536
@@ -347,7 +348,7 @@ _LOG = re.compile("[0-9a-f]{16}").fullmatch
 
 
 class LostLane(msgspec.Struct, frozen=True, array_like=True):
-    """Acknowledged records of a lane that the hub lacks, as the edge said when it linked."""
+    """Acknowledged records of a lane that the hub lacks, as the edge reported when it linked."""
 
     stream: str
     log: str
@@ -375,14 +376,14 @@ Published = dict[NodeName, LinkedEdge]
 
 
 class LinkedEdges(Part):
-    """The linked edges of the other processes, for one that tells them of its own.
+    """Exchange of linked edges between processes: this one writes its own, and reads those of others.
 
     Args:
         node_id: name of its object, that of its entry in ``nodes/``.
-        own: its linked edges at present.
-        lost: the lost records that it knows of, as ``lost_views`` has them.
-        others: entries of the other processes that are there.
-        reports: what edges have said to it of themselves.
+        own: returns its linked edges.
+        lost: returns the lost records that it knows of, as ``lost_views``.
+        others: returns the entries of the other processes.
+        reports: returns the reports of edges to it.
         monotonic: seconds.
     """
 
@@ -470,7 +471,7 @@ class LinkedEdges(Part):
             await asyncio.sleep(WRITE_S)
 
     async def look(self) -> None:
-        """Write the object if the edges changed, or another process has come.
+        """Write the object if the edges changed, or a process has joined.
 
         Raises:
             StoreError: the store did not answer.
