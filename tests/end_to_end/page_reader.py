@@ -105,7 +105,7 @@ def _open_quote(text: str) -> bool:
 HERE = Path(__file__).parent
 WAIT_S = 240.0
 STOP_S = 40.0
-PORTS = (1883, 5672, 8080, 8081, 8090)
+PORTS = (1883, 4840, 5672, 8080, 8081, 8090)
 ENDED_WELL = frozenset({0, 130})
 """Exit statuses of what Ctrl-C ends."""
 QUICK_HUB = ("tables: {interval: 1s}\n", "mark_interval: 1s\n", "processes: 1\n")

@@ -223,6 +223,20 @@ RULES = {
         says=(r"sent=[1-9]", '"weft.position"', "good: every record is in the log once"),
     ),
     "plant-engineer.md": Rule(says=("edge.yaml is good", "m1 +21.5", "m2 +19.0", "plant/press/m1/temperatur 22.0")),
+    "press.md": Rule(
+        needs=("asyncua",),
+        programs=("curl",),
+        says=(
+            "edge.yaml is good",
+            "nsu=urn:example:press;s=Force",
+            r"press/Press/Temperature\s+2\d\.",
+            r"press\s+connected",
+            r'press/Press/Force .*"value":',
+            r'"field":"value","value":',
+            r'"outcome":"written","value":80',
+            r'"outcome":"refused","reason":"expected a number from 0.0 to 120.0',
+        ),
+    ),
     "data-engineer.md": Rule(
         says=(
             r"'machine': 'm2', 'payload': '\{\"temperature\": 19.0\}'",

@@ -30,6 +30,7 @@ SECTIONS = (
             "docs/tutorial/plant-engineer",
             "docs/tutorial/data-engineer",
             "docs/tutorial/operator",
+            "docs/tutorial/press",
             "docs/tutorial/machine-hours",
             "docs/concepts",
             "docs/how-to/install",
