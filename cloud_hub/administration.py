@@ -1,4 +1,4 @@
-"""Administration of a hub: operations on the hub as a whole, on the store that its processes share.
+"""Administration of a hub: operations on what all of its processes share, by their store.
 
 Each method has the name, the parameters and the answer of its operation (``weft.hub_api.operations``). A running hub
 serves the methods by HTTP. Commands call them on the store that a configuration names, whether a hub runs or not.
@@ -34,6 +34,7 @@ from weft.cloud_hub.facts.fact import (
     parse_stream_name,
 )
 from weft.cloud_hub.facts.hub import DeclaredRegions, Drained, drain, pause_region, undo_drain
+from weft.cloud_hub.facts.streams import remove_schema, schema_answer, schema_views, set_schema
 from weft.cloud_hub.facts.tenants import Quotas, TenantDocument, remove_tenant, set_tenant, tenant_of_token
 from weft.cloud_hub.facts.tokens import (
     Secret,
@@ -59,8 +60,11 @@ from weft.hub_api.answers import (
     ImportedTokensAnswer,
     PairingAnswer,
     QuotasAnswer,
+    RemovedSchemaAnswer,
     RemovedTenantAnswer,
     RemovedTokenAnswer,
+    SchemaAnswer,
+    SchemasAnswer,
     SecretAnswer,
     TenantAnswer,
     TenantsAnswer,
@@ -70,6 +74,7 @@ from weft.hub_api.answers import (
     moment_of,
 )
 from weft.hub_api.bodies import (
+    DeclaredSchema,
     Drain,
     NewToken,
     PairingOfToken,
@@ -100,7 +105,7 @@ from weft.storage.cluster import Cluster, ClusterUnusable, read_cluster
 from weft.storage.cluster_log import Author, Change, ChangeRefused, ClusterLog, ClusterState, Contended
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.presence import running
-from weft.storage.table.schemas import STREAM
+from weft.storage.table.schemas import SCHEMA, STREAM, UnreadableSchema, decode_schema, encode_schema
 
 READ_AGE_S = 5.0
 """Maximum age of the entries that answers about processes and regions use: requests within this time share one read."""
@@ -302,6 +307,45 @@ class Administration:
         # It reads the document of each token: tens of milliseconds for the largest fleet.
         return await asyncio.to_thread(_tenants, state, names, self._cluster.now().tree.apart)
 
+    # -- schemas of streams
+
+    async def schema(self, *, stream: str, tenant: str = ALWAYS_THERE, version: int | None = None) -> SchemaAnswer:
+        """Return the schema of a stream that is in force, or a version of it, also a withdrawn one."""
+        if version is None:
+            return _schema(self._known(), tenant, stream)
+        async with _readable(), self._acts_turns:
+            entry = await self._log.entry(version)
+        name = f"{tenant}/{stream}"
+        if entry is None or (entry.kind, entry.name) != (SCHEMA, name) or entry.document is None:
+            raise ApiError(
+                404,
+                f"entry {version} of the cluster log is not a schema of stream {name}",
+                "GET without version= has the newest",
+            )
+        return schema_answer(entry.name, version, entry.document, entry)
+
+    async def set_schema(
+        self, author: Author, wanted: DeclaredSchema, *, stream: str, tenant: str = ALWAYS_THERE
+    ) -> SchemaAnswer:
+        """Declare the schema of a stream, or another version of it."""
+        try:
+            decode_schema(encode_schema(wanted.schema), 0)
+            decision = set_schema((tenant, stream), wanted.schema, wanted.compatibility)
+        except (UnreadableSchema, CannotDeclare) as error:
+            raise ApiError(400, f"schema: {error}", NOTHING) from None
+        return _schema(await self._declare(decision, by=author), tenant, stream)
+
+    async def remove_schema(self, author: Author, *, stream: str, tenant: str = ALWAYS_THERE) -> RemovedSchemaAnswer:
+        """Withdraw the schema of a stream."""
+        await self._declare(remove_schema((tenant, stream)), by=author)
+        return RemovedSchemaAnswer(tenant=tenant, stream=stream)
+
+    async def schemas(self, *, after: str = "", limit: int = PAGE_DEFAULT) -> SchemasAnswer:
+        """Return the schemas in force, of all tenants."""
+        state = self._known()
+        page, more = _page(sorted(state.facts(SCHEMA)), after, limit)
+        return SchemasAnswer(schemas=await asyncio.to_thread(schema_views, state, page), next_after=more)
+
     # -- processes and shards
 
     async def nodes(self) -> NodesAnswer:
@@ -488,6 +532,15 @@ def _tenants(state: ClusterState, names: Sequence[str], apart: Mapping[str, int]
             )
         )
     return found
+
+
+def _schema(state: ClusterState, tenant: str, stream: str) -> SchemaAnswer:
+    """Return the schema of a stream that is in force."""
+    name = f"{tenant}/{stream}"
+    if (fact := state.facts(SCHEMA).get(name)) is None:
+        there = listed(each for each in state.facts(SCHEMA) if parse_stream_name(each)[0] == tenant)
+        raise ApiError(404, f"stream {name} has no schema; streams with one: {there}", "PUT declares one")
+    return schema_answer(name, fact.version, fact.document, fact)
 
 
 def quotas_answer(quotas: Quotas) -> QuotasAnswer:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from weft.config.payload_schema.model import Compatibility, PayloadSchema
 from weft.config.units import parse_duration_ns
 
 # Types that several answers of the API have in common.
@@ -562,6 +563,58 @@ class RemovedTenantAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant that was withdrawn. Its records, streams and tables stay."""
 
     tenant: str
+
+
+class SchemaAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of the declared schema of a stream's payloads."""
+
+    tenant: str
+    stream: str
+    version: Count
+    """Number of the entry of the cluster log that declared it; rows have it in the column `_schema`."""
+    before: Count | None
+    """The version before; null for the first."""
+    compatibility: Compatibility
+    """Rule that the next version has to keep."""
+    schema: PayloadSchema
+    changed: Moment
+    by: str
+    reason: str
+
+
+class SchemaOfStream(msgspec.Struct, frozen=True, kw_only=True):
+    """A declared schema in a list."""
+
+    tenant: str
+    stream: str
+    version: Count
+    """Number of the entry of the cluster log that declared it."""
+    format: str | None
+    """Null, as other fields, if the release cannot read it: see `unusable`."""
+    fields: Count | None
+    """Number of its fields."""
+    compatibility: Compatibility | None
+    personal: list[str] | None
+    """Fields with personal data."""
+    changed: Moment
+    by: str
+    reason: str
+    unusable: str | None
+    """Reason why the release cannot read it; null if it can."""
+
+
+class SchemasAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The declared schemas, by tenant and stream."""
+
+    schemas: list[SchemaOfStream]
+    next_after: NextAfter
+
+
+class RemovedSchemaAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A schema that was withdrawn. The table keeps its columns; they are null in later rows."""
+
+    tenant: str
+    stream: str
 
 
 class TokenOfStore(msgspec.Struct, frozen=True, kw_only=True):

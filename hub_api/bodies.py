@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from weft.config.limits import FACT_NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX
+from weft.config.payload_schema.model import Compatibility, PayloadSchema
 from weft.hub_api.answers import ApiError
 from weft.hub_api.rights import GRANT_CHARACTERS_MAX, GRANTS_MAX, TOKEN_NAME_CHARACTERS_MAX, Scope
 from weft.protocols.lane import NAME_CHARACTERS_MAX
@@ -119,6 +120,16 @@ class Split(msgspec.Struct, forbid_unknown_fields=True):
     shard: Annotated[int, Meta(ge=0, le=SHARDS_MAX - 1)]
     force: bool = False
     """Do it though all its edges would be in one of the two."""
+    reason: Reason = ""
+    """For the record of administrative acts."""
+
+
+class DeclaredSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request: the schema of a stream's payloads, or another version of it."""
+
+    schema: PayloadSchema
+    compatibility: Compatibility | None = None
+    """Rule between this version and the one before, and between it and the next; null for the rule in force."""
     reason: Reason = ""
     """For the record of administrative acts."""
 

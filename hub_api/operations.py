@@ -33,10 +33,13 @@ from weft.hub_api.answers import (
     PullAnswer,
     PullsAnswer,
     RecordsAnswer,
+    RemovedSchemaAnswer,
     RemovedTenantAnswer,
     RemovedTokenAnswer,
     ReportedAnswer,
     RowsAnswer,
+    SchemaAnswer,
+    SchemasAnswer,
     SecretAnswer,
     SeriesAnswer,
     StreamAnswer,
@@ -52,6 +55,7 @@ from weft.hub_api.answers import (
 )
 from weft.hub_api.bodies import (
     KEY_CHARACTERS_MAX,
+    DeclaredSchema,
     Drain,
     MessageRequest,
     NewToken,
@@ -100,8 +104,8 @@ JSON_ROWS_MAX = 1000
 NUMBER_MAX = (1 << 63) - 1
 """Highest offset, sequence number and number of a chunk."""
 
-BODY_BYTES_MAX, IMPORT_BYTES_MAX = 16 << 10, 512 << 10
-"""Longest body of an operation on the hub as a whole, and that of an import of tokens."""
+BODY_BYTES_MAX, SCHEMA_BYTES_MAX, IMPORT_BYTES_MAX = 16 << 10, 256 << 10, 512 << 10
+"""Longest body of an operation of the administration, that of a schema, and that of an import of tokens."""
 
 DIGITS_MAX = 20
 """Longest number in a request. Python refuses numbers of some thousand digits with an error of its own."""
@@ -204,14 +208,14 @@ class Operation(NamedTuple):
     body: Any = None
     """Type of the request's JSON document; None without one."""
     body_bytes_max: int = BODY_BYTES_MAX
-    """Longest body that an operation on the hub as a whole takes."""
+    """Longest body that an operation of the administration takes."""
     content_type: str = "application/json"
     headers: Mapping[str, str] = {}
     """Header of the answer -> meaning. Its value is a whole number."""
     status: int = 200
     """Status of the answer."""
     right: Right | None = None
-    """Right over the hub as a whole that it needs; None where the handler looks at a tenant, or at one's own."""
+    """Right that an operation of the administration needs: over the hub as a whole, or over the stream in its path."""
     command: str = ""
     """Command that does the same."""
     as_json: Any = None
@@ -758,6 +762,55 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=frozenset({400, 401, 403, 421, 503}),
         right=Right.TENANTS,
         command="weft hub tenant list",
+    ),
+    Operation(
+        "schema",
+        "get",
+        f"{_PATH}/schema",
+        "Return a version of the declared schema of a stream's payloads, the newest one by default.",
+        SchemaAnswer,
+        parameters=(STREAM, TENANT, Parameter("version", _Number, "Version, also one that was replaced or withdrawn.")),
+        errors=_OF_MESSAGES,
+        right=Right.READ,
+        command="weft hub schema get",
+    ),
+    Operation(
+        "set_schema",
+        "put",
+        f"{_PATH}/schema",
+        "Declare the schema of a stream's payloads, or another version of it.",
+        SchemaAnswer,
+        (Scope.GRANTED,),
+        parameters=(STREAM, TENANT),
+        errors=_OF_CHANGES,
+        body=DeclaredSchema,
+        body_bytes_max=SCHEMA_BYTES_MAX,
+        right=Right.DECLARE,
+        command="weft hub schema set",
+    ),
+    Operation(
+        "remove_schema",
+        "delete",
+        f"{_PATH}/schema",
+        "Withdraw the schema of a stream. Its table keeps its columns; they are null in later rows.",
+        RemovedSchemaAnswer,
+        (Scope.GRANTED,),
+        parameters=(STREAM, TENANT, _REASON),
+        errors=frozenset({400, 401, 403, 409, 421, 503}),
+        right=Right.DECLARE,
+        command="weft hub schema remove",
+    ),
+    Operation(
+        "schemas",
+        "get",
+        "/v1/schemas",
+        "Return the declared schemas of all tenants, without their fields, by tenant and stream.",
+        SchemasAnswer,
+        (Scope.ADMIN,),
+        parameters=(_after(), _limit("schemas")),
+        errors=frozenset({400, 401, 403, 421, 503}),
+        right=Right.STATUS,
+        command="weft hub schema list",
     ),
     Operation(
         "tokens",

@@ -39,6 +39,8 @@ class Right(StrEnum):
     """Relay streams as another region: lanes of any edge of the tenant, under their own names."""
     REPORT = "report"
     """Report the state of pipelines of Spark, and forget them. No scope has it."""
+    DECLARE = "declare"
+    """Declare and withdraw what makes the columns of streams' tables: schemas. No scope has it."""
     TENANTS = "tenants"
     """See, declare and withdraw all tenants, and set their quotas. No scope has it: it is granted by its name."""
     NODES = "nodes"
@@ -55,6 +57,7 @@ CONCERNS: Mapping[Right, str] = {
     Right.PULL: "stream",
     Right.RELAY: "stream",
     Right.REPORT: "pipeline",
+    Right.DECLARE: "stream",
 }
 """Right -> the kind of name that its pattern is of. The others have no pattern."""
 _OF_SCOPES: Mapping[str, tuple[str, ...]] = {
@@ -71,7 +74,7 @@ _OF_OPERATORS = (*_OF_VIEWERS, "publish", "pull", "status", "metrics", "acts", "
 ROLES: Mapping[str, tuple[str, ...]] = {
     "viewer": _OF_VIEWERS,
     "operator": _OF_OPERATORS,
-    "administrator": (*_OF_OPERATORS, "tenants", "nodes", "tokens"),
+    "administrator": (*_OF_OPERATORS, "declare", "tenants", "nodes", "tokens"),
 }
 """Name of a role -> its grants, for people who make tokens: a token has the grants themselves, of its tenant."""
 

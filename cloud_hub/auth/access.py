@@ -44,6 +44,7 @@ _ADVICE = {
     Right.ACTS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant acts",
     Right.TENANTS: "use a token with the grant tenants, or `weft hub tenant set`",
     Right.REPORT: "use a token with the grant report (`weft hub token add NAME --grant report`)",
+    Right.DECLARE: "use a token with a grant declare:STREAM (`weft hub token add NAME --grant declare:STREAM`)",
     Right.NODES: "use a token with the grant nodes, or `weft hub drain` and `weft hub split` with the configuration",
     Right.TOKENS: "use a token with the grant tokens, or `weft hub token` with the configuration",
 }
@@ -172,15 +173,15 @@ class Access:
         except NoEdge as error:
             raise ApiError(403, str(error), "give the edge a certificate of its own, or a token") from None
 
-    def stream(self, request: web.Request) -> StreamKey:
-        """Return the tenant and the stream that a request of a reader is for.
+    def stream(self, request: web.Request, right: Right = Right.READ) -> StreamKey:
+        """Return the tenant and the stream that a request with a right is for.
 
         Raises:
             ApiError: 400, 401, 403, 421.
         """
-        tenant, identity = self._permitted(request, Right.READ)
+        tenant, identity = self._permitted(request, right)
         stream = request.match_info["stream"]
-        self.check(identity, Right.READ, stream)
+        self.check(identity, right, stream)
         return tenant, stream
 
     def streams(self, request: web.Request) -> tuple[str, Callable[[str], bool]]:

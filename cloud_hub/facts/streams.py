@@ -22,19 +22,21 @@ from weft.cloud_hub.facts.fact import (
     stream_name,
 )
 from weft.cloud_hub.facts.tenants import check_tenant
-from weft.config.payload_schema.documents import Compatibility, incompatible
-from weft.config.payload_schema.model import PayloadSchema, QualityRules
+from weft.config.payload_schema.documents import incompatible
+from weft.config.payload_schema.model import Compatibility, PayloadSchema, QualityRules
+from weft.hub_api.answers import ApiError, SchemaAnswer, SchemaOfStream, moment_of
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage.chunk_log import first_logs, load_every_shard
 from weft.storage.cluster import Cluster
-from weft.storage.cluster_log import DOCUMENT_BYTES_MAX, Change, ClusterState
+from weft.storage.cluster_log import DOCUMENT_BYTES_MAX, Change, ClusterState, Declaration, Fact
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.schemas import (
     OWN_KEYS,
     QUALITY,
     SCHEMA,
     STREAM,
+    Schemas,
     StreamDocument,
     UnreadableSchema,
     decode_schema,
@@ -281,6 +283,55 @@ def remove_schema(key: StreamKey) -> Decision:
         return Change(SCHEMA, name, None)
 
     return decide
+
+
+def schema_answer(name: str, version: int, document: bytes, declared: Fact | Declaration) -> SchemaAnswer:
+    """Return a version of a schema as the API has it.
+
+    Raises:
+        ApiError: 503: this release cannot read it.
+    """
+    tenant, stream = parse_stream_name(name)
+    try:
+        found = decode_schema(document, version)
+    except UnreadableSchema as error:
+        why = f"this release cannot read version {version} of the schema of stream {name}: {error}"
+        raise ApiError(503, why, "ask a hub process of that release") from None
+    return SchemaAnswer(
+        tenant=tenant,
+        stream=stream,
+        version=version,
+        before=found.before or None,
+        compatibility=found.compatibility,
+        schema=found.schema,
+        changed=moment_of(declared.at),
+        by=declared.by,
+        reason=declared.reason,
+    )
+
+
+def schema_views(state: ClusterState, names: Sequence[str]) -> list[SchemaOfStream]:
+    """Return the schemas in force of some streams, as lists of the API have them."""
+    known, found = Schemas.of_state(state), []
+    for name in names:
+        key, fact = parse_stream_name(name), state.facts(SCHEMA)[name]
+        one = known.of(key)
+        found.append(
+            SchemaOfStream(
+                tenant=key[0],
+                stream=key[1],
+                version=fact.version,
+                format=one.schema.format if one else None,
+                fields=len(one.schema.fields) if one else None,
+                compatibility=one.compatibility if one else None,
+                personal=[field for field, each in one.schema.fields.items() if each.personal] if one else None,
+                changed=moment_of(fact.at),
+                by=fact.by,
+                reason=fact.reason,
+                unusable=known.unusable.get(name),
+            )
+        )
+    return found
 
 
 class DeclaredTables:

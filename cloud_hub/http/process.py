@@ -35,7 +35,7 @@ from weft.config.units import approximate_duration
 from weft.hub_api.answers import ApiError, ReceivedAnswer, StreamUseAnswer, UsageAnswer, WhoAmI, moment, moment_of
 from weft.hub_api.document import document
 from weft.hub_api.operations import OPERATIONS, Operation
-from weft.hub_api.rights import Right
+from weft.hub_api.rights import CONCERNS, Right
 from weft.hub_api.status import StatusAnswer, TroublesAnswer
 from weft.network.http_server import Handler
 from weft.protocols.errors import CodecError
@@ -316,10 +316,14 @@ class AdministrationRequests:
 
     def _handler(self, operation: Operation) -> Handler:
         right = operation.right
-        assert right is not None, f"{operation.name} is not an operation on the hub as a whole"
+        assert right is not None, f"{operation.name} is not an operation of the administration"
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            self._orders.access.operate(request, right)
+            texts = {**request.query, **request.match_info}
+            if right in CONCERNS:
+                texts["tenant"], _ = self._orders.access.stream(request, right)
+            else:
+                self._orders.access.operate(request, right)
             body = None
             if operation.body is not None:
                 body = await self._orders.body(request, right, operation.body_bytes_max)
@@ -329,7 +333,7 @@ class AdministrationRequests:
                 raise ApiError(403, error, f"use `{operation.command}`")
             answer = await self._administration.perform(
                 operation,
-                {**request.query, **request.match_info},
+                texts,
                 body,
                 lambda reason: self._orders.author(request, right, reason, instead=operation.command),
             )

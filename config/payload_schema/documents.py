@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
@@ -26,6 +26,7 @@ from weft.config.payload_schema.languages import (
 )
 from weft.config.payload_schema.model import (
     FIELDS_MAX,
+    Compatibility,
     FieldType,
     PayloadSchema,
     SchemaField,
@@ -350,7 +351,6 @@ def _time_of(text: str) -> datetime | None:
 # The rule belongs to the stream and not to the text of the schema: a version could relax the rule by which it is
 # judged.
 
-Compatibility = Literal["none", "backward", "forward", "full"]
 RULES: tuple[Compatibility, ...] = ("none", "backward", "forward", "full")
 INT_DIGITS = 19
 """Digits of the largest whole number of 64 bits."""

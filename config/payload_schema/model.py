@@ -126,6 +126,8 @@ PAYLOAD = "payload"
 _NAME = re.compile(r"[^\W_]\w*")
 
 SchemaFormat = Literal["json", "cbor", "msgpack", "avro", "protobuf"]
+Compatibility = Literal["none", "backward", "forward", "full"]
+"""Rule between a version of a schema and the one before (``documents.incompatible``)."""
 DEFINED: tuple[SchemaFormat, ...] = ("avro", "protobuf")
 """Formats whose payloads cannot be read without a definition."""
 DEFINITION_CHARACTERS_MAX = 48 << 10

@@ -9,8 +9,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from weft.config.payload_schema.documents import Compatibility
-from weft.config.payload_schema.model import PayloadSchema, QualityRules, check_rules, check_schema
+from weft.config.payload_schema.model import Compatibility, PayloadSchema, QualityRules, check_rules, check_schema
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.shard.completeness import UNREADABLE
 from weft.storage.cluster_log import ClusterLog, ClusterLogFollower, ClusterState

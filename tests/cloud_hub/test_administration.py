@@ -160,6 +160,64 @@ async def test_a_tenant_is_withdrawn_after_its_tokens_and_a_list_says_what_it_ha
         await until_complete(hub, "DELETE /v1/tenants/{tenant}", "over")
 
 
+async def test_a_schema_is_declared_by_its_tenant_for_the_streams_of_the_grant_and_kept_in_versions() -> None:
+    store, path = MemoryStore(), "/v1/streams/telemetry/schema"
+    async with running_hub(store, tokens_required=True, **SOON) as hub:
+        await open_to_an_administrator(hub, store)
+        await act(hub, "PUT", "/v1/tenants/acme", {})
+        for name, tenant, grant in (
+            ("engineer", "acme", "declare:tele*"),
+            ("reader", "acme", "read:tele*"),
+            ("other", "default", "declare"),
+        ):
+            await declare(hub, store, token(name, name, Scope.GRANTED, tenant=tenant, grants=(grant,)))
+        column = {"type": "float"}
+        wanted = {"schema": {"fields": {"t": column}}, "reason": "first columns"}
+        first = await act(hub, "PUT", path, {**wanted, "compatibility": "backward"}, "engineer")
+        assert (first["tenant"], first["before"], first["by"]) == ("acme", None, "token engineer")
+        wider = {"schema": {"fields": {"t": column, "n": {"type": "int"}}}}
+        second = await act(hub, "PUT", f"{path}?tenant=acme", wider, "engineer")
+        assert (second["before"], second["compatibility"]) == (first["version"], "backward")
+        wrong: list[tuple[dict[str, Any], int]] = [
+            ({"t": {"type": "string"}}, 409),
+            ({"t": {"type": "floaty"}}, 400),
+            ({"_t": column}, 400),
+            ({}, 400),
+            ({f"n{n}": {**column, "description": "x" * 1000} for n in range(90)}, 400),
+        ]
+        for fields, status in wrong:
+            got, refused = await call(hub, "PUT", path, "engineer", {"schema": {"fields": fields}})
+            assert (got, bool(refused["advice"])) == (status, True), fields
+        for bearer, where, status in (
+            ("engineer", "/v1/streams/secret/schema", 403),
+            ("engineer", f"{path}?tenant=default", 403),
+            ("other", f"{path}?tenant=acme", 403),
+            ("reader", path, 403),
+        ):
+            assert (await call(hub, "PUT", where, bearer, wanted))[0] == status, (where, bearer)
+            assert (await call(hub, "DELETE", where, bearer))[0] == status, (where, bearer)
+        assert (await call(hub, "GET", f"{path}?tenant=acme", "other"))[0] == 403
+
+        async def is_known() -> bool:
+            return (await call(hub, "GET", path, "reader")) == (200, second)
+
+        await until(is_known)
+        assert await act(hub, "GET", f"{path}?version={first['version']}", bearer="reader") == first
+        assert (await call(hub, "GET", f"{path}?version=1", "reader"))[0] == 404, "an entry about a token"
+        listed = (await act(hub, "GET", "/v1/schemas"))["schemas"]
+        assert [(each["tenant"], each["stream"], each["fields"]) for each in listed] == [("acme", "telemetry", 2)]
+        gone = await act(hub, "DELETE", f"{path}?reason=over", bearer="engineer")
+        assert gone == {"tenant": "acme", "stream": "telemetry"}
+        assert (await call(hub, "DELETE", path, "engineer"))[0] == 409
+        assert await act(hub, "GET", f"{path}?version={first['version']}", bearer="reader") == first, "rows name it"
+
+        async def is_reported() -> bool:
+            return ("token engineer", "DELETE /v1/streams/{stream}/schema", "over") in await lines(hub)
+
+        await until(is_reported)
+        assert ("token engineer", "PUT /v1/streams/{stream}/schema", "first columns") in await lines(hub)
+
+
 async def test_what_cannot_be_a_token_is_refused_and_so_is_the_first_one_of_a_hub() -> None:
     store = MemoryStore()
     async with running_hub(store, **SOON) as hub:

@@ -33,6 +33,7 @@ from weft.cloud_hub.facts.tenants import Quotas
 from weft.cloud_hub.hub import Hub
 from weft.commands import hub_tenants
 from weft.commands.credentials import whoami
+from weft.config.payload_schema.model import PayloadSchema, SchemaField
 from weft.hub_api.answers import StreamsAnswer, WhoAmI
 from weft.hub_api.bodies import HashedToken
 from weft.hub_api.operations import EVENTS, OPERATIONS, Operation, Parameter
@@ -53,6 +54,8 @@ OF_BODY = {
     "force": True,
     "state": "running",
     "paused": True,
+    "schema": PayloadSchema(fields={"t": SchemaField(type_="float")}),
+    "compatibility": "full",
     "tokens": [HashedToken("press-1", "0" * 64, Scope.EDGE, edge="press-1")],
     **dict.fromkeys(("batch", "records", "seconds", "rate", "lag", "idle_seconds", "every_seconds"), 7),
 }

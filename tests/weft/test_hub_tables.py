@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import threading
@@ -16,10 +17,16 @@ from deltalake import DeltaTable
 
 from bench.log_writer import Delivery, LogWriter
 from examples.demo.fabric import free_port
+from tests.cloud_hub.facts.test_hub import SOON, declare, token
+from tests.cloud_hub.live import running_hub
 from tests.support.processes import Start, publish, weft
-from tests.support.waiting import wait_until
+from tests.support.waiting import until, wait_until
+from weft.cloud_hub.facts.fact import TENANT
 from weft.config.load import parse_schema
 from weft.config.payload_schema.documents import yaml_text
+from weft.hub_api.rights import Scope
+from weft.storage.cluster_log import Change
+from weft.storage.object_store.directory import MemoryStore
 
 # --- `weft hub schema`: commands on a store, and a hub whose tables follow them
 
@@ -33,7 +40,7 @@ fields:
 """
 
 
-def schema(command: str, config: Path, *given: object) -> str:
+def schema(command: str, config: Path | str, *given: object) -> str:
     """What a command prints, or the error that it ends with."""
     result = weft("hub", "schema", command, config, *given)
     return result.output if result.exception is None else str(result.exception)
@@ -119,6 +126,32 @@ def test_a_version_keeps_to_the_rule_that_was_declared(config: Path) -> None:
     assert "version 4" in declared(config, marked), "the rule stays, and lets optional fields come and go"
     (listed,) = json.loads(schema("list", config, "--json"))
     assert (listed["compatibility"], listed["personal"]) == ("backward", ["operator"])
+
+
+async def test_a_url_names_a_running_hub_that_declares_schemas(tmp_path: Path) -> None:
+    store, file = MemoryStore(), tmp_path / "schema.yaml"
+    file.write_text(FIRST)
+    (tmp_path / "ada.token").write_text("secret")
+    async with running_hub(store, tokens_required=True, **SOON) as hub:
+        await declare(hub, store, lambda _: Change(TENANT, "acme", b"{}"))
+        grants = ("declare:tele*", "read", "status")
+        await declare(hub, store, token("ada", "secret", Scope.GRANTED, tenant="acme", grants=grants))
+
+        async def ask(verb: str, *words: object) -> str:
+            return await asyncio.to_thread(schema, verb, hub.url, *words, "--token-file", tmp_path / "ada.token")
+
+        assert "would declare one with 3 fields" in await ask("diff", "telemetry", file)
+        assert "stream acme/telemetry has version 3: 3 fields" in await ask("set", "telemetry", file, "--reason", "new")
+        assert "is not for stream 'secret'" in await ask("set", "secret", file)
+
+        async def is_listed() -> bool:
+            listed = json.loads(await ask("list", "--json"))
+            return [(each["stream"], each["by"]) for each in listed] == [("telemetry", "token ada")]
+
+        await until(is_listed)
+        assert "unit: °C" in await ask("get", "acme/telemetry")
+        assert await ask("diff", "telemetry", file) == "no difference\n"
+        assert await ask("remove", "telemetry") == "withdrew the schema of stream acme/telemetry\n"
 
 
 def test_the_text_of_a_schema_is_the_schema() -> None:

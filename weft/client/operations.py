@@ -21,6 +21,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from msgspec import UnsetType
 
+from weft.config.payload_schema.model import Compatibility, PayloadSchema
 from weft.hub_api.answers import (
     ActsAnswer,
     CompletenessAnswer,
@@ -35,9 +36,12 @@ from weft.hub_api.answers import (
     PullAnswer,
     PullsAnswer,
     RecordsAnswer,
+    RemovedSchemaAnswer,
     RemovedTenantAnswer,
     RemovedTokenAnswer,
     ReportedAnswer,
+    SchemaAnswer,
+    SchemasAnswer,
     SecretAnswer,
     SeriesAnswer,
     StreamAnswer,
@@ -50,7 +54,7 @@ from weft.hub_api.answers import (
     UsageAnswer,
     WhoAmI,
 )
-from weft.hub_api.bodies import HashedToken, TokensToImport
+from weft.hub_api.bodies import DeclaredSchema, HashedToken, TokensToImport
 from weft.hub_api.status import (
     DrainAnswer,
     DrainsAnswer,
@@ -643,6 +647,44 @@ class Operations:
     def tenants(self, *, after: str | None = None, limit: int | None = None) -> Request[TenantsAnswer]:
         """Return the declared tenants after one, with their quotas."""
         return _get("/v1/tenants", TenantsAnswer, after=after, limit=limit)
+
+    @operation
+    def schema(self, stream: str, *, version: int | None = None, tenant: str | None = None) -> Request[SchemaAnswer]:
+        """Return a version of the declared schema of a stream's payloads: the newest, or one that rows name in
+        ``_schema``."""
+        return _get(f"/v1/streams/{quote(stream, safe='')}/schema", SchemaAnswer, version=version, tenant=tenant)
+
+    @operation
+    def set_schema(
+        self,
+        stream: str,
+        *,
+        schema: PayloadSchema,
+        compatibility: Compatibility | None = None,
+        reason: str = "",
+        tenant: str | None = None,
+    ) -> Request[SchemaAnswer]:
+        """Declare the schema of a stream's payloads, or another version of it.
+
+        Args:
+            compatibility: rule between this version and the one before, and the next; None for the rule in force.
+        """
+        path = with_query(f"/v1/streams/{quote(stream, safe='')}/schema", {"tenant": tenant})
+        data = msgspec.json.encode(DeclaredSchema(schema, compatibility, reason))
+        return Request(SchemaAnswer, path, data, method="PUT")
+
+    @operation
+    def remove_schema(
+        self, stream: str, *, reason: str | None = None, tenant: str | None = None
+    ) -> Request[RemovedSchemaAnswer]:
+        """Withdraw the schema of a stream. Its table keeps its columns; they are null in later rows."""
+        path = with_query(f"/v1/streams/{quote(stream, safe='')}/schema", {"reason": reason, "tenant": tenant})
+        return Request(RemovedSchemaAnswer, path, method="DELETE")
+
+    @operation
+    def schemas(self, *, after: str | None = None, limit: int | None = None) -> Request[SchemasAnswer]:
+        """Return the declared schemas after one, of all tenants, without their fields."""
+        return _get("/v1/schemas", SchemasAnswer, after=after, limit=limit)
 
     @operation
     def tokens(self, *, after: str | None = None, limit: int | None = None) -> Request[TokensAnswer]:

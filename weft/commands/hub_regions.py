@@ -13,7 +13,7 @@ from weft.cloud_hub.facts.hub import compare_region
 from weft.commands.common import ExistingPath, config_argument, json_option, load_hub
 from weft.commands.hub_settings import settings_of
 from weft.commands.hub_store import Act, acting, administration_of, decision_options, declare
-from weft.commands.running import any_hub_argument, hub_argument
+from weft.commands.running import any_hub_argument, hub_argument, token_file_option
 from weft.config.units import approximate_duration, format_size
 from weft.hub_api.status import BudgetOfRegion, RegionLinkOfStore
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
@@ -25,12 +25,6 @@ from weft.storage.table.actions import TableError
 if TYPE_CHECKING:
     from weft.cloud_hub.regions.history import History
     from weft.cloud_hub.settings import RegionSettings
-
-_token_file_option = click.option(
-    "--token-file",
-    type=ExistingPath(dir_okay=False),
-    help="File with a token that has the grant nodes, for a URL or a login.",
-)
 
 
 @click.command()
@@ -83,7 +77,7 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
 @click.command()
 @hub_argument
 @click.argument("region")
-@_token_file_option
+@token_file_option("nodes")
 @decision_options
 def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
     """Pause the links to REGION, at all hosts, until `weft hub region resume`.
@@ -98,7 +92,7 @@ def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str
 @click.command()
 @hub_argument
 @click.argument("region")
-@_token_file_option
+@token_file_option("nodes")
 @decision_options
 def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
     """Resume the links to REGION after a pause.

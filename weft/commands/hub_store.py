@@ -34,7 +34,16 @@ from weft.commands.common import (
     user_name,
 )
 from weft.commands.hub_settings import settings_of
-from weft.commands.running import TOO_MANY, RunningHub, any_hub_argument, named, names_a_config, running_hub
+from weft.commands.running import (
+    NOT_FOUND,
+    TOO_MANY,
+    NotThere,
+    RunningHub,
+    any_hub_argument,
+    named,
+    names_a_config,
+    running_hub,
+)
 from weft.config.units import is_bucket
 from weft.hub_api.answers import ActLine, ApiError, moment_after
 from weft.hub_api.operations import ACTS_MAX, Operation, operation_of
@@ -290,7 +299,7 @@ class StoreHub(Operations):
             except ApiError as error:
                 # Advice on a request is in the words of HTTP; that on a store or a busy process serves here, too.
                 advice = f"; {error.advice}" if error.status >= TOO_MANY else ""
-                raise Failed(f"{error.error}{advice}") from None
+                raise (NotThere if error.status == NOT_FOUND else Failed)(f"{error.error}{advice}") from None
 
 
 class _ReadLog(ClusterLog):
@@ -393,18 +402,6 @@ def read_facts(config_file: str) -> ClusterState:
         raise Failed(str(error)) from None
     _warn(state)
     return state
-
-
-def read_entry(config_file: str, n: int) -> Declaration | None:
-    """Return an entry of the cluster log; None if there is none that can be read."""
-    try:
-        return on_store(config_file, _entry, n)
-    except CodecError as error:
-        raise Failed(str(error)) from None
-
-
-async def _entry(store: ObjectStore, n: int) -> Declaration | None:
-    return await (await open_log(store)).entry(n)
 
 
 @click.command("declarations")

@@ -18,14 +18,13 @@ from weft.cloud_hub.facts.streams import (
     wrong_part,
 )
 from weft.cloud_hub.facts.streams import remove_quality as declare_remove_quality
-from weft.cloud_hub.facts.streams import remove_schema as declare_no_schema
 from weft.cloud_hub.facts.streams import remove_table as declare_remove_table
 from weft.cloud_hub.facts.streams import set_quality as declare_set_quality
-from weft.cloud_hub.facts.streams import set_schema as declare_schema
 from weft.cloud_hub.facts.streams import set_table as declare_set_table
 from weft.commands.common import config_argument, json_option, load_hub
-from weft.commands.hub_store import decision_options, declare, on_store, read_entry, read_facts
+from weft.commands.hub_store import StoreHub, administration_of, decision_options, declare, on_store, read_facts
 from weft.commands.hub_streams import key_of
+from weft.commands.running import NotThere, any_hub_argument, hub_argument, token_file_option, whole
 from weft.config.errors import ConfigError
 from weft.config.load import parse_rules, parse_schema, rules_text
 from weft.config.payload_schema.documents import PayloadSample, differences, incompatible, read_schema_file, yaml_text
@@ -35,15 +34,16 @@ from weft.output import Failed, Refused, counted, harmless, print_json, print_ta
 from weft.protocols.errors import CodecError
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.schemas import QUALITY, SCHEMA, DeclaredQuality, Schemas, UnreadableSchema, decode_schema
+from weft.storage.table.schemas import QUALITY, DeclaredQuality, Schemas
 
 if TYPE_CHECKING:
-    from weft.config.payload_schema.documents import Compatibility, FieldChange
-    from weft.config.payload_schema.model import PayloadSchema, QualityRules, SchemaFormat
+    from weft.commands.running import RunningHub
+    from weft.config.payload_schema.documents import FieldChange
+    from weft.config.payload_schema.model import Compatibility, PayloadSchema, QualityRules, SchemaFormat
     from weft.protocols.chunk_index import StreamKey
     from weft.storage.cluster_log import ClusterState
     from weft.storage.payloads.decoder import SampleOfSchema
-    from weft.storage.table.schemas import StreamQuality, StreamSchema
+    from weft.storage.table.schemas import StreamQuality
 
 
 # ``weft hub table``: what the cluster log declares of the tables of streams.
@@ -412,6 +412,14 @@ SAMPLE_BYTES = 8 << 20
 RECORDS_MAX = 10_000_000
 LEFT_OUT_SHOWN = 20
 file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
+
+
+def _place(stream: str) -> tuple[str | None, str]:
+    """Return the tenant, None for that of the token or `default`, and the name of a stream."""
+    tenant, name = key_of(stream)
+    return (tenant if "/" in stream else None), name
+
+
 message_option = click.option(
     "--message", metavar="NAME", help="Message of Protobuf with its package; FILE is a descriptor set then."
 )
@@ -433,23 +441,25 @@ version_option = click.option("--version", type=click.IntRange(min=1), help="Ver
 
 
 @click.command("set")
-@config_argument
+@hub_argument
 @stream_argument
 @file_argument
 @message_option
 @compatibility_option
+@token_file_option("declare")
 @decision_options
 def set_schema(
-    config_file: str,
+    hub: str,
     stream: str,
     file: str,
     *,
     message: str | None,
     compatibility: Compatibility | None,
+    token_file: str | None,
     reason: str,
     by: str | None,
 ) -> None:
-    """Declare the schema in FILE for STREAM at the hubs of CONFIG.
+    """Declare the schema in FILE for STREAM at HUB: a configuration on this machine, a URL or the name of a login.
 
     FILE is YAML or JSON with `format` (json, cbor or msgpack) and `fields`. A field has a type. It may have `from`, its
     path in the payload, and `required`, `unit`, `description` and `personal`. Or FILE is a JSON Schema, a schema of
@@ -460,67 +470,69 @@ def set_schema(
     weft hub schema set hub.yaml acme/telemetry telemetry.yaml --reason "first columns"
     weft hub schema set hub.yaml acme/telemetry telemetry.yaml --compatibility backward
     """
-    key, schema = key_of(stream), _read_schema(file, message)
-    try:
-        decision = declare_schema(key, schema, compatibility)
-    except CannotDeclare as error:
-        raise Refused(str(error)) from None
-    state = declare(config_file, decision, by, reason)
-    found = _known_schema(state, key)
-    click.echo(f"stream {'/'.join(key)} has version {found.version}: {counted(len(found.schema.fields), 'field')}")
+    (tenant, name), schema = _place(stream), _read_schema(file, message)
+    there = administration_of(hub, token_file, by)
+    found = there.set_schema(name, schema=schema, compatibility=compatibility, tenant=tenant, reason=reason)
+    fields = counted(len(found.schema.fields), "field")
+    click.echo(f"stream {found.tenant}/{name} has version {found.version}: {fields}")
 
 
 @click.command("remove")
-@config_argument
+@hub_argument
 @stream_argument
+@token_file_option("declare")
 @decision_options
-def remove_schema(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
+def remove_schema(hub: str, stream: str, *, token_file: str | None, reason: str, by: str | None) -> None:
     """Withdraw the schema of STREAM. Its table keeps its columns; they are null in later rows."""
-    key = key_of(stream)
-    declare(config_file, declare_no_schema(key), by, reason)
-    click.echo(f"withdrew the schema of stream {'/'.join(key)}")
+    tenant, name = _place(stream)
+    gone = administration_of(hub, token_file, by).remove_schema(name, tenant=tenant, reason=reason)
+    click.echo(f"withdrew the schema of stream {gone.tenant}/{name}")
 
 
 @click.command("get")
-@config_argument
+@hub_argument
 @stream_argument
 @version_option
+@token_file_option("read")
 @json_option
-def get_schema(config_file: str, stream: str, *, version: int | None, as_json: bool) -> None:
+def get_schema(hub: str, stream: str, *, version: int | None, token_file: str | None, as_json: bool) -> None:
     """Print the schema of STREAM in YAML, as `set` reads it. Rows say their version in the column `_schema`."""
-    key = key_of(stream)
-    found = _version(config_file, key, version)
+    tenant, name = _place(stream)
+    found = administration_of(hub, token_file).schema(name, tenant=tenant, version=version)
     if as_json:
-        print_json(
-            {
-                "version": found.version,
-                "before": found.before or None,
-                "compatibility": found.compatibility,
-                "schema": found.schema,
-            }
-        )
+        print_json(found)
         return
     before = f", after version {found.before}" if found.before else ""
     rule = "" if found.compatibility == "none" else f", compatibility {found.compatibility}"
-    click.echo(f"# stream {'/'.join(key)}, version {found.version}{before}{rule}\n{yaml_text(found.schema)}", nl=False)
+    click.echo(
+        f"# stream {found.tenant}/{name}, version {found.version}{before}{rule}\n{yaml_text(found.schema)}", nl=False
+    )
 
 
 @click.command()
-@config_argument
+@hub_argument
 @stream_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False), required=False)
 @message_option
 @version_option
+@token_file_option("read")
 @json_option
 def diff(
-    config_file: str, stream: str, file: str | None, *, message: str | None, version: int | None, as_json: bool
+    hub: str,
+    stream: str,
+    file: str | None,
+    *,
+    message: str | None,
+    version: int | None,
+    token_file: str | None,
+    as_json: bool,
 ) -> None:
     """Compare FILE with the schema of STREAM, and list the columns that its table would get.
 
     A stream without a schema gets all of FILE. Without FILE, compare a version with the one before it. Nothing is
     changed.
     """
-    before, after = _compared(config_file, key_of(stream), file, message, version)
+    before, after = _compared(administration_of(hub, token_file), stream, file, message, version)
     if not before.fields and not as_json:
         fields = counted(len(after.fields), "field")
         click.echo(f"stream {'/'.join(key_of(stream))} has no schema; `set` would declare one with {fields}:")
@@ -537,20 +549,26 @@ def diff(
 
 
 def _compared(
-    config_file: str, key: StreamKey, file: str | None, message: str | None, version: int | None
+    there: RunningHub | StoreHub, stream: str, file: str | None, message: str | None, version: int | None
 ) -> tuple[PayloadSchema, PayloadSchema]:
     """Return two schemas of a stream, the earlier one first. Where a stream has none, that one has no fields."""
     from weft.config.payload_schema.model import PayloadSchema
 
-    if file is not None and version is None and "/".join(key) not in read_facts(config_file).facts(SCHEMA):
+    tenant, name = _place(stream)
+    try:
+        known = there.schema(name, tenant=tenant, version=version)
+    except NotThere:
+        if file is None or version is not None:
+            raise
         after = _read_schema(file, message)
         return PayloadSchema(format=after.format, fields={}), after
-    known = _version(config_file, key, version)
     if file is not None:
         return known.schema, _read_schema(file, message)
     if not known.before:
-        raise Failed(f"version {known.version} of stream {'/'.join(key)} is the first; name a file to compare with")
-    return _version(config_file, key, known.before).schema, known.schema
+        raise Failed(
+            f"version {known.version} of stream {known.tenant}/{name} is the first; name a file to compare with"
+        )
+    return there.schema(name, tenant=tenant, version=known.before).schema, known.schema
 
 
 @click.command()
@@ -643,8 +661,12 @@ def check(
     """
     from weft.storage.payloads.decoder import SampleOfSchema
 
-    key, state = key_of(stream), read_facts(config_file)
-    known = _known_schema(state, key) if file is None or "/".join(key) in state.facts(SCHEMA) else None
+    key, known = key_of(stream), None
+    try:
+        known = StoreHub(config_file, None).schema(key[1], tenant=key[0])
+    except NotThere:
+        if file is None:
+            raise
     schema = known.schema if file is None and known is not None else _read_schema(file or "", message)
     rule = compatibility or (known.compatibility if known else "none")
     broken = incompatible(known.schema, schema, rule) if known else []
@@ -690,31 +712,12 @@ def _print_check(facts: dict[str, Any], sample: SampleOfSchema, no_records: str 
 
 
 @click.command("list")
-@config_argument
+@any_hub_argument
+@token_file_option("status")
 @json_option
-def list_schemas(config_file: str, *, as_json: bool) -> None:
-    """List the streams with a schema in the cluster log of CONFIG."""
-    state = read_facts(config_file)
-    known = Schemas.of_state(state)
-    found: list[dict[str, Any]] = []
-    for name, fact in sorted(state.facts(SCHEMA).items()):
-        key = key_of(name)
-        schema = known.of(key)
-        found.append(
-            {
-                "tenant": key[0],
-                "stream": key[1],
-                "version": fact.version,
-                "format": schema.schema.format if schema else None,
-                "fields": len(schema.schema.fields) if schema else None,
-                "compatibility": schema.compatibility if schema else None,
-                "personal": [name for name, each in schema.schema.fields.items() if each.personal] if schema else None,
-                "changed": moment(fact.at),
-                "by": fact.by,
-                "reason": fact.reason,
-                "unusable": known.unusable.get(name),
-            }
-        )
+def list_schemas(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
+    """List the streams with a schema in the cluster log of HUB. A token needs the grant `status`."""
+    found = whole("schemas", administration_of(hub, token_file).schemas).schemas
     if as_json:
         print_json(found)
         return
@@ -722,15 +725,15 @@ def list_schemas(config_file: str, *, as_json: bool) -> None:
         ("stream", "version", "format", "fields", "compatibility", "personal", "changed", "by", "reason"),
         [
             (
-                f"{each['tenant']}/{each['stream']}",
-                each["version"],
-                each["format"] or f"this release cannot read it: {each['unusable']}",
-                each["fields"] or "",
-                each["compatibility"] or "",
-                ", ".join(each["personal"] or ()),
-                each["changed"],
-                each["by"],
-                each["reason"],
+                f"{each.tenant}/{each.stream}",
+                each.version,
+                each.format or f"this release cannot read it: {each.unusable}",
+                each.fields or "",
+                each.compatibility or "",
+                ", ".join(each.personal or ()),
+                each.changed,
+                each.by,
+                each.reason,
             )
             for each in found
         ],
@@ -752,28 +755,3 @@ def _read_schema(file: str, message: str | None = None) -> PayloadSchema:
         raise Refused(f"{file}: {error}") from None
     except ConfigError as error:
         raise Refused(str(error)) from None
-
-
-def _known_schema(state: Any, key: StreamKey) -> StreamSchema:
-    schemas, name = Schemas.of_state(state), "/".join(key)
-    found = schemas.of(key)
-    if found is None and name in schemas.unusable:
-        raise Failed(f"this release cannot read the schema of stream {name}: {schemas.unusable[name]}")
-    if found is None:
-        names = ", ".join(sorted(state.facts(SCHEMA))[:20]) or "none"
-        raise Failed(f"stream {name} has no schema; streams with one: {names}")
-    return found
-
-
-def _version(config_file: str, key: StreamKey, version: int | None) -> StreamSchema:
-    """Return a version of a stream's schema, also one that was withdrawn or replaced."""
-    if version is None:
-        return _known_schema(read_facts(config_file), key)
-    name = "/".join(key)
-    entry = read_entry(config_file, version)
-    if entry is None or (entry.kind, entry.name) != (SCHEMA, name) or entry.document is None:
-        raise Failed(f"entry {version} of the cluster log is not a schema of stream {name}")
-    try:
-        return decode_schema(entry.document, version)
-    except UnreadableSchema as error:
-        raise Failed(f"this release cannot read version {version}: {error}") from None

@@ -26,7 +26,15 @@ from weft.commands.hub_store import (
     declare,
     declaring,
 )
-from weft.commands.running import RunningHub, any_hub_argument, hub_argument, names_a_config, running_hub, whole
+from weft.commands.running import (
+    RunningHub,
+    any_hub_argument,
+    hub_argument,
+    names_a_config,
+    running_hub,
+    token_file_option,
+    whole,
+)
 from weft.config.units import approximate_duration, approximate_size, parse_size
 from weft.output import Failed, Refused, print_facts, print_json, print_table
 from weft.protocols.errors import CodecError
@@ -59,11 +67,6 @@ def quota_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-token_file_option = click.option(
-    "--token-file",
-    type=ExistingPath(dir_okay=False),
-    help="File with a token that has the grant tenants, for a URL or a login.",
-)
 isolation_option = click.option(
     "--isolation",
     type=click.Choice(("own", "shared")),
@@ -76,7 +79,7 @@ isolation_option = click.option(
 @click.argument("name")
 @quota_options
 @isolation_option
-@token_file_option
+@token_file_option("tenants")
 @decision_options
 def add(
     hub: str,
@@ -112,7 +115,7 @@ def add(
 @click.argument("name")
 @quota_options
 @isolation_option
-@token_file_option
+@token_file_option("tenants")
 @decision_options
 def set_tenant(
     hub: str,
@@ -194,7 +197,7 @@ async def _move(act: Act, name: str, isolation: str) -> int | None:
 @click.command()
 @hub_argument
 @click.argument("name")
-@token_file_option
+@token_file_option("tenants")
 @decision_options
 def remove(hub: str, name: str, *, token_file: str | None, reason: str, by: str | None) -> None:
     """Withdraw tenant NAME at HUB: a configuration on this machine, a URL or the name of a login.
@@ -207,7 +210,7 @@ def remove(hub: str, name: str, *, token_file: str | None, reason: str, by: str 
 
 @click.command("list")
 @any_hub_argument
-@token_file_option
+@token_file_option("tenants")
 @json_option
 def list_tenants(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """List the tenants of HUB, with quotas, tokens, and streams with declared edges.

@@ -27,16 +27,7 @@ from weft.cloud_hub.facts.tokens import (
     rotate_token,
 )
 from weft.cloud_hub.facts.tokens import open_hubs as declare_open_hubs
-from weft.commands.common import (
-    ExistingPath,
-    config_argument,
-    confirm,
-    json_option,
-    load_hub,
-    tenant_option,
-    using,
-    yes_option,
-)
+from weft.commands.common import config_argument, confirm, json_option, load_hub, tenant_option, using, yes_option
 from weft.commands.hub_store import (
     administration_of,
     begin,
@@ -55,6 +46,7 @@ from weft.commands.running import (
     hub_argument,
     names_a_config,
     tls_of,
+    token_file_option,
     url_here,
     whole,
 )
@@ -94,9 +86,9 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
             multiple=True,
             metavar="RIGHT[:PATTERN]|ROLE",
             callback=_with_roles,
-            help="Instead of a scope, several times: write, read, pull or relay with STREAM, publish with EDGE, edges, "
-            "report with PIPELINE, status, metrics. `*` matches any characters. Or a role: viewer, operator, "
-            "administrator.",
+            help="Instead of a scope, several times: write, read, pull, relay or declare with STREAM, publish with "
+            "EDGE, edges, report with PIPELINE, status, metrics. `*` matches any characters. Or a role: viewer, "
+            "operator, administrator.",
         ),
         click.option(
             "--scope",
@@ -408,11 +400,6 @@ expires_option = click.option(
 )
 
 
-def _token_file_option(grant: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    text = f"File with a token that has the grant {grant}, for a URL or a login."
-    return click.option("--token-file", type=ExistingPath(dir_okay=False), help=text)
-
-
 TOKENS_BYTES_MAX = IMPORT_BYTES_MAX - (8 << 10)
 """Bytes of the tokens of one request, beside its reason."""
 
@@ -450,7 +437,7 @@ def _requests(tokens: Iterable[HashedToken]) -> Iterator[list[HashedToken]]:
     is_flag=True,
     help="Declare nothing: show what would be declared, and which links would end. Takes a configuration.",
 )
-@_token_file_option("tokens")
+@token_file_option("tokens")
 @decision_options
 @json_option
 @yes_option
@@ -631,7 +618,7 @@ def _profile(url: str, token: str, until: str | None) -> str:
     "--within", metavar="DURATION", default=CODE_VALID, show_default=True, help="Time for which the code counts."
 )
 @expires_option
-@_token_file_option("tokens")
+@token_file_option("tokens")
 @decision_options
 @json_option
 @yes_option
@@ -694,7 +681,7 @@ def _pairing(within: str, expires: str | None) -> Pairing:
     type=click.Path(dir_okay=False, allow_dash=True),
     help="File of tokens and their hashes.",
 )
-@_token_file_option("tokens")
+@token_file_option("tokens")
 @decision_options
 @yes_option
 def import_tokens(hub: str, path: str, *, token_file: str | None, reason: str, by: str | None, yes: bool) -> None:
@@ -750,7 +737,7 @@ def import_tokens(hub: str, path: str, *, token_file: str | None, reason: str, b
 )
 @click.option("--end-oldest", is_flag=True, help="If two secrets are in force already, end the older one now.")
 @to_option
-@_token_file_option("tokens")
+@token_file_option("tokens")
 @decision_options
 @json_option
 def rotate(
@@ -812,7 +799,7 @@ def _print_rotated(made: SecretAnswer, to: str | None, now: int, *, as_json: boo
 @click.command()
 @hub_argument
 @click.argument("name")
-@_token_file_option("tokens")
+@token_file_option("tokens")
 @decision_options
 @json_option
 def remove(hub: str, name: str, *, token_file: str | None, reason: str, by: str | None, as_json: bool) -> None:
@@ -833,7 +820,7 @@ def remove(hub: str, name: str, *, token_file: str | None, reason: str, by: str 
 
 @click.command("list")
 @any_hub_argument
-@_token_file_option("acts")
+@token_file_option("acts")
 @json_option
 def list_tokens(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """List the tokens in the cluster log of HUB, not the tokens themselves.

@@ -14,7 +14,7 @@ import msgspec
 from weft.client import Client, HubRefusal, HubUnreachable, pages
 from weft.client.logins import HUB_VARIABLE, LoginsUnusable, find, of_environment, read
 from weft.client.operations import Listed, Operations, Request
-from weft.commands.common import load_hub, using
+from weft.commands.common import ExistingPath, load_hub, using
 from weft.config.units import parse_bind
 from weft.network.reload import read_token
 from weft.network.tls import ClientTlsFiles, client_context, own_context
@@ -32,7 +32,7 @@ AList = TypeVar("AList", bound=Listed)
 T = TypeVar("T")
 TIMEOUT_S, STATUS_TIMEOUT_S = 30.0, 10.0
 STATUS_BYTES_MAX = 64 << 20
-TOO_MANY = 429
+NOT_FOUND, TOO_MANY = 404, 429
 WAITS_MAX, WAIT_S_MAX = 20, 99
 """Number of times that a request waits for as long as the hub asks, and the longest such time."""
 ANOTHER_PROGRAM = "another program answers there. Check the address in the configuration"
@@ -41,6 +41,20 @@ UNNAMED = "name the hub: its CONFIG on this machine, its URL, or the name of a l
 hub_argument = click.argument("hub", metavar="HUB")
 any_hub_argument = click.argument("hub", metavar="[HUB]", required=False)
 """The only argument of a command: without it, WEFT_HUB names the hub."""
+
+
+def token_file_option(grant: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option that names the token for a URL or a login.
+
+    Args:
+        grant: what the token has to have.
+    """
+    text = f"File with a token that has the grant {grant}, for a URL or a login."
+    return click.option("--token-file", type=ExistingPath(dir_okay=False), help=text)
+
+
+class NotThere(Failed):
+    """An error about something that the hub does not have (404)."""
 
 
 class RunningHub(Operations):
@@ -105,11 +119,12 @@ class RunningHub(Operations):
         raise AssertionError("the last attempt ends with an answer or an error")
 
     def _failed(self, request: Request[Any], refusal: HubRefusal) -> Failed:
+        failed = NotThere if refusal.status == NOT_FOUND and refusal.detail else Failed
         if request.body is None and request.method is None:
             advice = advice_on(request.path, refusal, has_token=self.has_token)
-            return Failed(f"{self.url}{request.path} answered {refusal.status} {refusal.reason}: {advice}")
+            return failed(f"{self.url}{request.path} answered {refusal.status} {refusal.reason}: {advice}")
         said = f"{refusal.detail}; {refusal.advice}" if refusal.detail else ANOTHER_PROGRAM
-        return Failed(f"the hub answered {refusal.status} {refusal.reason}: {said}")
+        return failed(f"the hub answered {refusal.status} {refusal.reason}: {said}")
 
 
 def whole(part: str, ask: Callable[Args, AList], *args: Args.args, **query: Args.kwargs) -> AList:

@@ -17,16 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weft.config.load import parse_schema
-from weft.config.payload_schema.documents import (
-    Compatibility,
-    imported,
-    imported_descriptors,
-    incompatible,
-    is_read_as,
-    yaml_text,
-)
+from weft.config.payload_schema.documents import imported, imported_descriptors, incompatible, is_read_as, yaml_text
 from weft.config.payload_schema.languages import INT32, MESSAGE, ProtoField, ProtoMessage, parse_avro, parse_descriptors
-from weft.config.payload_schema.model import FieldType, PayloadSchema, field_type
+from weft.config.payload_schema.model import Compatibility, FieldType, PayloadSchema, field_type
 from weft.storage.payloads.check import fit
 from weft.storage.payloads.decoder import PayloadDecoder
 from weft.storage.payloads.formats import FIELDS_MAX, AvroDecoder, Misfit, ProtobufDecoder, Unreadable
