@@ -173,7 +173,7 @@ class Tag(NamedTuple):
 
 
 TAGS = (
-    Tag("streams", "Streams, their lanes, completeness, records and rows.", ("streams",)),
+    Tag("streams", "Streams, their schemas, lanes, completeness, records and rows.", ("streams", "schemas")),
     Tag("edges", "Edges that the hub knows, and what holds them back.", ("edges",)),
     Tag("messages", "Messages to edges, and their outcomes.", ("messages",)),
     Tag("pulls", "Requests for records that edges hold back.", ("pulls",)),
@@ -768,6 +768,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         f"{_PATH}/schema",
         "Return a version of the declared schema of a stream's payloads, the newest one by default.",
+        "Includes versions that were replaced or withdrawn. A stream without a schema, or without that version, is "
+        "answered with 404.",
         SchemaAnswer,
         parameters=(STREAM, TENANT, Parameter("version", _Number, "Version, also one that was replaced or withdrawn.")),
         errors=_OF_MESSAGES,
@@ -779,6 +781,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "put",
         f"{_PATH}/schema",
         "Declare the schema of a stream's payloads, or another version of it.",
+        "The answer comes when the declaration is durable. Records that come later have its columns in the table; "
+        "earlier rows stay as they are. A version that breaks the rule `compatibility` of the one before is "
+        "refused.",
         SchemaAnswer,
         (Scope.GRANTED,),
         parameters=(STREAM, TENANT),
@@ -793,6 +798,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "delete",
         f"{_PATH}/schema",
         "Withdraw the schema of a stream. Its table keeps its columns; they are null in later rows.",
+        "The answer comes when the withdrawal is durable. Versions stay readable by their numbers.",
         RemovedSchemaAnswer,
         (Scope.GRANTED,),
         parameters=(STREAM, TENANT, _REASON),
@@ -805,6 +811,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/schemas",
         "Return the declared schemas of all tenants, without their fields, by tenant and stream.",
+        "Each is the version in force. Where this release cannot read it, `unusable` has the reason.",
         SchemasAnswer,
         (Scope.ADMIN,),
         parameters=(_after(), _limit("schemas")),

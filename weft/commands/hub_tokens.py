@@ -548,7 +548,7 @@ SHARE_SUFFIX = ".share"
     type=click.Path(),
     help=f"New file for the profile, of mode 600. NAME{SHARE_SUFFIX} by default.",
 )
-@_token_file_option("tokens")
+@token_file_option("tokens")
 @decision_options
 @yes_option
 def share(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cloud_hub.http.test_application import records
-from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.cloud_hub.live import EdgeLog, call, get, running_hub, running_link
 from tests.hub_api.answers import BY_PATH, check_answer
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
@@ -53,6 +53,24 @@ def routes(hub: Hub) -> set[tuple[str, str]]:
     return {(each.method, each.resource.canonical) for each in found if each.resource and each.method != "HEAD"}
 
 
+async def look(hub: Hub, section: str) -> None:
+    """Compare an answer with the example of its section, if that has one."""
+    path, example = section, EXAMPLE.search(SECTIONS[section])
+    if example is None:
+        return
+    for name, value in NAMED.items():
+        path = path.replace(name, value)
+    status, answer = await get(hub, path, accept="application/json")
+    assert status == 200
+    assert shape(answer) == shape(json.loads(example[1])), f"{section}: change the example in api.md"
+    if ("GET", section) in BY_PATH:
+        check_answer("GET", section, answer)
+
+
+async def known(hub: Hub, path: str) -> bool:
+    return (await get(hub, path))[0] == 200
+
+
 async def test_every_route_is_on_the_page_and_every_answer_looks_like_its_example(tmp_path: Path) -> None:
     log = EdgeLog()
     log.append(*records(0, [b'{"temperature": 61.2}', b"\xff\x00"], {0: (("content_type", "application/json"),)}))
@@ -82,17 +100,14 @@ async def test_every_route_is_on_the_page_and_every_answer_looks_like_its_exampl
         press = LinkIdentity("default", "press-shop-7", 0xABC, "weft 0.1.0")
         async with running_link(hub, log, press, sender=SenderSettings(report=reported)):
             await until(settled)
-            for section, text in SECTIONS.items():
-                path, example = section, EXAMPLE.search(text)
-                if example is None:
-                    continue
-                for name, value in NAMED.items():
-                    path = path.replace(name, value)
-                status, answer = await get(hub, path, accept="application/json")
-                assert status == 200
-                assert shape(answer) == shape(json.loads(example[1])), f"{section}: change the example in api.md"
-                if ("GET", section) in BY_PATH:
-                    check_answer("GET", section, answer)
+            of_schemas = [section for section in SECTIONS if section.endswith(("/schema", "/schemas"))]
+            for section in SECTIONS.keys() - of_schemas:
+                await look(hub, section)
+            wanted = {"schema": {"fields": {"temperature": {"type": "float", "unit": "K"}}}, "reason": "columns"}
+            assert (await call(hub, "PUT", "/v1/streams/telemetry/schema", wanted))[0] == 200
+            await until(lambda: known(hub, "/v1/streams/telemetry/schema"))
+            for section in of_schemas:
+                await look(hub, section)
     assert sum(EXAMPLE.search(text) is not None for text in SECTIONS.values()) == len(SECTIONS) - 15  # none here
 
 
