@@ -41,6 +41,8 @@ EARLIEST = datetime(1990, 1, 1, tzinfo=UTC)
 AHEAD = timedelta(days=1)
 """Source times further ahead of the node's clock are not believed."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNSET_YEAR = 1601
+"""Year of the least time of OPC UA, which stands for none (OPC 10000-6, 5.2.2.5)."""
 _OVERFLOW = 0x480
 """InfoType `DataValue` with the bit `Overflow` (OPC 10000-4, 7.39.1)."""
 _NOT_IN_TOPICS = re.compile(r"[/+#\0]")
@@ -370,6 +372,8 @@ class Space:
         found = {}
         for name, field in zip(EVENT_FIELDS, fields, strict=False):
             value = field.Value
+            if isinstance(value, datetime) and value.year <= _UNSET_YEAR:
+                continue  # some servers, and Milo's example, do not set when they received it
             if isinstance(value, ua.NodeId):
                 found[name] = self._type(value) if name == "type" else self.text(value)
             elif value is not None:

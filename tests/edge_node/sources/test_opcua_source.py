@@ -345,9 +345,10 @@ def test_events_that_a_server_had_no_room_for_are_a_gap() -> None:
     event = dict.fromkeys(EVENT_FIELDS, ua.Variant())
     event["type"] = ua.Variant(ua.NodeId(ua.Int32(ua.ObjectIds.EventQueueOverflowEventType)))
     event["source_time"] = ua.Variant(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
+    event["server_time"] = ua.Variant(datetime(1601, 1, 1, tzinfo=UTC))
     OpcuaConnection._take_event(connection, subscription, 0, list(event.values()), b"", 0)
     assert lost == [("overflow", (5, 10**9), (0,))]
-    assert [each["type"] for each in kept] == ["EventQueueOverflowEventType"]
+    assert kept == [{"type": "EventQueueOverflowEventType", "source_time": "1970-01-01T00:00:01.000000Z"}]
 
 
 async def test_a_variable_is_named_by_its_path(tmp_path: Path, server: OpcuaServer) -> None:
