@@ -293,7 +293,7 @@ JOBS: Mapping[str, Job] = {
         "histories of processes that come, go and split",
         _members,
         "tests/cloud_hub/test_histories.py::test_whoever_owns_a_shard_nothing_is_lost_and_edges_are_served_in_many_histories",
-        minutes=46,
+        minutes=43,
         slice_seeds=250,
         slice_units=250,
         slice_s=62,
@@ -368,6 +368,13 @@ JOBS: Mapping[str, Job] = {
         slice_units=280,
         slice_s=500,
     ),
+    "plant_servers": pytest_job(
+        "cuts, kills and restarts between a node and OPC UA servers",
+        "tests/edge_node/sources/test_other_servers.py",
+        minutes=8,
+        slice_units=100,
+        slice_s=240,
+    ),
     "table_kills": pytest_job(
         "kills of what writes a table, and histories of three makers of one",
         "tests/cloud_hub/tables/test_crashes.py",
@@ -412,7 +419,7 @@ JOBS: Mapping[str, Job] = {
     "spark_storms": pytest_job(
         "kills of a Spark job",
         "tests/spark_sinks/cluster/test_reading.py::test_tables_equal_those_of_a_run_without_kills",
-        minutes=38,
+        minutes=35,
         slice_units=60,
         slice_s=1140,
     ),

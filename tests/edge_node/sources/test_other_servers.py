@@ -15,7 +15,8 @@ from tests.edge_node.sources.devices import assert_no_silent_gap, device, modbus
 from tests.edge_node.sources.nodes import running
 from tests.edge_node.sources.test_opcua_source import PRESS, Cutter, assert_whole, gaps, more_rows, opcua
 from tests.edge_node.sources.test_writes import LINE, written
-from tests.support.opcua_server import ModbusSerialServer, NodeOpcuaServer
+from tests.support.opcua_server import ModbusSerialServer, NodeOpcuaServer, OpcuaServer
+from tests.support.slices import SLICE
 from tests.support.third_party import MODBUS_SERIAL, NODE_OPCUA
 from tests.support.waiting import until
 
@@ -32,7 +33,7 @@ def node_opcua(tmp_path: Path) -> Iterator[NodeOpcuaServer]:
         yield found
 
 
-async def shaken(server: NodeOpcuaServer, folder: Path, rounds: int, rng: random.Random) -> Counter[str]:
+async def shaken(server: OpcuaServer, folder: Path, rounds: int, rng: random.Random) -> Counter[str]:
     """Cut the network and kill the server, and begin other runs of the node; return how many gaps have which kind."""
     # Without an interval of its own, node-opcua sends each change.
     async with Cutter(server.port).listening() as proxy:
@@ -54,6 +55,21 @@ async def shaken(server: NodeOpcuaServer, folder: Path, rounds: int, rng: random
 
 async def test_no_value_of_node_opcua_is_lost_in_silence(tmp_path: Path, node_opcua: NodeOpcuaServer) -> None:
     assert await shaken(node_opcua, tmp_path, 2, random.Random(7)) == {"subscription": 2}, "the server was killed twice"
+
+
+@pytest.mark.search(turns=4)
+@pytest.mark.timeout(590)
+@pytest.mark.parametrize("kind", [OpcuaServer, NodeOpcuaServer])
+async def test_no_value_is_lost_in_silence_in_many_cuts_kills_and_restarts(
+    tmp_path: Path, kind: type[OpcuaServer], request: pytest.FixtureRequest
+) -> None:
+    """Two servers, and for each five a round, recounted from its own log of values."""
+    if kind is NodeOpcuaServer:
+        server = request.getfixturevalue("node_opcua")
+        await shaken(server, tmp_path, SLICE.amount(1, 10), random.Random(SLICE.seed))
+        return
+    with OpcuaServer(free_port(), tmp_path / "values.log") as server:
+        await shaken(server, tmp_path, SLICE.amount(1, 10), random.Random(SLICE.seed))
 
 
 async def test_a_restart_is_a_named_gap_where_the_server_hands_nothing_over(
