@@ -400,7 +400,7 @@ async def test_no_tenant_can_take_a_total() -> None:
 # --- A tenant that floods a hub at its quota leaves another's acknowledgements as they were
 
 
-SAMPLES, PAUSE_S = 150, 0.03
+SAMPLES, PAUSE_S = 75, 0.03
 FLOOR_S = 0.15
 """Noise of a busy machine, and of one commit more or less: a commit is due every 250 ms."""
 FLOODING, BACKLOG, SIZE = 6, 400, 20_000
