@@ -15,6 +15,7 @@ from weft.hub_api.answers import DiskOfEdge, FunctionOfEdge, moment_of
 from weft.protocols.lane import NodeName
 from weft.protocols.link import NodeReport
 from weft.protocols.ranges import Nanoseconds
+from weft.protocols.shard.completeness import HeldBack, Reason
 
 U32_MAX = (1 << 32) - 1
 
@@ -86,6 +87,22 @@ def outage_left(report: EdgeReport | None, now: int, *, is_linked: bool) -> floa
     if left is None:
         return None if report.report.bytes_per_second is None else math.inf
     return left if is_linked else max(0.0, left - max(0, now - report.reported) / 1e9)
+
+
+def with_error(each: HeldBack, stream: str, known: EdgeReport | None) -> HeldBack:
+    """Return why a lane of a linked edge does not advance, with the error of the functions that make its stream.
+
+    Args:
+        known: the report of the edge; None for an edge that is not linked.
+    """
+    if known is None or each.reason not in {Reason.NOT_STARTED, Reason.SILENT}:
+        return each
+    error = next((of.last_error for of in known.report.functions if of.stream == stream and of.last_error), None)
+    if error is None:
+        return each
+    why = f"the edge's functions of the stream make no rows: {error}"
+    advice = "correct them; `weft edge status` on that edge has more. Records of their inputs wait there"
+    return each._replace(reason=Reason.FUNCTIONS_FAIL, why=why, advice=advice)
 
 
 def functions_view(report: NodeReport) -> list[FunctionOfEdge]:

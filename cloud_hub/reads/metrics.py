@@ -46,7 +46,16 @@ OUTAGES = {"4h": 4 * 3600, "1d": 86_400}
 """Label -> seconds. An edge whose disk lasts for less counts at each."""
 REPORTS_AGE_S = 60.0
 """Maximum age of what other processes tell of edges, which they write as often."""
-ALARMS = (Reason.CONFLICT, Reason.NO_MARK, Reason.HOLE, Reason.ABSENT, Reason.LOST, Reason.CLOCK, Reason.SILENT)
+ALARMS = (
+    Reason.CONFLICT,
+    Reason.NO_MARK,
+    Reason.NOT_STARTED,
+    Reason.HOLE,
+    Reason.ABSENT,
+    Reason.LOST,
+    Reason.CLOCK,
+    Reason.SILENT,
+)
 """Reasons of lanes that hold an edge back."""
 
 

@@ -26,7 +26,7 @@ from msgspec import UNSET, UnsetType
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.part import Part
-from weft.cloud_hub.reads.edge_reports import EdgeReport, disk_view, functions_view
+from weft.cloud_hub.reads.edge_reports import EdgeReport, disk_view, functions_view, with_error
 from weft.cloud_hub.reads.records import LOADING, named_shards
 from weft.cloud_hub.reads.views import (
     SLICE_S,
@@ -195,6 +195,9 @@ class EdgeViews:
         name = row.name
         link = self._linked.get(name)
         clock_off = None if link is None else link.clock_off
+        report = self._reports.get(name)
+        of_link = None if link is None else report
+        alarms = [(with_error(worst, stream, of_link), count, stream) for worst, count, stream in row.alarms]
         return EdgeOfHub(
             tenant=name.tenant,
             edge=name.edge,
@@ -211,7 +214,7 @@ class EdgeViews:
             lost_records=UNSET if row.lost is None else row.lost,
             complete_up_to=moment(row.complete_up_to),
             retired=row.is_retired,
-            disk=disk_view(self._reports.get(name)),
+            disk=disk_view(report),
             alarms=[
                 EdgeAlarm(
                     reason=worst.reason.value,
@@ -222,7 +225,7 @@ class EdgeViews:
                     why=worst.why,
                     what_to_do=worst.advice,
                 )
-                for worst, count, stream in row.alarms
+                for worst, count, stream in alarms
             ],
         )
 

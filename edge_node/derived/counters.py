@@ -65,9 +65,10 @@ class FunctionFacts(TypedDict):
     bytes_out: int
     failures: int
     """Number of times that they restarted after an error."""
-    lag_records: int
-    lag_seconds: float
-    """Age of the time up to which the stream is complete; 0 before the first."""
+    lag_records: int | None
+    """None before the first look at the inputs."""
+    lag_seconds: float | None
+    """Age of the time up to which the stream is complete; None before the first."""
     state_bytes: int
     trouble: str
     """Sentence about a problem that stops them; empty when there is none."""
@@ -94,8 +95,8 @@ def function_facts(counters: FunctionCounters, now: int) -> FunctionFacts:
         bytes_in=counters.bytes_in,
         bytes_out=counters.bytes_out,
         failures=counters.failures,
-        lag_records=counters.lag,
-        lag_seconds=max(0, now - counters.until) / 1e9 if counters.until > 0 else 0.0,
+        lag_records=counters.lag if counters.until > 0 else counters.lag or None,
+        lag_seconds=max(0, now - counters.until) / 1e9 if counters.until > 0 else None,
         state_bytes=counters.state_bytes,
         trouble=counters.trouble,
         refused=counters.refused,
@@ -115,8 +116,10 @@ def function_samples(name: str, facts: FunctionFacts) -> Iterator[Sample]:
     yield Sample(f"{prefix}in_bytes_total", facts["bytes_in"], (name,))
     yield Sample(f"{prefix}out_bytes_total", facts["bytes_out"], (name,))
     yield Sample(f"{prefix}failures_total", facts["failures"], (name,))
-    yield Sample(f"{prefix}lag_records", facts["lag_records"], (name,))
-    yield Sample(f"{prefix}lag_seconds", facts["lag_seconds"], (name,))
+    if facts["lag_records"] is not None:
+        yield Sample(f"{prefix}lag_records", facts["lag_records"], (name,))
+    if facts["lag_seconds"] is not None:
+        yield Sample(f"{prefix}lag_seconds", facts["lag_seconds"], (name,))
     yield Sample(f"{prefix}state_bytes", facts["state_bytes"], (name,))
     yield Sample(f"{prefix}in_trouble", bool(facts["trouble"]), (name,))
     yield Sample(f"{prefix}version_refused", bool(facts["refused"]), (name,))

@@ -196,8 +196,8 @@ def tables(facts: dict[str, Any]) -> str:
             each["rows_in"],
             each["rows_out"],
             each["rows_rejected"],
-            each["lag_records"],
-            approximate_duration(each["lag_seconds"]),
+            "unknown" if each["lag_records"] is None else each["lag_records"],
+            "unknown" if each["lag_seconds"] is None else approximate_duration(each["lag_seconds"]),
             approximate_size(each["state_bytes"]),
             "; ".join(filter(None, (each["trouble"], each["refused"], each["warning"]))),
         )

@@ -29,6 +29,8 @@ OPEN_GAPS_MAX = 100
 ABSENT_MAX = 3
 """Maximum number of ranges that one reason names."""
 _SECOND = 10**9
+_EARLIEST_NS = 365 * 86_400 * _SECOND
+"""No corrected mark of an edge that measures time is earlier."""
 UNREADABLE = "?"
 """Expected edge of a stream whose declaration of them this release cannot read. No edge has this name, so it is never
 heard of, and the stream has no moment."""
@@ -41,6 +43,8 @@ class Reason(StrEnum):
     DECLARATION = "declaration_unreadable"
     CONFLICT = "conflict"
     NO_MARK = "no_mark"
+    NOT_STARTED = "functions_not_started"
+    FUNCTIONS_FAIL = "functions_fail"
     HOLE = "hole"
     ABSENT = "absent_records"
     LOST = "lost_records"
@@ -59,7 +63,7 @@ class Severity(StrEnum):
     WARNING = "warning"
     """A look: the moment stands still, or there is none."""
     ERROR = "error"
-    """An act: records are lost, or may be, and waiting does not bring them."""
+    """An act: records are lost, or may be, or are not made, and waiting does not bring them."""
 
 
 class HeldBack(NamedTuple):
@@ -77,7 +81,7 @@ class HeldBack(NamedTuple):
     advice: str
 
 
-_LOSSES = frozenset({Reason.CONFLICT, Reason.ABSENT, Reason.LOST})
+_ACTS = frozenset({Reason.CONFLICT, Reason.ABSENT, Reason.LOST, Reason.FUNCTIONS_FAIL})
 
 
 # One rule beside the reasons, no setting: the bound follows from the intervals of marks. A bound from the stream's
@@ -88,7 +92,7 @@ def severity(each: HeldBack, now: int) -> Severity:
     Args:
         now: nanoseconds since 1970 by the hub's clock.
     """
-    if each.reason in _LOSSES:
+    if each.reason in _ACTS:
         return Severity.ERROR
     # Records under way and edges with nothing to say hold each live stream back, for no longer than this.
     return Severity.INFO if each.up_to is not None and now - each.up_to < SILENT_NS else Severity.WARNING
@@ -258,7 +262,16 @@ def moment_of(held: LaneState, *, peers: bool) -> int | None:
     ``_time``.
     """
     moment = held.whole_up_to if peers else held.complete_up_to
-    return None if moment is None else moment // 1000 * 1000
+    return None if moment is None or not_started(held) else moment // 1000 * 1000
+
+
+def not_started(held: LaneState) -> bool:
+    """Return whether a lane is of functions that have handled nothing yet.
+
+    They hold their mark at the begin of 1970, which the hub corrects by what it knows of the edge's clock.
+    """
+    newest = held.newest_mark
+    return newest is not None and newest.seq == 0 and newest.time < _EARLIEST_NS
 
 
 def never_came(pattern: str) -> HeldBack:
@@ -412,6 +425,13 @@ def _waits(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -
             "the edge has sent records of the lane and no mark yet",
             "see `weft edge status` on that edge",
         )
+    if not_started(held) and held.last_word is None:
+        return held_back(
+            Reason.NOT_STARTED,
+            None,
+            "the edge's functions of the stream have handled nothing yet",
+            "see `weft edge status` on that edge, which has the error if they cannot start",
+        )
     if peers and held.pending_marks and held.whole_end() < end:
         return held_back(
             Reason.ABSENT,
@@ -436,7 +456,8 @@ def _waits(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -
             f"the edge's clock was set back: it is {steps / _SECOND:.3g} s before the moment that the lane had reached",
             "nothing: the moment moves on when the edge's clock has passed it. Records until then are marked `stepped`",
         )
-    if now - newest.time >= SILENT_NS:
-        why, advice = _silence(lane, held, now - newest.time, peers=peers)
+    heard = held.last_seen if not_started(held) else newest.time
+    if now - heard >= SILENT_NS:
+        why, advice = _silence(lane, held, now - heard, peers=peers)
         return held_back(Reason.SILENT, held.last_seen or None, why, advice)
     return None

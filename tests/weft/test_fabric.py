@@ -164,6 +164,41 @@ def test_status_commands_show_running_nodes(start: Start, configs: tuple[Path, P
     assert "default/press-shop-7" in shown
 
 
+def test_a_function_that_cannot_start_is_named_with_its_error_at_hub_and_edge(
+    start: Start, configs: tuple[Path, Path]
+) -> None:
+    edge_yaml, hub_yaml = configs
+    text = edge_yaml.read_text().replace('http: {bind: "127.0.0.1:0"}', f"http: {{bind: 127.0.0.1:{free_port()}}}")
+    calm = 'telemetry", payload: json}, calm: {from_stream: telemetry, functions: [{python: score.py}]}}'
+    edge_yaml.write_text(text.replace('telemetry"}}', calm))
+    (edge_yaml.parent / "score.py").write_text(
+        "def setup(ctx):\n    raise OSError('no model')\ndef process(record, ctx):\n    return record\n"
+    )
+    hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
+    publish(edge.mqtt_port, TOPIC, ['{"n": 1}'])
+
+    def alarm() -> dict[str, Any] | None:
+        found = [each for edges in hub.json("v1/edges")["edges"] for each in edges["alarms"]]
+        return next((each for each in found if each["reason"] == "functions_fail"), None)
+
+    wait_until(lambda: alarm() is not None)
+    known = alarm()
+    assert known is not None
+    assert (known["stream"], known["since"]) == ("calm", None), hub.json("v1/streams/calm/completeness")["lanes"]
+    assert "no model" in known["why"]
+    (listed,) = hub.json("v1/edges")["edges"]
+    assert listed["complete_up_to"] is None
+    shown = weft("hub", "status", hub_yaml, "--trouble").output + json.dumps(hub.json("v1/streams/calm/completeness"))
+    assert "no model" in shown
+    assert "years" not in shown
+    assert "retire " not in shown
+    assert "1970" not in shown
+    here = weft("edge", "status", edge_yaml).output
+    assert re.search(r"FUNCTIONS.*no model", here)
+    facts = edge.json("status")["functions"]["calm"]
+    assert (facts["lag_records"], facts["lag_seconds"]) == (None, None)
+
+
 def test_the_audit_agrees_once_the_table_has_everything(start: Start, configs: tuple[Path, Path]) -> None:
     edge_yaml, hub_yaml = configs
     hub_yaml.write_text(hub_yaml.read_text().replace("tables: null", "tables: {interval: 100ms}"))

@@ -14,6 +14,7 @@ from weft.output import counted, print_facts, print_table
 from weft.text.record import shown
 
 _RANGES_SHOWN_MAX = 5
+_UNKNOWN = "unknown"
 _UNROUTED = {"keep": "kept in the stream unrouted", "live": "sent to subscribers and not kept", "refuse": "refused"}
 
 
@@ -33,6 +34,9 @@ def show_running(facts: dict[str, Any], now: float) -> None:
         or facts["log_low"]
         or "good",
     }
+    functions = facts.get("functions", {})
+    if found := "; ".join(f"{name}: {shown(each['trouble'])}" for name, each in functions.items() if each["trouble"]):
+        known["FUNCTIONS"] = found
     if found := _last_start(facts["recovery"]):
         known["last start"] = found
     if unrouted := _unrouted(facts["unrouted"]):
@@ -54,7 +58,7 @@ def show_running(facts: dict[str, Any], now: float) -> None:
             ("schema of stream", "checked", "too long", "accepted", "dead letters", "refused", "last misfit in"),
             [(name, *_schema(each)) for name, each in schemas.items()],
         )
-    if functions := facts.get("functions", {}):
+    if functions:
         show_functions(functions)
     if queues := facts.get("queues", {}):
         show_queues(queues)
@@ -188,9 +192,10 @@ def _schema(each: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _functions(each: dict[str, Any]) -> tuple[object, ...]:
-    behind = approximate_duration(each["lag_seconds"])
+    behind = _UNKNOWN if each["lag_seconds"] is None else approximate_duration(each["lag_seconds"])
+    waiting = _UNKNOWN if each["lag_records"] is None else each["lag_records"]
     state = approximate_size(each["state_bytes"])
-    counted_rows = each["rows_in"], each["rows_out"], each["rows_rejected"], each["lag_records"]
+    counted_rows = each["rows_in"], each["rows_out"], each["rows_rejected"], waiting
     return (
         *counted_rows,
         behind,

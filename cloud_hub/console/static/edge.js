@@ -15,6 +15,8 @@ const STREAMS_MAX = 200;
 const LANES_MAX = 8;
 const ASKED_AT_ONCE = 6;
 const HOUR_MINUTES = 60;
+/** The rule of `severity` in the API: waiting does not end them. */
+const ACTS_NEEDED = new Set(["conflict", "lost_records", "absent_records", "functions_fail"]);
 
 export const edgeLink = (edge) => el("a", { href: `#/edges/${encodeURIComponent(edge.tenant)}/${encodeURIComponent(edge.edge)}` }, edge.edge);
 
@@ -103,7 +105,7 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
   const sizes = new ResizeObserver(draw);
   sizes.observe(main);
   signal.addEventListener("abort", () => sizes.disconnect());
-  main.replaceChildren(...page(name || "", troubles, figures, alarms, el("h2", {}, "Completeness over time, by stream"), span.element,
+  main.replaceChildren(...page(name || "", troubles, alarms, figures, el("h2", {}, "Completeness over time, by stream"), span.element,
     timeline.element, unfound, table.element, said, el("h2", {}, "Functions"), functions.element, aboutFunctions, actsOf(name, { signal, onChange, me })));
 
   const rounds = new api.Rounds(async () => {
@@ -166,6 +168,6 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
       ? "Not known: the edge is not linked, or its release does not report them."
       : facts.functions_more ? `${count(facts.functions_more)} more are on the edge's own page.` : "";
     alarms.replaceChildren(...facts.alarms.map((each) =>
-      notice("warn", `${each.reason.replaceAll("_", " ")}: ${each.why}.`, `${each.what_to_do} (stream ${each.stream}, ${count(each.lanes)} lanes)`)));
+      notice(ACTS_NEEDED.has(each.reason) ? "bad" : "warn", `${each.reason.replaceAll("_", " ")}: ${each.why}.`, `${each.what_to_do} (stream ${each.stream}, ${count(each.lanes)} lanes)`)));
   }
 }

@@ -441,4 +441,4 @@ async def test_ten_thousand_edges_have_as_many_series_as_one() -> None:
     )
     await few.refresh()
     await many.refresh()
-    assert len(list(few.samples())) == len(list(many.samples())) == 17
+    assert len(list(few.samples())) == len(list(many.samples())) == 18

@@ -26,10 +26,12 @@ from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.http import exchange
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.reads import summaries
+from weft.cloud_hub.reads.edge_reports import EdgeReport
 from weft.cloud_hub.reads.summaries import (
     Begun,
     EdgeRow,
     EdgeViews,
+    Linked,
     Listed,
     ShardSummaries,
     ShardSummary,
@@ -53,6 +55,7 @@ from weft.cloud_hub.shard.shards import open_gap_views
 from weft.hub_api.rights import Scope
 from weft.protocols.chunk_index import GapRange, LastWord, Mark
 from weft.protocols.lane import Lane, NodeName
+from weft.protocols.link import FunctionReport, NodeReport
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
@@ -545,6 +548,28 @@ async def pages(states: list[ShardState]) -> list[str]:
         if not more:
             return names
         after = str(edges[-1].name)
+
+
+@pytest.mark.parametrize("mark", [122_426_294, NOW - 2 * SILENT_NS], ids=["never began", "stopped"])
+async def test_the_error_of_a_function_is_the_alarm_of_its_linked_edge(mark: int) -> None:
+    made, name = ShardState(b"0" * 16, 0), NodeName("default", "press-1")
+    made.set_lane(Lane(*name, 1, "calm"), LaneState(mark=Mark(mark, 0), whole_mark=Mark(mark, 0), last_seen=NOW))
+    ((row,),) = await rows([made], NOW)
+    failing = FunctionReport("calm", "python", 0, 0, 3, "score.py, line 2: OSError: no model")
+    reports = {name: EdgeReport(NOW, NodeReport(1, 2, 1, None, None, [failing], 0))}
+    linked = {name: Linked(NOW, "weft 1", 0, "one")}
+
+    def alarms(links: dict[NodeName, Linked]) -> list[tuple[str, str]]:
+        view = EdgeViews(links, reports, lambda _: None).view(row)
+        assert (view.complete_up_to is None) == (mark < NOW // 2)
+        return [(each.reason, f"{each.why}; {each.what_to_do}") for each in view.alarms]
+
+    [(reason, text)] = alarms(linked)
+    assert reason == "functions_fail"
+    assert "score.py, line 2: OSError: no model" in text
+    assert "retire" not in text
+    [(reason, _)] = alarms({})
+    assert reason == ("silent" if mark > NOW // 2 else "functions_not_started"), "what it said may be old"
 
 
 @pytest.mark.parametrize(

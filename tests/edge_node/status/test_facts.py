@@ -271,7 +271,9 @@ def test_every_metric_of_functions_is_exported_with_what_was_counted() -> None:
 
 def test_functions_that_have_seen_nothing_are_not_decades_behind() -> None:
     facts = function_facts(FunctionCounters(), NOW)
-    assert (facts["lag_seconds"], facts["trouble"]) == (0.0, "")
+    assert (facts["lag_records"], facts["lag_seconds"], facts["trouble"]) == (None, None, ""), "unknown is not 0"
+    samples = {each.name for each in function_samples("calm", facts)}
+    assert not samples & {"weft_edge_function_lag_records", "weft_edge_function_lag_seconds"}
     assert function_facts(FunctionCounters(until=NOW + 10**9), NOW)["lag_seconds"] == 0.0
 
 

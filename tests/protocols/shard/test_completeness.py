@@ -331,6 +331,18 @@ def test_a_live_stream_asks_nothing_of_people_and_one_that_stands_does() -> None
     assert severities(soon, press=held(5, None))[0] == ("no_mark", "warning")
 
 
+def test_functions_that_have_handled_nothing_are_not_decades_behind() -> None:
+    begun, waiting = held(0, None), held(5, Mark(T, 5))
+    begun.add_mark(Mark(1, 0))
+    begun.prove_marks()
+    answer = completeness({lane("a"): begun, lane("b"): waiting}, (), NOW)
+    [reason, *_] = answer.held_back_by
+    assert (answer.complete_up_to, reason.edge, reason.reason) == (None, "a", Reason.NOT_STARTED)
+    assert (reason.up_to, reason.since) == (None, None)
+    assert "retire" not in reason.advice
+    assert severity(reason, NOW) is Severity.WARNING
+
+
 def test_what_waiting_does_not_bring_is_an_error_at_once() -> None:
     copied = held(5, Mark(T, 5))
     copied.conflict = Conflict(T, 2, T, T, "two nodes")

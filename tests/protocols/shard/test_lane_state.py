@@ -253,7 +253,9 @@ def test_a_rename_ends_the_former_name_by_both_words(seq: int) -> None:
     at(held, 310, begins(seq))
     assert renamed(held.lanes) == {LANE}
     answer = completeness(held.lanes, (LANE.edge,), 10**12)
-    assert (answer.covers, answer.complete_up_to) == ([NEW], 0), "an edge that is expected under its former name spoke"
+    # A lane without a record whose mark is of 1970 has not started, and so has no moment.
+    moment = 0 if seq else None
+    assert (answer.covers, answer.complete_up_to) == ([NEW], moment), "an edge expected under its former name spoke"
     at(held, 320, begins(seq + 5, epoch=3, lane=NEW._replace(edge="edge-3")))
     assert renamed(held.lanes) == {LANE}, "the second one has said no last word"
 

@@ -12,6 +12,8 @@ const by = (id) => document.getElementById(id);
 const page = new AbortController();
 const { signal } = page;
 const FAR_S = 365 * 86400;
+/** Time for which the oldest record may wait until the page says so above all else: the hub's rule of a silent edge. */
+const BEHIND_S = 240;
 
 const seconds = (value) => (value === null || value === undefined ? "unknown" : duration(value * 1000));
 
@@ -56,6 +58,13 @@ function showAlarms(facts) {
     ...Object.values(facts.conflicts).map((text) => notice("bad", text)),
     ...Object.entries(facts.links).filter(([, each]) => each.alarm).map(([name, each]) => notice("bad", `link ${name}: ${each.alarm}`)),
   ];
+  for (const [name, each] of Object.entries(facts.functions || {})) {
+    if (each.trouble) found.push(notice("bad", `functions of ${name}: ${each.trouble}`));
+  }
+  for (const [name, each] of Object.entries(facts.links)) {
+    if (each.alarm || each.pending_seconds < BEHIND_S) continue;
+    found.push(notice("warn", `link ${name}: ${count(each.pending_records)} records wait, the oldest for ${seconds(each.pending_seconds)}`, why(each)));
+  }
   if (facts.recovery.records_lost) found.push(notice("warn", `${count(facts.recovery.records_lost)} records were lost before this start`));
   const texts = found.map((each) => each.textContent).join("\n");
   if (by("alarms").textContent !== found.map((each) => each.textContent).join("")) by("alarms").replaceChildren(...found);
