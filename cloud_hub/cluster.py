@@ -198,6 +198,17 @@ class Owners:
         keeps all shards, and serves all edges, while no other process can own any."""
         return self._leaves or (self.state == LEAVING and self.is_relieved)
 
+    @property
+    def why_leaving(self) -> str | None:
+        """Return why this process gives its shards to others; None if it does not."""
+        if self._leaves:
+            return "the node is leaving"
+        if not self.is_leaving:
+            return None
+        host = self._site.host
+        name = host if self._is_drained(host, "") else self.own
+        return f"{name} is drained. `weft hub drain CONFIG {name} --undo` ends it"
+
     def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
         """Call ``changed`` whenever owners of shards change, before a look returns."""
         self._watchers.append(changed)
@@ -581,9 +592,9 @@ class Membership(Participant):
         return self.level > self.release_level
 
     @property
-    def is_leaving(self) -> bool:
-        """Return whether the node gives its shards to others, as ``Owners.is_leaving``."""
-        return self._owners is not None and self._owners.is_leaving
+    def why_leaving(self) -> str | None:
+        """Return why the node gives its shards to others; None if it does not."""
+        return None if self._owners is None else self._owners.why_leaving
 
     async def look(self) -> None:
         """Read the entries of all processes, before the node serves edges.

@@ -150,12 +150,12 @@ class Health:
                 reasons.append(f"shard {shard} is not loaded")
             elif silent_s > STORE_SILENCE_S:
                 reasons.append(f"the store has not answered for {approximate_duration(silent_s)} (shard {shard})")
-        doubted, leaves = self._clock.doubted(), self._membership.is_leaving
+        doubted, leaves = self._clock.doubted(), self._membership.why_leaving
         if self._store.trouble is not None:
             return [self._store.trouble]
         if (silent_s := self._store.silent_s) > STORE_SILENCE_S:
             return [f"the store has not answered for {approximate_duration(silent_s)}"]
-        general = [*self.unhealthy(), *([doubted] if doubted else []), *(["the node is leaving"] if leaves else [])]
+        general = [*self.unhealthy(), *filter(None, (doubted, leaves))]
         return general + (reasons if len(reasons) == len(own) else [])
 
 
