@@ -12,19 +12,15 @@ import click
 import msgspec
 
 from weft.cloud_hub.auth.tokens import TokenIdentity, TokensUnusable, hash_token, new_token, read_tokens
-from weft.cloud_hub.facts.fact import TOKEN, decode, listed
+from weft.cloud_hub.facts.fact import TOKEN, listed
 from weft.cloud_hub.facts.tokens import (
     Pairing,
-    Secret,
     TokenCache,
-    TokenDocument,
     add_token,
     demands_tokens,
-    end_of_token,
     import_token,
     new_pairing,
     pair_token,
-    rotate_token,
 )
 from weft.cloud_hub.facts.tokens import open_hubs as declare_open_hubs
 from weft.commands.common import config_argument, confirm, json_option, load_hub, tenant_option, using, yes_option
@@ -51,7 +47,7 @@ from weft.commands.running import (
     whole,
 )
 from weft.config.units import approximate_duration
-from weft.hub_api.answers import SecretAnswer, moment, parse_moment
+from weft.hub_api.answers import SecretAnswer, parse_moment
 from weft.hub_api.bodies import CODE_VALID, IMPORTED_MAX, HashedToken
 from weft.hub_api.operations import IMPORT_BYTES_MAX
 from weft.hub_api.rights import InvalidGrant, Right, Rights, Scope, role_grants
@@ -64,7 +60,6 @@ from weft.text.fleet import ENDS_SOON_S
 if TYPE_CHECKING:
     from weft.cloud_hub.facts.fact import Decision
     from weft.config.models import HubConfig
-    from weft.storage.cluster_log import Change, ClusterState
 
 
 # Options that say what a token opens, and how lists show it.
@@ -234,8 +229,8 @@ def check_name(name: str) -> None:
 
 @contextlib.contextmanager
 def reserved_file(path: str | None) -> Iterator[Callable[[str], None]]:
-    """Make a new file for a secret that a running hub is about to make, for its owner alone. It is removed if nothing
-    was written into it.
+    """Make a new file, for its owner alone, before the hub makes the secret for it. It is removed if nothing is written
+    into it.
 
     Args:
         path: None for no file.
@@ -268,26 +263,6 @@ def reserved_file(path: str | None) -> Iterator[Callable[[str], None]]:
         if not is_filled:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-
-
-@contextlib.contextmanager
-def secret_file(path: str | None, token: str) -> Iterator[None]:
-    """Write a secret to a new file for its owner alone, before the token is declared. An error of that removes it; an
-    interruption does not, as the token may be declared already.
-
-    Args:
-        path: None for no file.
-    """
-    if path is None:
-        yield
-        return
-    write_new({path: f"{token}\n".encode()}, replaced="")
-    try:
-        yield
-    except Exception:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        raise
 
 
 class _FleetToken(NamedTuple):
@@ -495,25 +470,20 @@ def add(
     access = access_of(scope, grants, edge)
     check_name(name)
     more = {"scope": str(access), "tenant": tenant, "edge": edge, "grants": grants}
-    if not is_config:
-        there = administration_of(hub, token_file, by)
-        with reserved_file(to) as fill:
-            made = there.add_token(
-                name, scope=scope, tenant=tenant, edge=edge, grants=grants, expires=expires, reason=reason
-            )
-            fill(made.token)
-        _print_secret(made, to, as_json=as_json, **more)
-        return
-    token = new_token()
-    with declaring():
-        decision = add_token(TokenIdentity(name, hash_token(token), access, tenant, edge, grants), until)
-    if dry_run:
-        print_preview(hub, [name], as_json=as_json)
-        return
-    with secret_file(to, token):
-        confirm_first(hub, [decision], by, reason, yes=yes)
-        declare(hub, decision, by, reason)
-    _print_secret(SecretAnswer(name=name, token=token, until=moment(until)), to, as_json=as_json, **more)
+    if is_config:
+        with declaring():
+            decision = add_token(TokenIdentity(name, NO_HASH, access, tenant, edge, grants), until)
+        if dry_run:
+            print_preview(hub, [name], as_json=as_json)
+            return
+    with reserved_file(to) as fill:
+        if is_config:
+            confirm_first(hub, [decision], by, reason, yes=yes)
+        made = administration_of(hub, token_file, by).add_token(
+            name, scope=scope, tenant=tenant, edge=edge, grants=grants, expires=expires, reason=reason
+        )
+        fill(made.token)
+    _print_secret(made, to, as_json=as_json, **more)
 
 
 SHARE_EXPIRES = "30d"
@@ -761,27 +731,13 @@ def rotate(
     \b
     weft hub token rotate hub.yaml press-7 --overlap 14d --expires 365d
     """
-    token, now = new_token(), time.time_ns()
-    given = None if expires == NEVER else end_of(expires, now, "--expires")
-    old_until = end_of(overlap, now, "--overlap")
-    assert old_until is not None, "the option has a default"
-    if not names_a_config(hub):
-        there = administration_of(hub, token_file, by)
-        with reserved_file(to) as fill:
-            made = there.rotate_token(name, expires=expires, overlap=overlap, end_oldest=end_oldest, reason=reason)
-            fill(made.token)
-        _print_rotated(made, to, now, as_json=as_json, keeps_end=expires is None)
-        return
-
-    def rotated(state: ClusterState) -> Change | None:
-        until = given if expires is not None else end_of_token(state, name, now)
-        secret = Secret(hash_token(token), until)
-        return rotate_token(name, secret, now, old_until, ends_oldest=end_oldest)(state)
-
-    with secret_file(to, token):
-        state = declare(hub, rotated, by, reason)
-    until = decode(state.facts(TOKEN)[name].document, TokenDocument).secrets[-1].until
-    made = SecretAnswer(name=name, token=token, until=moment(until))
+    now = time.time_ns()
+    end_of(None if expires == NEVER else expires, now, "--expires")
+    end_of(overlap, now, "--overlap")
+    there = administration_of(hub, token_file, by)
+    with reserved_file(to) as fill:
+        made = there.rotate_token(name, expires=expires, overlap=overlap, end_oldest=end_oldest, reason=reason)
+        fill(made.token)
     _print_rotated(made, to, now, as_json=as_json, keeps_end=expires is None)
 
 
