@@ -1,5 +1,4 @@
-"""Configurations that a hub wants for edges: sent on links, confirmed or refused by edges, and rolled out group by
-group."""
+"""Configurations of edges at a hub: sent on links, confirmed or refused by edges, and rolled out group by group."""
 
 from __future__ import annotations
 
@@ -43,27 +42,29 @@ _logger = logging.getLogger(__name__)
 STATES_INTERVAL_S = 1.0
 STATES_RETRY_S = 5.0
 TRIES_MAX = 5
-"""Number of attempts to write an object that others write, before the next interval."""
+"""Number of attempts to write an object that other processes also write, before the next interval."""
 EDGES_MAX = 65_536
-"""Maximum number of edges in one object; beyond it, the one that said nothing for longest is left out."""
+"""Maximum number of edges in one object. Beyond it, the edge with the oldest report is left out."""
 OBJECT_BYTES_MAX = 64 << 20
-"""Maximum size of an object, likewise: readers pass over a larger one."""
+"""Maximum size of an object, enforced in the same way. Readers ignore a larger one."""
 WHOLE_LOOKS = 12
-"""Each so many reads of the same edges look into every object: an edge that left one may hide that another came."""
+"""Interval, in reads of the same edges, of reads of every object: an edge that left an object may hide that another
+joined it."""
 LOOKED_AT_ONCE = 256
 TAKES_NONE = 100
-"""Outcome of an edge that takes no configuration: its release does not know the feature, or its file allows none."""
+"""Outcome of an edge that accepts no configuration: its release does not know the feature, or its file does not allow
+it."""
 
 
 class EdgeConfigState(msgspec.Struct, frozen=True, array_like=True):
-    """The last word of an edge."""
+    """The last report of an edge about its configuration."""
 
     tenant: str
     edge: str
     at: Nanoseconds
-    """Moment by the clock of the hub process that heard it."""
+    """Moment by the clock of the hub process that received it, nanoseconds since 1970."""
     version: U64
-    """Version of the configuration that it is about."""
+    """Version of the configuration that it reports on."""
     digest: str
     outcome: U32
     """``ConfigOutcome``, or ``TAKES_NONE``."""
@@ -73,11 +74,11 @@ class EdgeConfigState(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the edge refused the configuration, or took it back."""
+        """Return whether the edge refused or reverted the configuration."""
         return self.outcome in (ConfigOutcome.REFUSED, ConfigOutcome.ROLLED_BACK)
 
     def is_same_report(self, other: EdgeConfigState | None) -> bool:
-        """Return whether it says the same, at whatever moment."""
+        """Return whether another report is equal, except for its moment."""
         return other is not None and msgspec.structs.replace(self, at=other.at) == other
 
 
@@ -98,7 +99,7 @@ _WORDS = msgspec.msgpack.Decoder(EdgeConfigState)
 
 
 class ConfigStates:
-    """The words of edges that this process hears.
+    """Writer of the reports that this process receives from edges.
 
     Args:
         place: shard of an edge.
@@ -127,7 +128,7 @@ class ConfigStates:
                 _logger.warning("configuration reports of %d edges were not stored", len(self._waiting))
 
     def note(self, node: NodeName, state: ConfigState) -> None:
-        """Note what an edge says."""
+        """Record an edge's report. It is durable after the next write."""
         self._note(
             EdgeConfigState(
                 node.tenant,
@@ -143,7 +144,7 @@ class ConfigStates:
         )
 
     def note_takes_none(self, node: NodeName) -> None:
-        """Note that an edge that is to have a configuration takes none."""
+        """Record that an edge with a desired configuration accepts none."""
         self._note(EdgeConfigState(node.tenant, node.edge, self._now(), 0, "", TAKES_NONE, "", 0, ""))
 
     def _note(self, said: EdgeConfigState) -> None:
@@ -166,10 +167,10 @@ class ConfigStates:
                 await asyncio.sleep(STATES_RETRY_S)
 
     async def write(self) -> None:
-        """Store what waits.
+        """Store the waiting reports.
 
         Raises:
-            StoreError: the store did not answer. What it has not taken still waits.
+            StoreError: the store did not answer. Reports that were not stored still wait.
         """
         by_shard: dict[int, list[EdgeConfigState]] = {}
         for node, said in self._waiting.items():
@@ -240,7 +241,7 @@ async def _read(store: ObjectStore, key: str) -> tuple[dict[NodeName, _Word], st
 
 
 class Concerned(NamedTuple):
-    """The edges whose words a reader wants."""
+    """The edges whose reports a reader needs."""
 
     covers: Callable[[NodeName], bool]
     names: frozenset[NodeName] | None = None
@@ -250,22 +251,22 @@ class Concerned(NamedTuple):
 
 
 class StatesReader:
-    """The words of some edges, read again and again: as few objects as possible each time.
+    """Repeated reads of the reports of some edges, each from as few objects as possible.
 
     Args:
-        places: the shards in whose objects the words of an edge may be.
+        places: the shards in whose objects an edge's reports may be.
     """
 
     def __init__(self, store: ObjectStore, places: Callable[[NodeName], Iterable[int]]) -> None:
         self._store = store
         self._places = places
         self._without: dict[str, int] = {}
-        """Size of each object without a word of these edges: the first word of one makes it longer."""
+        """Size of each object without a report of these edges: their first report makes it longer."""
         self._what: Hashable = None
         self._looks = 0
 
     async def read(self, concerned: Concerned) -> dict[NodeName, EdgeConfigState]:
-        """Return the last word of each edge that is concerned.
+        """Return the last report of each of the edges.
 
         Raises:
             StoreError: the store did not answer.
@@ -304,7 +305,7 @@ class StatesReader:
 
 
 async def read_states(store: ObjectStore) -> dict[NodeName, EdgeConfigState]:
-    """Return the last word of every edge.
+    """Return the last report of every edge.
 
     Raises:
         StoreError: the store did not answer.
@@ -315,24 +316,24 @@ async def read_states(store: ObjectStore) -> dict[NodeName, EdgeConfigState]:
 # Rollouts: stopped when edges refuse or take back, and taken further when edges confirm.
 
 INTERVAL_S = 5.0
-"""Interval of looks while a rollout runs: a GET for each shard with edges of its group, and a listing if the group has
-patterns."""
+"""Interval of looks while a rollout runs. A look costs a GET for each shard with edges of the group, and a listing if
+the group has patterns."""
 CONFIRMED_SHARE = 0.9
-"""Share of the edges that a step has reached, as far as they have said something, that must have confirmed before the
-next step. Edges that are offline would stop a rollout for good."""
+"""Share of the edges reached by a step and heard from that must have confirmed before the next step. Edges that are
+offline do not count, since they would stop a rollout forever."""
 NAMED_MAX = 5
 
 States = Mapping[NodeName, EdgeConfigState]
 
 
 class RolloutProgress(NamedTuple):
-    """The numbers of a group's edges by what they say about its settings."""
+    """The numbers of a group's edges by their reports on its settings."""
 
     confirmed: int
     on_trial: int
     failed: tuple[EdgeConfigState, ...]
     waiting: int
-    """Edges that were reached and have said nothing about it yet."""
+    """Number of edges that the rollout has reached and that have not reported yet."""
 
     @property
     def may_continue(self) -> bool:
@@ -354,7 +355,7 @@ def running(configs: DesiredConfigs) -> dict[ConfigKey, ConfigDocument]:
 async def progress_of(
     key: ConfigKey, document: ConfigDocument, configs: DesiredConfigs, groups: Groups, states: States
 ) -> RolloutProgress:
-    """Return what the edges say that a group's settings have reached."""
+    """Return the progress of a group's settings by the reports of its edges."""
     confirmed = on_trial = waiting = 0
     failed: list[EdgeConfigState] = []
     for at, (node, said) in enumerate(states.items()):
@@ -391,11 +392,11 @@ def judge(key: ConfigKey, document: ConfigDocument, progress: RolloutProgress) -
 
 
 class Rollouts:
-    """The keeper of rollouts: one process of a cluster is meant to, and the cluster log decides if two do.
+    """Driver of rollouts. One process of a cluster is responsible; if two act, the cluster log decides.
 
     Args:
-        is_own: whether this process is meant to.
-        states: reads what edges say.
+        is_own: whether this process is responsible.
+        states: reads the reports of edges.
         declare: appends a change to the cluster log.
     """
 
@@ -421,7 +422,7 @@ class Rollouts:
         self._task.start(self._run(), name="rollouts")
 
     async def close(self) -> None:
-        """Stop. Rollouts stay at their shares."""
+        """Stop. Rollouts keep their shares."""
         await self._task.close()
 
     async def _run(self) -> None:
@@ -452,7 +453,7 @@ class Rollouts:
         return Concerned(covers, None if has_patterns else names, members)
 
     async def look(self) -> None:
-        """Take each running rollout one step further, or stop it, if it is time."""
+        """Advance each running rollout by one step, or stop it, if its edges' reports require it."""
         found = running(self._configs)
         if not found:
             return
@@ -470,18 +471,18 @@ class Rollouts:
 # Desired configurations on the links of one hub process: sent when an edge has another one, and only then.
 
 WORDS_MAX = 20.0
-"""Words of an edge about its configuration that are heard at once, and after them one a second: each is looked up in
-all groups, and becomes part of an object in the store."""
+"""Burst of an edge's configuration reports; the rate is one a second. Each is looked up in all groups, and becomes part
+of an object in the store."""
 
 
 class ConfiguredLink(Protocol):
     """A link of an edge (``cloud_hub.links.edge_link.EdgeLink``)."""
 
     config: LinkConfig | None
-    """State of the edge's configuration; None if it takes none."""
+    """State of the edge's configuration; None if the edge accepts none."""
 
     def configure(self, desired: ConfigDesired) -> None:
-        """Tell the edge which configuration it is to have."""
+        """Send the edge its desired configuration."""
 
 
 class LinkConfig:
@@ -490,16 +491,16 @@ class LinkConfig:
     def __init__(self, node: NodeName) -> None:
         self.node = node
         self.has = ""
-        """Digest that the edge's last word is about."""
+        """Digest in the edge's last report."""
         self.sent: str | None = None
-        """Digest that the hub sent last on this link. It sends none twice: an edge that answers with other digests
-        would have it send without end."""
+        """Digest that the hub last sent on this link. It is never sent twice: an edge that answers with other digests
+        would make the hub send endlessly."""
         self.words = WORDS_MAX
-        """Words that the edge may say now."""
+        """Number of reports that the edge may send now."""
         self.heard_at = asyncio.get_running_loop().time()
 
     def may_report(self) -> bool:
-        """Count a word of the edge; return whether it is one of those that a link may say: some, and one a second."""
+        """Count a report of the edge. Return whether it is within the burst and the rate of a link."""
         now = asyncio.get_running_loop().time()
         self.words = min(WORDS_MAX, self.words + now - self.heard_at) - 1
         self.heard_at = now
@@ -524,7 +525,7 @@ class LinkConfigs:
         self._links = links
 
     def greeted(self, link: ConfiguredLink, node: NodeName, features: Iterable[str]) -> None:
-        """Note an edge that takes no configuration though it is to have one."""
+        """Record an edge that accepts no configuration although one is desired."""
         if CONFIG in features:
             link.config = LinkConfig(node)
             return
@@ -533,7 +534,7 @@ class LinkConfigs:
             self._states.note_takes_none(node)
 
     def take(self, link: ConfiguredLink, state: ConfigState) -> None:
-        """Handle the word of an edge."""
+        """Handle an edge's report."""
         if link.config is None or not link.config.may_report():
             return
         before, link.config.has = link.config.has, state.digest
@@ -550,7 +551,7 @@ class LinkConfigs:
         link.configure(wanted)
 
     async def changed(self) -> None:
-        """Tell linked edges what was declared since."""
+        """Send linked edges the changed configurations."""
         for at, link in enumerate(list(self._links())):
             if link.config is not None:
                 config = link.config
@@ -571,7 +572,7 @@ BY = "weft hub"
 
 
 class FleetConfigs:
-    """Tells linked edges their configurations, keeps what they say, and takes rollouts further.
+    """Configurations of a fleet: sends them to linked edges, stores the edges' reports, and advances rollouts.
 
     Args:
         places: shard of an edge, and those that it was split from.
@@ -611,7 +612,7 @@ class FleetConfigs:
         self._task.start(self._send_desired(), name="tell-configurations")
 
     async def close(self) -> None:
-        """Stop, after what edges said last is stored."""
+        """Stop, after the last reports are stored."""
         await self._task.close()
         await self._rollouts.close()
         await self._states.close()

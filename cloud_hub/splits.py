@@ -1,4 +1,4 @@
-"""Splits of shards: how a new shard begins, on whose request, and what a process makes of it while it runs."""
+"""Splits of shards: the beginning of a new shard, splits by operators and by load, and shards of tenants set apart."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ LANES_INLINE = 512
 """Number of lanes up to which the new shard's state is made on the event loop; of more, in a thread."""
 
 Hold = Callable[[int], AbstractAsyncContextManager[object]]
-"""For a shard: a context in which this process itself writes no chunk of it."""
+"""Function from a shard to a context in which this process writes no chunk of it."""
 
 
 def _hold_nothing(shard: int) -> AbstractAsyncContextManager[object]:  # noqa: ARG001
@@ -76,14 +76,14 @@ def _hold_nothing(shard: int) -> AbstractAsyncContextManager[object]:  # noqa: A
 
 
 class Splitter:
-    """Puts declared splits into force.
+    """Execution of declared splits.
 
     Args:
-        log_of: makes the log of a shard.
+        log_of: returns the log of a shard.
         tree: the shards as declared.
         wall_clock: nanoseconds since 1970. It raises what makes a call end before anything is written.
         random_bits: for nonces.
-        hold: keeps this process from taking the halved shard's next number itself.
+        hold: keeps this process from writing the split shard's next chunk.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Splitter:
         self._wall_clock, self._random_bits, self._hold = wall_clock, random_bits, hold
 
     async def begin(self, shard: int) -> None:
-        """Make a shard ready to be loaded and written to; do nothing if it has begun, or is one of the first. Durable
-        when this returns.
+        """Make a shard ready to be loaded and written, durably. Do nothing if it has begun, or is one of the first
+        shards.
 
         Raises:
             StoreError: the store did not answer, or other processes took every number first; call again.
-            Corrupt, UnsupportedVersion: the halved shard cannot be read.
+            Corrupt, UnsupportedVersion: the split shard cannot be read.
         """
         above = self._tree().parent(shard)
         if above is None or await has_begun(self._log_of(shard)):
@@ -169,7 +169,7 @@ class Splitter:
 
 
 async def has_begun(log: ShardLog) -> bool:
-    """Return whether a shard that a split makes can be written to."""
+    """Return whether a shard made by a split can be written."""
     return (await log.manifest())[0].snapshot is not None
 
 
@@ -195,10 +195,10 @@ class CannotSplit(Exception):
 
 
 class Parts(NamedTuple):
-    """Edges of a shard by what a split does with them."""
+    """The edges of a shard that a split moves, and those that stay."""
 
     moving: list[tuple[str, str]]
-    """(tenant, edge) of those that go to the new shard."""
+    """(tenant, edge) of the edges that move to the new shard."""
     staying: list[tuple[str, str]]
 
 
@@ -213,10 +213,10 @@ async def look(store: ObjectStore, cluster: Cluster, shard: int, *, force: bool 
     """Return which edges a split of a shard would move. Nothing is written.
 
     Args:
-        force: also if one of the parts has no edge.
+        force: accept a split in which one of the parts has no edge.
 
     Raises:
-        CannotSplit: there is no such shard or one that has not begun, or a split would part no load.
+        CannotSplit: there is no such shard, a split has not been completed, or the split would divide no load.
         StoreError: the store did not answer.
         Corrupt: the shard is damaged.
     """
@@ -250,8 +250,8 @@ async def split(
     wall_clock: Callable[[], int],
     random_bits: Callable[[int], int],
 ) -> int:
-    """Split a shard, and return the number of the new one. A call that ended half way leaves a declared split, which
-    the hub's nodes put into force.
+    """Split a shard, and return the number of the new one. The hub's nodes complete a declared split whose call was
+    interrupted.
 
     Args:
         cluster: as ``look`` saw it.
@@ -297,11 +297,12 @@ async def split(
 # number.
 
 Turn = tuple[int, str]
-"""A turn of ``take_turn``: its number, and the tenant that it is for."""
+"""A turn of ``take_turn``: its number and its tenant."""
 
 
 class CannotSetApart(Exception):
-    """The tenant cannot be set apart, or not be taken back. The message has the reason and advice."""
+    """The tenant cannot be set apart, or setting it apart cannot be reverted. The message has the reason and the
+    remedy."""
 
 
 class _Overtaken(Exception):
@@ -309,7 +310,7 @@ class _Overtaken(Exception):
 
 
 class Apart:
-    """Sets tenants apart.
+    """Assignment of shards of their own to tenants.
 
     Args:
         wall_clock: nanoseconds since 1970. It raises what makes a call end before anything is written.
@@ -320,12 +321,13 @@ class Apart:
         self._store, self._wall_clock, self._random_bits = store, wall_clock, random_bits
 
     async def set(self, tenant: str) -> int:
-        """Set a tenant apart, and return the number of its first shard; do nothing if it is apart already.
+        """Set a tenant apart, and return the number of its first shard. Do nothing if it already is.
 
-        It reads the state of every shard, one after the other, and writes a chunk in each.
+        It reads the state of every shard in turn, and writes a chunk to each.
 
         Raises:
-            CannotSetApart: the store has something of the tenant, a split is not done, or there are too many shards.
+            CannotSetApart: the store has data of the tenant, a split has not been completed, or there are too many
+                shards.
             StoreError: the store did not answer; call again.
             ClusterUnusable, Corrupt, UnsupportedVersion: the store, or a shard of it, cannot be used.
         """
@@ -348,7 +350,7 @@ class Apart:
         raise StoreError(f"{ATTEMPTS_MAX} other shards were declared meanwhile: try again")
 
     async def take_back(self, tenant: str) -> None:
-        """Let the shards take a tenant again, which a call of ``set`` that did not come to its end has left out.
+        """Let the shards accept a tenant again that an interrupted call of ``set`` has excluded.
 
         Raises:
             CannotSetApart: the tenant is apart.
@@ -464,14 +466,15 @@ class Apart:
 # Automatic splits: of a shard that keeps a process of the hub busy for long.
 
 BUSY, PART = 0.7, 0.5
-"""Part of a core above which a process is busy, and part of the written bytes from which on a shard is the reason."""
+"""Share of a core above which a process is busy, and share of the written bytes from which a shard counts as the
+cause."""
 SUSTAINED_S = 600.0
-"""Time for which both have to hold: a split cannot be reverted, and a backlog after an outage ends by itself."""
+"""Time for which both have to hold, since a split cannot be reverted and a backlog after an outage ends by itself."""
 SAMPLE_S = 30.0
 
 
 Noted = Callable[[str, str, str], AbstractAsyncContextManager[None]]
-"""Function from act, target and reason to the context that writes the lines of the act."""
+"""Function from act, target and reason to the context that records the act."""
 
 
 class ProcessLoad:
@@ -522,7 +525,7 @@ class Clocks(NamedTuple):
 
 
 class Load:
-    """The cores that a process uses, from one question to the next."""
+    """The cores that a process uses between calls."""
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks, self._last = clocks, (clocks.monotonic(), clocks.processor())
@@ -540,8 +543,8 @@ async def split_busy(  # noqa: PLR0917 - what is split, when, and what hears of 
     """Split shards that keep this process busy, until the store has ``shards_max`` of them. Never returns.
 
     Args:
-        declared: called after a split was declared: the cluster has to be read again.
-        noted: writes the lines of the act; what it raises prevents it.
+        declared: called after a split is declared, since the cluster has to be read again.
+        noted: records the act; what it raises prevents the split.
     """
     load = ProcessLoad()
     while True:
@@ -597,7 +600,7 @@ Beside = Callable[[Shards], Coroutine[Any, Any, None]]
 
 
 class ShardMaker:
-    """Makes what belongs to one shard.
+    """Factory of the log and the committer of each shard.
 
     Args:
         cluster: returns the cluster as the process read it last.
@@ -627,7 +630,7 @@ class ShardMaker:
         self._clock, self._random_bits, self._level = clock, random_bits, level
         self._rules, self._moved, self._pace = rules, moved, pace
         self._made: dict[int, Sequencer] = {}
-        """The last committer of each shard."""
+        """The most recent committer of each shard."""
         self._splitter = Splitter(
             self.log, lambda: cluster().tree, wall_clock=clock.sound, random_bits=random_bits, hold=self._hold
         )
@@ -637,7 +640,7 @@ class ShardMaker:
         return ShardLog(self._store, self._cluster(), shard, self._clock.boot, rules=self._rules)
 
     def sequencer(self, shard: int) -> Sequencer:
-        """Return a committer of a shard, which is not started. A shard that a split makes begins when it is loaded."""
+        """Return a committer of a shard, not started. A shard made by a split begins when it is loaded."""
         made = self._made[shard] = Sequencer(
             self.log(shard),
             self._settings,
@@ -653,11 +656,11 @@ class ShardMaker:
     def beside(
         self, shards_max: int | None, clocks: Clocks, declared: Callable[[], None], noted: Noted
     ) -> Beside | None:
-        """Return the work that splits busy shards, until there are ``shards_max``; None without it.
+        """Return the background work that splits busy shards; None without ``shards_max``.
 
         Args:
             declared: called after a split was declared.
-            noted: writes the lines of the act.
+            noted: records the act.
         """
         if shards_max is None:
             return None
@@ -673,7 +676,7 @@ class ShardMaker:
 
 
 class EveryLog:
-    """The logs of all shards for one reader, by number: those of new shards appear at the end."""
+    """The logs of all shards for one reader, by number. Logs of new shards are appended."""
 
     def __init__(self, maker: ShardMaker, count: Callable[[], int]) -> None:
         self._maker, self._count = maker, count

@@ -1,4 +1,4 @@
-"""The store of a hub process: opened and tried at the start, and held on to while the process runs."""
+"""The store of a hub process: opened and checked at the start, and watched while the process runs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 HICCUP_S = 15.0
-"""Time of a start for which a step is tried again when a bucket does not answer it."""
+"""Time of a start for which a step is retried if a bucket does not answer."""
 AWAY_S = 60.0
-"""Time for which a process that is started again waits for a store that is not in its place. Its supervisor starts it
-again after that, at growing intervals."""
+"""Time for which a restarted process waits for a store that is not in its place. After that, its supervisor restarts it
+at growing intervals."""
 RACE_AFTER_S = 20.0
-"""Time after the start when a store that was raced before is raced again: its edges have come back by then."""
+"""Time after the start when a store with an earlier race is raced again: its edges have reconnected by then."""
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
 SIGN_S = 5.0
 """Longest time for some hundred signatures: some services are asked for each."""
@@ -44,10 +44,10 @@ NOTE_S = 5.0
 
 
 class StoreStart:
-    """The steps by which a process begins with its store.
+    """The steps of opening the store at the start of a process.
 
     Args:
-        is_bucket: whether a step is made again that the store does not answer.
+        is_bucket: whether a step is retried that the store does not answer.
     """
 
     def __init__(self, *, is_bucket: bool) -> None:
@@ -56,8 +56,8 @@ class StoreStart:
         self._began = self._now()
 
     async def answered(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Make a step of the start. A bucket that does not answer is asked again for some seconds, as a start from the
-        beginning would take longer than most such troubles.
+        """Run a step of the start. Retry it for ``HICCUP_S`` if a bucket does not answer, since a restart would take
+        longer than most outages.
 
         Raises:
             StoreError: the store did not answer.
@@ -74,7 +74,7 @@ class StoreStart:
             wait = min(2 * wait, RETRY_MAX_S)
 
     async def there(self, store: ObjectStore) -> None:
-        """Wait until the store is in its place, which held a hub before."""
+        """Wait until a store that a hub has used before is in its place."""
         wait, has_warned = RETRY_MIN_S, False
         while True:
             try:
@@ -91,7 +91,7 @@ class StoreStart:
 
 
 class HubStore(Part):
-    """The store of one hub process, which was tried; ``open`` makes it.
+    """The checked store of one hub process. Made by ``open``.
 
     Args:
         start: the steps of the process's start.
@@ -118,11 +118,11 @@ class HubStore(Part):
 
     @classmethod
     async def open(cls, settings: HubSettings, given: ObjectStore | None, clock: HubClock, level: int) -> HubStore:
-        """Try the store, and return it, with the cluster in it; make one in an empty store, if the settings allow it.
+        """Check the store, and return it with its cluster. Create a cluster in an empty store if the settings allow it.
 
         Args:
             given: instead of opening ``settings.store``.
-            clock: is held against the store's.
+            clock: compared with the store's.
             level: the highest level that the release knows.
 
         Raises:
@@ -167,7 +167,7 @@ class HubStore(Part):
         return {"store": StoreOfNode(self.fence.trouble, self.disk.view())}
 
     def start(self) -> None:
-        """Begin what the start of the process has left for the time when it serves edges."""
+        """Begin the checks that are deferred until the process serves edges."""
         self.disk.start()
         if self._raced is not None:
             self._task.start(self._race(*self._raced), name="store-race")
@@ -236,16 +236,16 @@ async def _is_noted(store: ObjectStore, note: str) -> bool:
 LOOK_S = 60.0
 DAY_S = 86_400.0
 GROWTH_AFTER_S = 3600.0
-"""Time over which free space is seen before its fall is a rate: a table that is written again takes and gives some."""
+"""Time for which free space is observed before its rate is reported: rewriting a table takes and releases some."""
 
 
 class StoreDisk:
-    """Free space of a store's file system over the last day, as this process has seen it since its start.
+    """Free space of a store's file system over the last day, as observed by this process since its start.
 
-    Whatever else is written to the file system counts, as it shortens the time too.
+    Everything written to the file system counts, since it shortens the remaining time.
 
     Args:
-        store: without its fence. Of one that is no folder nothing is known.
+        store: the store without its fence. Only a folder has a known free space.
         monotonic: seconds.
     """
 
@@ -258,7 +258,7 @@ class StoreDisk:
         self._task = BackgroundTask()
 
     def start(self) -> None:
-        """Begin to look, once a minute."""
+        """Begin to read the free space, once a minute."""
         if self._directory is not None:
             self._task.start(self._run(self._directory), name="store-disk")
 
@@ -272,7 +272,7 @@ class StoreDisk:
             await asyncio.sleep(LOOK_S)
 
     async def look(self, directory: DirectoryStore) -> None:
-        """Note the free space. While the store is not in its place, that of another disk does not count."""
+        """Record the free space, unless the store is not in its place: it would be another disk's."""
         try:
             free = await directory.free_bytes()
         except StoreError:
@@ -285,7 +285,7 @@ class StoreDisk:
         self._answers = True
 
     def view(self) -> DiskOfStore | None:
-        """Return what is known; None for a store that is no folder."""
+        """Return the free space and its rate; None for a store that is not a folder."""
         if self._directory is None:
             return None
         if not self._seen:

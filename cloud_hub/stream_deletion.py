@@ -1,7 +1,7 @@
 """Deletion of a stream by an operator (``weft hub stream delete``).
 
-Each shard's log gets a FORGET record, after the stream's lanes have left. The states of these are stored as objects of
-their own, so that an edge that sends again sends only what the hub never had.
+Each shard's log gets a FORGET record after the stream's lanes have left. Their states are stored as separate objects,
+so that an edge that sends again sends only records that the hub never had.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from weft.storage.table.actions import TableError
 from weft.storage.table_writer.tiering import table_position
 
 QUIET_S = 600
-"""Time without a sign of any edge after which a stream may be deleted. Edges send something each minute."""
+"""Time without a message of any edge after which a stream may be deleted. Edges send something every minute."""
 ROUNDS_MORE = 64
-"""Number of chunks written to a shard beyond those that its lanes need, before the call gives up: edges come back."""
+"""Number of chunks written to a shard beyond those that its lanes need, before the call gives up because edges
+return."""
 NAMED_MAX = 10
 """Maximum number of edges that an error names."""
 LOOK_INTERVAL_S = 0.5
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 
 class CannotDelete(Exception):
-    """A stream that cannot be deleted now; the text says what to do."""
+    """A stream that cannot be deleted now. The message has the remedy."""
 
 
 class _TableBehind(CannotDelete):
@@ -48,7 +49,7 @@ class _TableBehind(CannotDelete):
 
 
 class Deletion(NamedTuple):
-    """An operator's wish to delete a stream."""
+    """An operator's request to delete a stream."""
 
     stream: StreamKey
     by: str
@@ -56,7 +57,7 @@ class Deletion(NamedTuple):
     keeps_tables: bool
     """True when a hub of the store makes tables: a stream with records then has one, or soon will."""
     is_forced: bool = False
-    """True when edges may still send."""
+    """True to delete although edges may still send."""
 
 
 class Patience(NamedTuple):
@@ -65,7 +66,7 @@ class Patience(NamedTuple):
     wait_s: float
     """Longest wait of the whole call; a round of the tables takes less."""
     say: Callable[[str], None]
-    """Tells a person what the call waits for, once."""
+    """Reports to the operator, once, what the call waits for."""
 
 
 class Deleted(NamedTuple):
@@ -75,7 +76,7 @@ class Deleted(NamedTuple):
     """Records in the log, over all shards that had the stream."""
     lanes: int
     shards: int
-    """Shards whose log says so now, by this call."""
+    """Number of shards in whose logs this call recorded the deletion."""
     # The table is not moved aside: an object store has no rename, and a process that holds it open would make it again
     # at the old place. These offsets part the two streams exactly.
     ends: dict[int, int]
@@ -92,7 +93,7 @@ async def delete(
     random_bits: Callable[[int], int],
     patience: Patience | None = None,
 ) -> Deleted:
-    """Delete a stream in all shards. A call that ended half way can be repeated: a shard is done, or is as before.
+    """Delete a stream in all shards. An interrupted call can be repeated: each shard is either done or unchanged.
 
     Args:
         patience: the wait for a table that lacks records; None to raise at once.
