@@ -164,8 +164,8 @@ class Administration:
             given.append(decoded(body or b"", operation.body))
             reason = given[0].reason
         if len(reason) > REASON_CHARACTERS_MAX:
-            advice = f"{REASON_CHARACTERS_MAX} are possible"
-            raise ApiError(400, f"reason= has {len(reason)} characters", advice)
+            error = f"reason= has {len(reason)} characters; the limit is {REASON_CHARACTERS_MAX}"
+            raise ApiError(400, error, "give a shorter reason")
         by = [] if operation.method == "get" else [author(reason)]
         answer: msgspec.Struct = await getattr(self, operation.name)(*by, *given, **named)
         return answer
@@ -409,8 +409,8 @@ class Administration:
             except (splits.CannotSplit, ChangeRefused) as error:
                 raise ApiError(409, str(error), "nothing was split") from None
             except (StoreError, Contended, CodecError, ClusterUnusable, ClockWrong) as error:
-                advice = "look at the shards before you try again: a split that was declared is put into force"
-                raise ApiError(503, f"the split did not end: {error}", advice) from error
+                advice = "read GET /v1/status before you try again: a declared split is completed"
+                raise ApiError(503, f"the split was not completed: {error}", advice) from error
         self._was_split()
         return SplitAnswer(shard=wanted.shard, new_shard=new, moved=len(parts.moving), stayed=len(parts.staying))
 

@@ -559,7 +559,9 @@ class Hub:
             identity = self._access.link(request)
             self._links.check_room(identity)
             if self._membership.is_outdated:
-                raise ApiError(503, "the hub's cluster has outgrown this node's release", "connect to another node")
+                raise ApiError(
+                    503, "the cluster's level is above that of this node's release", "connect to another node"
+                )
             if (wrong := self._clock.wrong()) is not None:
                 raise ApiError(503, wrong, ADVICE)
             if (away := self._store.fence.trouble) is not None:

@@ -101,7 +101,7 @@ class LinkPulls:
             return False
         if state.stage == PullStage.SENDING:
             if state.bytes > asked.request.bytes_max:
-                raise Broken(f"the edge announced {state.bytes} bytes; {asked.request.bytes_max} are possible")
+                raise Broken(f"the edge announced {state.bytes} bytes; the limit is {asked.request.bytes_max}")
             ranges = RangeSet((first, end) for first, end in state.ranges if first < end)
             if ranges.count() != state.records:
                 raise Broken(f"the edge announced {state.records} records in ranges of {ranges.count()}")

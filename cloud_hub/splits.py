@@ -238,7 +238,7 @@ async def look(store: ObjectStore, cluster: Cluster, shard: int, *, force: bool 
         (tenant, edge), *others = [*parts.moving, *parts.staying] or [("", "")]
         reason = "it has no edge" if not edge else f"it has only edge {tenant}/{edge}, which is in one shard as a whole"
         reason = f"all its {len(others) + 1} edges would be in one of the two shards" if others else reason
-        raise CannotSplit(f"a split of shard {shard} parts no load: {reason}. Use --force to split it nevertheless")
+        raise CannotSplit(f"a split of shard {shard} would divide no load: {reason}. Use --force to split it anyway")
     return parts
 
 

@@ -27,7 +27,7 @@ def decoded(body: bytes, wanted: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=wanted)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not as expected: {error}", "see docs/reference/api.md") from None
+        raise ApiError(400, f"the body is not valid: {error}", "GET /v1/openapi.json describes it") from None
 
 
 Reason = Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)]

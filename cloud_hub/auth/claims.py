@@ -89,9 +89,7 @@ def check_issuer(claims: Mapping[str, Any], rules: JwtSettings) -> None:
     if issuer is None:
         raise _missing("iss")
     if issuer != rules.issuer:
-        raise JwtRefused(
-            "the JWT is of another issuer", f"this hub accepts those of {rules.issuer!r}, as in `jwt.issuer`"
-        )
+        raise JwtRefused("the JWT has another issuer", f"use a token of {rules.issuer!r}, the `jwt.issuer` of this hub")
 
 
 def identity_of(

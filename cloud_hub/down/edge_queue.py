@@ -317,13 +317,13 @@ class EdgeQueue:
         count = len(self.waiting) + len(self.writing)
         if count >= WAITING_MAX or self.bytes + size > WAITING_BYTES_MAX:
             why = f": {self.trouble}" if self.trouble else ""
-            raise QueueFull(f"{count} messages of {self.bytes} bytes wait for the edge, the most that may{why}")
+            limit = f"the limit is {WAITING_MAX} messages and {WAITING_BYTES_MAX} bytes"
+            raise QueueFull(f"{count} messages of {self.bytes} bytes wait for the edge; {limit}{why}")
         held = self._shared.bytes
         if not held.fits(self.lane.tenant, size):
-            whose = (
-                "for the tenant's edges" if held.is_own_share_full(self.lane.tenant, size) else "in the edge's shard"
-            )
-            raise QueueFull(f"as many bytes of messages wait {whose} as may")
+            if held.is_own_share_full(self.lane.tenant, size):
+                raise QueueFull(f"messages for the tenant's edges would exceed their limit of {TENANT_BYTES_MAX} bytes")
+            raise QueueFull(f"messages in the edge's shard would exceed their limit of {SHARD_BYTES_MAX} bytes")
 
     def failed(self, message: Waiting) -> None:
         """Forget a message that could not be written."""

@@ -66,7 +66,7 @@ def crowded(groups: Members) -> str | None:
         colour.append(group)
     if len(colours) > GROUPS_MAX:
         what = f"an edge may be in {len(colours)} groups with settings, by their patterns"
-        return f"{what}; at most {GROUPS_MAX} are possible"
+        return f"{what}; the limit is {GROUPS_MAX}"
     named: dict[str, set[str]] = {}
     for group, edges in groups.items():
         for edge in edges:
@@ -76,7 +76,7 @@ def crowded(groups: Members) -> str | None:
         if len(own) + len(colours) > GROUPS_MAX:
             by_pattern = {group for group, of in patterns.items() if any(matches(each, edge) for each in of)}
             if (count := len(own | by_pattern)) > GROUPS_MAX:
-                return f"edge {edge} would be in {count} groups with settings; at most {GROUPS_MAX} are possible"
+                return f"edge {edge} would be in {count} groups with settings; the limit is {GROUPS_MAX}"
     return None
 
 
@@ -406,7 +406,7 @@ def set_config(key: ConfigKey, text: str, rollout: RolloutDocument | None = None
     if wrong := [each for each in (key[0], key[2]) if not valid_name(each)]:
         raise CannotDeclare(f"{wrong[0]!r} is not a valid name: {NAME_RULE}")
     if len(text) > TEXT_CHARACTERS_MAX:
-        raise CannotDeclare(f"the settings have {len(text)} characters; at most {TEXT_CHARACTERS_MAX} are possible")
+        raise CannotDeclare(f"the settings have {len(text)} characters; the limit is {TEXT_CHARACTERS_MAX}")
     if rollout is not None and key[1] == EDGE:
         raise CannotDeclare("a single edge has no share: name a group (--group)")
     try:

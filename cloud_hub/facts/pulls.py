@@ -170,7 +170,7 @@ def ask(name: str, document: PullDocument) -> Decision:
 
     def decide(state: ClusterState) -> Change:
         if len(_allowed(state, tenant, document)) >= KEPT_PER_TENANT_MAX:
-            raise PullsFull(f"{KEPT_PER_TENANT_MAX} pulls of the tenant are remembered, its limit: ask again")
+            raise PullsFull(f"{KEPT_PER_TENANT_MAX} pulls of the tenant are kept, the limit: try again")
         return Change(PULL_KIND, name, encode(document))
 
     return decide

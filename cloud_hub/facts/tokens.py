@@ -253,7 +253,7 @@ def new_pairing(code: str, within: str, expires: str | None, now: int) -> Pairin
     """
     until = _moment_of("within", within, now)
     if until > now + PAIRING_MAX_NS:
-        raise ValueError(f"within: a code counts for {PAIRING_MAX_NS // 3_600_000_000_000} h at most, got {within}")
+        raise ValueError(f"within: the limit of a code is {PAIRING_MAX_NS // 3_600_000_000_000} h, got {within}")
     return Pairing(code, until, None if expires is None else _moment_of("expires", expires, now))
 
 
@@ -366,7 +366,7 @@ def open_hubs(state: ClusterState) -> Change:
     """
     if tokens := state.facts(TOKEN):
         raise CannotDeclare(
-            f"tokens are declared: {listed(tokens)}. Their bearers would be locked in with everybody else: withdraw "
+            f"tokens are declared: {listed(tokens)}. With open hubs they would restrict no one: withdraw "
             "them first (`weft hub token remove`)"
         )
     if state.last(TOKEN) <= state.version(OPENING, HUBS):
@@ -435,7 +435,7 @@ def _token(state: ClusterState, name: str) -> TokenDocument:
 
 _Ends = dict[str, tuple[TokenIdentity, int | None]]
 _ANOTHER = "give the edge one (`weft hub token add NAME --scope edge --edge EDGE`) if it still belongs here"
-WITHOUT_TOKEN = TokenRefusal("every link needs a token by now", _ANOTHER)
+WITHOUT_TOKEN = TokenRefusal("every link now requires a token", _ANOTHER)
 """Reason for which links without a token end."""
 
 

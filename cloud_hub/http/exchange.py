@@ -189,7 +189,7 @@ class Answers:
                 self._waiting.free(reader.tenant, reader.owner)
         self._refusals.note(BOUND, reader.owner, "refused a request. It asks for more answers than it reads")
         raise ApiError(
-            429, "too many answers are under way", "read them before asking for more, and ask for less at once"
+            429, "too many answers of yours are unread", "read them before the next request, and request less at once"
         )
 
     async def _queue(self, reader: Charged) -> None:
@@ -429,9 +429,10 @@ async def read_body(request: web.Request, bytes_max: int, advice: str) -> bytes:
         ApiError: 408, 413, 415.
     """
     if (coding := request.headers.get(hdrs.CONTENT_ENCODING, PLAIN)).lower() != PLAIN:
-        raise ApiError(415, f"a body with the coding {coding[:CODING_SHOWN_MAX]!r}", "send it without Content-Encoding")
+        error = f"the hub accepts no Content-Encoding of a body, got {coding[:CODING_SHOWN_MAX]!r}"
+        raise ApiError(415, error, "send the body without Content-Encoding")
     if (request.content_length or 0) > bytes_max:
-        raise ApiError(413, f"a body of {request.content_length} bytes", f"at most {bytes_max} are possible")
+        raise ApiError(413, f"the body has {request.content_length} bytes; the limit is {bytes_max}", advice)
     try:
         async with asyncio.timeout(BODY_S):
             body = await request.content.read(bytes_max + 1)
@@ -441,7 +442,7 @@ async def read_body(request: web.Request, bytes_max: int, advice: str) -> bytes:
     except TimeoutError:
         raise ApiError(408, f"the body was not complete within {BODY_S:g} s", NOTHING_STORED) from None
     if len(body) > bytes_max:
-        raise ApiError(413, f"a body of more than {bytes_max} bytes", advice)
+        raise ApiError(413, f"the body has more than {bytes_max} bytes, the limit", advice)
     return body
 
 
@@ -490,4 +491,4 @@ class Orders:
             ApiError: 401, 403, 408, 413, 415, 421.
         """
         self.access.operate(request, right)
-        return await read_body(request, bytes_max, f"a body of this operation has at most {bytes_max} bytes")
+        return await read_body(request, bytes_max, "send a shorter body: split the request, or leave out fields")

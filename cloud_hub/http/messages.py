@@ -189,7 +189,7 @@ class Messages:
         wanted, key = await _read(request), request.headers.get("Idempotency-Key", "")
         if len(key) > KEY_CHARACTERS_MAX or not (key.isascii() and key.isprintable()):
             advice = f"expected at most {KEY_CHARACTERS_MAX} printable ASCII characters"
-            raise ApiError(400, f"an Idempotency-Key of {len(key)} characters", advice)
+            raise ApiError(400, f"Idempotency-Key: {len(key)} characters, or not printable ASCII", advice)
         payload = _payload(wanted)
         group, missing = wanted.group, list[MissingShard]()
         if group is None:
@@ -203,10 +203,12 @@ class Messages:
             raise ApiError(503, wrong, ADVICE)
         owner, size = by or request.remote or "", len(edges) * len(draft.payload)
         if size > UNDER_WAY_BYTES_OF_ONE_MAX:
-            advice = f"name fewer edges in a request: {UNDER_WAY_BYTES_OF_ONE_MAX} bytes are possible"
-            raise ApiError(413, f"{size} bytes for {len(edges)} edges", advice)
+            error = f"the payloads for {len(edges)} edges have {size} bytes; the limit is {UNDER_WAY_BYTES_OF_ONE_MAX}"
+            raise ApiError(413, error, "name fewer edges in a request")
         if not self._under_way.fits(tenant, owner, len(edges)) or not self._bytes.fits(tenant, owner, size):
-            raise ApiError(429, "too many messages wait for the store", "wait for answers before publishing more")
+            raise ApiError(
+                429, "too many messages of yours are being stored", "wait for answers before you publish more"
+            )
         elsewhere = self._elsewhere(request.host) if wanted.redirect else None
         place = self._shards.place
         urls = {edge: None if elsewhere is None else elsewhere(place(NodeName(tenant, edge))) for edge in edges}
@@ -376,5 +378,6 @@ def _payload(wanted: MessageRequest) -> bytes:
     except UnicodeEncodeError as error:
         raise ApiError(400, f"payload: {error}", "send bytes as payload_base64") from None
     if len(payload) > MESSAGE_BYTES_MAX:
-        raise ApiError(413, f"a payload of {len(payload)} bytes", f"at most {MESSAGE_BYTES_MAX} are possible")
+        too_long = f"the payload has {len(payload)} bytes; the limit is {MESSAGE_BYTES_MAX}"
+        raise ApiError(413, too_long, "publish a shorter payload")
     return payload

@@ -247,7 +247,7 @@ class PairRequests:
             raise ApiError(403, "pairing is not for browsers", "use `weft edge pair`")
         owner = address_owner(request.remote or "")
         self._check(owner)
-        asked = _decode(await read_body(request, PAIR_BODY_BYTES_MAX, "a pairing has some hundred bytes"))
+        asked = _decode(await read_body(request, PAIR_BODY_BYTES_MAX, "a pairing request has some hundred bytes"))
         self._check(owner)  # other connections of the address may have had wrong codes while this one held its back
         code = hash_token(spoken(asked.code))
         try:
@@ -267,7 +267,7 @@ class PairRequests:
         """
         flood_s = min(self._all_wrong.debt_s(_EVERYBODY), self._recent.debt_s(owner))
         if wait_s := max(self._wrong.debt_s(owner), flood_s):
-            raise ApiError(429, "too many wrong codes", "wait, and ask for a new code", retry_s=wait_s)
+            raise ApiError(429, "too many wrong codes", "wait a minute, and request a new code", retry_s=wait_s)
 
     async def _redeem(self, asked: PairRequest, code: str, origin: str) -> PairAnswer:
         name = self._credentials.paired_by(code)
@@ -293,7 +293,7 @@ def _decode(body: bytes) -> PairRequest:
     try:
         return msgspec.json.decode(body, type=PairRequest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise ApiError(400, "the body is not that of a pairing", "use `weft edge pair`") from None
+        raise ApiError(400, "the body is not a pairing request", "use `weft edge pair`") from None
 
 
 # The administration of the hub.

@@ -62,7 +62,7 @@ class PullRequests:
         if end - first > WINDOW_S_MAX * _NS:
             raise ApiError(400, "the window is longer than 31 days", "ask for shorter ones, one after the other")
         if end > now:
-            raise ApiError(400, f"the window ends at {wanted.end}, which is not over", "give an earlier `to`")
+            raise ApiError(400, f"the window ends at {wanted.end}, which is in the future", "give an earlier `to`")
         edge = NodeName(tenant, wanted.edge)
         await self._check_edge(edge)
         name, by = f"{tenant}/{secrets.token_hex(6)}", "" if identity is None else identity.name
@@ -86,7 +86,9 @@ class PullRequests:
             and (identity is None or identity.rights.allow(Right.PULL, document.stream))
         ]
         if id_ is not None and not found:
-            raise ApiError(404, f"there is no pull {id_[:40]!r}", "GET /v1/pulls lists them; others are forgotten")
+            raise ApiError(
+                404, f"there is no pull {id_[:40]!r}", "GET /v1/pulls lists them; ended ones are kept for a week"
+            )
         found.sort(key=lambda each: -each[1].asked)
         # At once: each may wait for a store that hangs.
         views = await asyncio.gather(*(self._view(*each) for each in found[:SHOWN_MAX]))
@@ -183,11 +185,11 @@ def _time(name: str, text: str) -> int:
 
 
 async def _read(request: web.Request) -> PullWindow:
-    body = await read_body(request, BODY_BYTES_MAX, "a request has some hundred bytes")
+    body = await read_body(request, BODY_BYTES_MAX, "a pull request has some hundred bytes")
     try:
         wanted = msgspec.json.decode(body, type=PullWindow)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not a request: {error}", "see docs/reference/api.md") from None
+        raise ApiError(400, f"the body is not a pull request: {error}", "see docs/reference/api.md") from None
     for name in (wanted.edge, wanted.stream):
         _check_name(name)
     return wanted

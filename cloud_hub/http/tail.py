@@ -660,7 +660,8 @@ def parse_position(text: str) -> dict[int, int]:
         shard, colon, offset = each.partition(":")
         is_number = colon and all(part.isascii() and part.isdecimal() and len(part) <= 19 for part in (shard, offset))
         if not is_number or int(shard) >= SHARDS_MAX or int(offset) > NUMBER_MAX or int(shard) in found:
-            raise ApiError(400, "position= is none", "take it from an event, or from next_offset of records: 0:12,1:45")
+            error = f"position={text[:80]!r} is not a position"
+            raise ApiError(400, error, "take it from an event, or from next_offset of records: 0:12,1:45")
         found[int(shard)] = int(offset)
     return found
 

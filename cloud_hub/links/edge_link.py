@@ -110,7 +110,11 @@ class FrameBudget:
         is_noted = False
         while (wait_s := max(self._of_token.debt_s(holder), self._of_tenant.debt_s(tenant))) > 0:
             if link.edge_has_left:
-                raise LinkRefused(RefuseCode.OVERLOADED, "it sent more frames than its share, and left", "nothing")
+                raise LinkRefused(
+                    RefuseCode.OVERLOADED,
+                    "the edge used up its share of frames, and disconnected",
+                    "the edge connects again by itself",
+                )
             if not is_noted:
                 advice = "the hub reads more of it later. Find out why it sends so many marks, gaps or lanes"
                 self._refusals.note(BOUND, edge, advice)

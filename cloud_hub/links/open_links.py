@@ -154,7 +154,9 @@ class OpenLinks(Part):
         if len(own) < most:
             return
         if len(own) >= 2 * most:
-            raise ApiError(503, f"{identity.shown} has links that have not ended yet", "wait some seconds")
+            raise ApiError(
+                503, f"{identity.shown} has {len(own)} links, and ended ones are not closed yet", "wait some seconds"
+            )
         oldest = next((link for link in own if not link.is_over), None)
         if oldest is not None:
             advice = "if the token belongs to several nodes, give each one of its own"

@@ -275,7 +275,7 @@ class Eraser:
         try:
             key = Key(msgspec.json.decode(state.properties().get(KEY_PROPERTY, ""), type=list[str]))
         except (msgspec.MsgspecError, ValueError) as error:
-            raise TableError(f"{latest_key(*self._stream)} does not say its key: {error}. Move it away") from None
+            raise TableError(f"{latest_key(*self._stream)} has no readable key: {error}. Move the table away") from None
         return LatestTierer(
             self._store, self._cluster, *self._stream, views, key, clock=self._clock, monotonic=self._monotonic
         )
@@ -300,7 +300,7 @@ class Eraser:
                 latest = conflict
             else:
                 return found.places.rows
-        raise TableError(f"other writers were first {ATTEMPTS_MAX} times: {latest}. Run the command again")
+        raise TableError(f"other writers committed first {ATTEMPTS_MAX} times: {latest}. Run the command again")
 
     async def _quarantine(self) -> Quarantine | None:
         if await TableLog(self._store, quarantine_key(*self._stream)).read() is None:
@@ -326,7 +326,7 @@ class Eraser:
                 conflict = error
             else:
                 return
-        raise TableError(f"other writers were first {ATTEMPTS_MAX} times: {conflict}. Run the command again")
+        raise TableError(f"other writers committed first {ATTEMPTS_MAX} times: {conflict}. Run the command again")
 
     async def _find(self, state: DeltaState, tierer: Written, choice: Choice, files: TableFiles) -> _Found:
         await tierer.log.follow(files)
@@ -456,7 +456,7 @@ async def _from_latest(latest: LatestTierer, choice: Choice) -> int:
         else:
             latest.keep(state)
             return count
-    raise TableError(f"other writers were first {ATTEMPTS_MAX} times: {conflict}. Run the command again")
+    raise TableError(f"other writers committed first {ATTEMPTS_MAX} times: {conflict}. Run the command again")
 
 
 def _declared(found: _Found, choice: Choice, author: Author, version: int, erasure: Erasure) -> Deletion:
@@ -601,7 +601,7 @@ async def tidy(store: ObjectStore, cluster: Cluster, stream: StreamKey, now: int
         uri, options = store.location(key)
         handle = await in_thread(lambda uri=uri, options=options: DeltaHandle.open(uri, options))  # type: ignore[misc]
         if handle is None:
-            raise TableError(f"{key}: the table is no longer there")
+            raise TableError(f"{key}: the table no longer exists")
         if await log.checkpoint_version() < handle.version:
             await in_thread(handle.checkpoint)
             await log.sync_checkpoint()

@@ -176,7 +176,7 @@ class HistoryRows:
     def _opened(self) -> Iterator[pa.RecordBatch]:
         table = open_table(self._uri, self._options, self._version)
         if table is None:
-            raise TableError(f"{self._uri}: the table is no longer there")
+            raise TableError(f"{self._uri}: the table no longer exists")
         dataset: Any = table.to_pyarrow_dataset()
         parts = [
             (pc.field("_shard") == shard) & (pc.field("_offset") >= first) & (pc.field("_offset") < end)
@@ -381,7 +381,7 @@ class LatestTierer(Tierer):
         await in_thread(lambda: DeltaHandle.create(uri, options, schema, configuration))
         state = await self.log.read()
         if state is None:
-            raise TableError(f"{uri}: the table is not there right after it was made")
+            raise TableError(f"{uri}: the table does not exist right after its creation")
         return state
 
     def _configuration(self, levels: Sequence[str], payload: PayloadKind) -> dict[str, str]:

@@ -129,7 +129,7 @@ class Quarantine:
             await self.log.mend()
             state = await self.log.read()
             if state is None:
-                raise TableError(f"{self.key}: the table is no longer there")
+                raise TableError(f"{self.key}: the table no longer exists")
             if changed := changed_properties(state.properties(), self._settings):
                 metadata = state.with_properties(changed)
                 state = await self.log.alter(state, "SET TBLPROPERTIES", metadata, self._now_ms())

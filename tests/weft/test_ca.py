@@ -97,7 +97,7 @@ def test_a_revoked_certificate_is_on_the_list_and_others_are_not(authority: Path
     serials = {int.from_bytes(each.serial, "big") for each in read_tls(files).revoked}
     known = {each["name"]: int(each["serial"], 16) for each in listed(authority)}
     assert serials == {known["press-7"]}
-    assert "no certificate of 'press-7' counts now" in refused("ca", "revoke", authority, "press-7")
+    assert "no certificate of 'press-7' is in force" in refused("ca", "revoke", authority, "press-7")
 
 
 def test_nothing_is_overwritten_but_by_a_renewal(authority: Path, tmp_path: Path) -> None:
@@ -114,7 +114,9 @@ def test_nothing_is_overwritten_but_by_a_renewal(authority: Path, tmp_path: Path
 def test_an_authority_elsewhere_is_not_mixed_in(authority: Path, tmp_path: Path) -> None:
     done("ca", "init", tmp_path / "other")
     done("ca", "edge", authority, "press-7", "--to", tmp_path / "edges")
-    assert "of another authority" in refused("ca", "edge", tmp_path / "other", "press-8", "--to", tmp_path / "edges")
+    assert "issued by another authority" in refused(
+        "ca", "edge", tmp_path / "other", "press-8", "--to", tmp_path / "edges"
+    )
 
 
 def test_a_certificate_ends_with_its_authority_at_the_latest(tmp_path: Path) -> None:

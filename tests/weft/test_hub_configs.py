@@ -383,7 +383,7 @@ def test_mistakes_are_named_before_anything_is_signed(folder: Path) -> None:
     (folder / "wrong.yaml").write_text("data_dir: /tmp\n")
     assert "data_dir: cannot be set by a hub" in refusal(folder, "--for", "press-7", file="wrong.yaml")
     (folder / "wrong.yaml").write_text("# " + "x" * TEXT_CHARACTERS_MAX + f"\n{TEXT}\n")
-    assert f"{TEXT_CHARACTERS_MAX} are possible" in refusal(folder, "--for", "press-7", file="wrong.yaml")
+    assert f"the limit is {TEXT_CHARACTERS_MAX}" in refusal(folder, "--for", "press-7", file="wrong.yaml")
     assert not list(folder.glob("*.signed.yaml"))
 
 

@@ -173,7 +173,7 @@ class Authority:
             if wanted in (each.serial, each.name) and each.revoked is None and each.until > now
         ]
         if not found:
-            raise AuthorityUnusable(f"no certificate of {wanted!r} counts now. `weft ca list` has all of them")
+            raise AuthorityUnusable(f"no certificate of {wanted!r} is in force. `weft ca list` has all of them")
         self.issued = [msgspec.structs.replace(each, revoked=now) if each in found else each for each in self.issued]
         self._keep_register()
         self.renew_list(now, list_days)
@@ -553,7 +553,7 @@ def _check_free(own: set[str], shared: dict[str, bytes]) -> None:
         if os.path.lexists(path) and path.endswith(CERTIFICATE_FILE):
             with using(path), open(path, "rb") as file:
                 if file.read(len(data) + 1) != data:
-                    raise Refused(f"{path} is of another authority. Choose another folder with --to")
+                    raise Refused(f"{path} was issued by another authority. Choose another folder with --to")
 
 
 def _print(facts: dict[str, Any], *, as_json: bool) -> None:

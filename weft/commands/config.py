@@ -159,7 +159,7 @@ def sign_settings(
     key, signature = _signature(key_file, message_of(text, statement))
     signed = with_signature(text, statement, key, signature)
     if len(signed) > TEXT_CHARACTERS_MAX:
-        raise Refused(f"{file}: with the signature it has {len(signed)} characters; {TEXT_CHARACTERS_MAX} are possible")
+        raise Refused(f"{file}: with the signature it has {len(signed)} characters; the limit is {TEXT_CHARACTERS_MAX}")
     target = out if out is not None else "{}.signed{}".format(*os.path.splitext(file))
     with open(target, "w", encoding="utf-8", newline="") as written:
         written.write(signed)

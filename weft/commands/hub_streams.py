@@ -401,8 +401,8 @@ def erase(
         raise Refused(f"--where: {error}") from None
     if load_hub(config_file).retain_log_s is None:
         raise Failed(
-            "the hub keeps its log for good, and with it the records. Set `retain_log`, such as `retain_log: 30d`, "
-            "restart the hub, and run the command again"
+            "the hub keeps its log, and with it the records, without a limit. Set `retain_log`, "
+            "such as `retain_log: 30d`, restart the hub, and run the command again"
         )
 
     if not yes:

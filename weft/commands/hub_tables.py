@@ -223,7 +223,9 @@ def _check_term(config_file: str, log_s: int) -> None:
     """Refuse a term of the log that changes nothing."""
     whole = load_hub(config_file).retain_log_s
     if whole is None:
-        raise Refused("--retain-log: the hub keeps its log for good. Set `retain_log` to the shortest term first")
+        raise Refused(
+            "--retain-log: the hub keeps its log without a limit. Set `retain_log` first, to the shortest term"
+        )
     if log_s <= whole:
         raise Refused(
             f"--retain-log: the hub keeps its log for {format_duration(whole)} (`retain_log`), and a term of a stream "
@@ -246,7 +248,7 @@ def _parsed(option: str, text: str | None, parse: Callable[[str], float], least:
     except ValueError as error:
         raise Refused(f"{option}: {error}") from None
     if not least <= found < 1 << 53:
-        raise Refused(f"{option}: {text} is less than {least_text}, or far too much")
+        raise Refused(f"{option}: expected at least {least_text} and less than 2^53, got {text}")
     return found
 
 

@@ -656,7 +656,7 @@ def spark_sql(
     is_hub = place.startswith(("http://", "https://"))
     options = {name: text for name, text in (("token_file", token_file), ("ca_file", ca_file)) if text is not None}
     if options and not is_hub:
-        raise Refused("--token-file and --ca-file are for the URL of a hub, and STORE is none")
+        raise Refused("--token-file and --ca-file need the URL of a hub as STORE")
     if is_hub and not asked:
         raise Refused("name the streams as weft.STREAM in the statement")
     given: dict[str, Any] = {"hub": place, "hub_options": options} if is_hub else {"store": place}

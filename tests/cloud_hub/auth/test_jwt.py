@@ -149,7 +149,7 @@ async def test_a_key_that_a_token_brings_along_counts_for_nothing(tmp_path: Path
     [
         (-6, {}, "the JWT of 'press-1' expired at 2027-01-15T07:59:54.000000000Z"),
         (60, {"nbf": NOW_S + 6}, "the JWT of 'press-1' is not valid before 2027-01-15T08:00:06.000000000Z"),
-        (60, {"iss": "https://login.test/other"}, "the JWT is of another issuer"),
+        (60, {"iss": "https://login.test/other"}, "the JWT has another issuer"),
         (60, {"iss": None}, "the JWT has no claim 'iss'"),
         (60, {"aud": "grafana"}, "the JWT of 'press-1' is for another audience"),
         (60, {"aud": ["grafana", "jenkins"]}, "the JWT of 'press-1' is for another audience"),
@@ -326,7 +326,7 @@ async def test_an_unknown_key_has_the_issuer_asked_once_in_an_interval() -> None
         assert server.asked == 2
         foreign = signed(key_of("ES256", "theirs"), "ES256", {**usual, "iss": f"{ISSUER}/other"})
         at[0] += 11
-        with pytest.raises(JwtRefused, match="of another issuer"):
+        with pytest.raises(JwtRefused, match="has another issuer"):
             await jwts.check(foreign)
         assert server.asked == 2, "the issuer cannot have the key of another one"
         await jwts.close()

@@ -154,7 +154,7 @@ def test_settings_of_one_group_too_many_are_refused_with_the_reason(edges: tuple
     assert desired is not None
     assert len(desired.layers) == GROUPS_MAX + 1
     made.declare(edge_configs.set_group(("default", "more"), ("press-1",)))
-    with pytest.raises(CannotDeclare, match="in 17 groups with settings; at most 16 are possible: withdraw settings"):
+    with pytest.raises(CannotDeclare, match="in 17 groups with settings; the limit is 16: withdraw settings"):
         made.declare(edge_configs.set_config(("default", "group", "more"), TEXT))
     made.declare(edge_configs.set_group(("default", "more"), ("oven",)))
     made.declare(edge_configs.set_config(("default", "group", "more"), TEXT))

@@ -338,7 +338,7 @@ async def test_the_command_says_what_it_erased_and_what_it_needs(tmp_path: Path)
         return result.output
 
     config.write_text(f"store: {tmp_path / 'store'}\n")
-    with pytest.raises(Failed, match="the hub keeps its log for good"):
+    with pytest.raises(Failed, match="the hub keeps its log, and with it the records, without a limit"):
         await run("erase", config, "telemetry", "--key", "x", *more)
     config.write_text(f"store: {tmp_path / 'store'}\nretain_log: 1d\n")
     with pytest.raises(Refused, match="name the rows"):

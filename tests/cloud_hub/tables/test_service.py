@@ -318,7 +318,7 @@ def test_a_term_of_the_log_that_changes_nothing_is_refused(tmp_path: Path) -> No
         (tmp_path / "hub.yaml").write_text(f"store: {tmp_path / 'store'}\n{retain_log}")
         return str(weft("hub", "table", "set", tmp_path / "hub.yaml", "telemetry", "--retain-log", "30d").exception)
 
-    assert "the hub keeps its log for good" in said("")
+    assert "the hub keeps its log without a limit" in said("")
     assert "for 60d (`retain_log`), and a term of a stream can only be longer" in said("retain_log: 60d\n")
 
 
