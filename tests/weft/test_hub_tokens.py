@@ -189,7 +189,7 @@ LONG = "x" * 600
         (("token", "add", "{}", "--from", "names", "--scope", "reader", "--to", "made", "--tenant", "a b"), "need"),
         (("token", "add", "{}", "--from", "names", "--scope", "reader", "--to", "made", "--expires", "x"), "--expires"),
         (("token", "pair", "{}", "No Edge", "--name", "x"), "tenant and edge need"),
-        (("token", "pair", "{}", "x", "--within", "2d"), "24 h at most"),
+        (("token", "pair", "{}", "x", "--within", "2d"), "the limit of a code is 24 h"),
         (("token", "pair", "{}", "x", "--expires", "2001-01-01"), "--expires: 2001-01-01 is in the past"),
         (("token", "import", "{}", "--file", "tokens"), "there is no tenant 'acme'"),
         (("tenant", "add", "{}", "No Name"), "is not a valid name of a tenant"),
@@ -734,7 +734,7 @@ async def test_a_url_names_a_running_hub_that_sets_quotas_withdraws_tokens_and_p
             "tenant": "acme",
             "token": "oven",
         }
-        assert "24 h at most" in await ask("token", "pair", "oven", "--within", "2d")
+        assert "the limit of a code is 24 h" in await ask("token", "pair", "oven", "--within", "2d")
         fleet = tmp_path / "fleet.yaml"
         create_token(fleet, "filed", Scope.READER)
         assert await ask("token", "import", "--file", str(fleet)) == "declared 1 token: filed; 0 existed already\n"

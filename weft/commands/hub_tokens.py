@@ -548,24 +548,25 @@ def share(
     to = f"{name}{SHARE_SUFFIX}" if to is None else to
     grants = tuple(f"{Right.SHARE}:{pattern}" for pattern in streams)
     access, until = access_of(None, grants, None), end_of(expires, time.time_ns(), "--expires")
-    if names_a_config(hub):
-        token, config = new_token(), load_hub(hub)
-        if url is None:
-            url = config.advertise[0] if config.advertise else url_here(config.listen, certificate_of(config))
-        with declaring():
-            decision = add_token(TokenIdentity(name, hash_token(token), access, tenant, None, grants), until)
-        with secret_file(to, _profile(url, token, moment(until))):
+    is_config = names_a_config(hub)
+    with reserved_file(to) as fill:
+        if is_config:
+            with declaring():
+                decision = add_token(TokenIdentity(name, NO_HASH, access, tenant, None, grants), until)
             confirm_first(hub, [decision], by, reason, yes=yes)
-            declare(hub, decision, by, reason)
-        if not config.sharing:
-            click.echo(f"warning: {hub} does not have `sharing: true`, so that the hub shares nothing yet", err=True)
-    else:
         there = administration_of(hub, token_file, by)
-        assert isinstance(there, RunningHub), "not a configuration"
-        with reserved_file(to) as fill:
-            made = there.add_token(name, tenant=tenant, grants=grants, expires=expires, reason=reason)
-            fill(_profile(there.url if url is None else url, made.token, made.until))
+        made = there.add_token(name, tenant=tenant, grants=grants, expires=expires, reason=reason)
+        if url is None:
+            url = there.url if isinstance(there, RunningHub) else _advertised(load_hub(hub))
+        fill(_profile(url, made.token, made.until))
+    if is_config and not load_hub(hub).sharing:
+        click.echo(f"warning: {hub} does not have `sharing: true`, so that the hub shares nothing yet", err=True)
     click.echo(f"wrote the profile to {to}: give it to its reader, and delete it here")
+
+
+def _advertised(config: HubConfig) -> str:
+    """Return the URL at which clients reach the hub of a configuration."""
+    return config.advertise[0] if config.advertise else url_here(config.listen, certificate_of(config))
 
 
 def _profile(url: str, token: str, until: str | None) -> str:

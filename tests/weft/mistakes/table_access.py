@@ -124,8 +124,8 @@ ACCESS = [
         "a right that is none",
         "hub token add hub.yaml shop --grant reed:press-*",
         "weft: --grant: expected one of write[:STREAM], read[:STREAM], share[:STREAM], edges, publish[:EDGE], "
-        "pull[:STREAM], status, metrics, acts, relay[:STREAM], report[:PIPELINE], tenants, nodes, tokens, "
-        "got 'reed:press-*'",
+        "pull[:STREAM], status, metrics, acts, relay[:STREAM], report[:PIPELINE], declare[:STREAM], tenants, nodes, "
+        "tokens, got 'reed:press-*'",
         in_process=True,
     ),
 ]
