@@ -19,7 +19,7 @@ import msgspec
 from weft.cloud_hub import splits
 from weft.cloud_hub.auth.tokens import TokenIdentity, TokensUnusable, hash_token, new_token
 from weft.cloud_hub.clock import ClockWrong, HubClock
-from weft.cloud_hub.cluster import LEAVING, ClusterCache, node_views
+from weft.cloud_hub.cluster import LEAVING, node_views
 from weft.cloud_hub.facts.acts import acting, lines
 from weft.cloud_hub.facts.fact import (
     ALWAYS_THERE,
@@ -101,7 +101,7 @@ from weft.hub_api.status import (
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import NAME_RULE
 from weft.protocols.link import CODE_CHARACTERS, code_of, spoken
-from weft.storage.cluster import Cluster, ClusterUnusable, read_cluster
+from weft.storage.cluster import Cluster, ClusterCache, ClusterUnusable, read_cluster
 from weft.storage.cluster_log import Author, Change, ChangeRefused, ClusterLog, ClusterState, Contended
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.presence import running
@@ -305,7 +305,7 @@ class Administration:
 
     async def _tenants(self, state: ClusterState, names: Sequence[str]) -> list[TenantAnswer]:
         # It reads the document of each token: tens of milliseconds for the largest fleet.
-        return await asyncio.to_thread(_tenants, state, names, self._cluster.now().tree.apart)
+        return await asyncio.to_thread(_tenants, state, names, self._cluster.cluster.tree.apart)
 
     # -- schemas of streams
 
@@ -353,7 +353,7 @@ class Administration:
 
         async def read() -> NodesAnswer:
             now = self._clock.now()
-            return NodesAnswer(nodes=node_views(await running(self._store, now), self._cluster.now(), now))
+            return NodesAnswer(nodes=node_views(await running(self._store, now), self._cluster.cluster, now))
 
         return await self._nodes.get(read)
 
@@ -437,7 +437,7 @@ class Administration:
         """Return the configured regions, and the link of each shard to each of them."""
 
         async def read() -> RegionsAnswer:
-            cluster, now = self._cluster.now(), self._clock.now()
+            cluster, now = self._cluster.cluster, self._clock.now()
             links = await region_views(self._store, cluster, self._regions, self._retain_log_s, now)
             budgets = await budget_views(self._store, self._regions, cluster.tree.count, now)
             configured = [

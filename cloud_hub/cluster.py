@@ -22,10 +22,9 @@ from weft.cloud_hub.clock import HubClock
 from weft.config.log_lines import Repeats, left_out
 from weft.hub_api.status import IntakeOfNode, NodeOfStore, PeerProcess
 from weft.protocols.link import Hello, RefuseCode
-from weft.protocols.shard.placement import ShardTree
 from weft.replication.runner import LinkRefused
 from weft.storage import hub_keys, presence
-from weft.storage.cluster import Cluster, ClusterUnusable, raise_level, read_cluster, read_level
+from weft.storage.cluster import Cluster, ClusterCache, ClusterUnusable, raise_level, read_cluster, read_level
 from weft.storage.object_store import ObjectStore, StoreError, Written
 from weft.storage.presence import (
     ALONE_BEATS,
@@ -133,7 +132,7 @@ class Owners:
     """The owner of each shard as one process sees it.
 
     Args:
-        shards: returns the number of shards of the store, which splits increase.
+        known: the store's shards, to which splits add.
         beat_s: interval at which processes write their entries.
         cluster: id of the cluster, and moment of its last restore: entries of others do not count.
         is_drained: whether an operator has drained a process, given its machine and its name.
@@ -143,7 +142,7 @@ class Owners:
 
     def __init__(
         self,
-        shards: Callable[[], int],
+        known: ClusterCache,
         site: Site,
         node_id: str,
         *,
@@ -154,7 +153,7 @@ class Owners:
         beat_s: float = BEAT_S,
     ) -> None:
         self.beat_s = beat_s
-        self._shards, self._site, self._id = shards, site, node_id
+        self._known, self._site, self._id = known, site, node_id
         self._cluster = cluster
         self._monotonic, self._wall = monotonic, wall_clock
         self._watchers: list[Callable[[], Awaitable[None]]] = []
@@ -180,7 +179,7 @@ class Owners:
         """Entry of a process that was gone -> its content as last seen, and whether it has changed since."""
         self._members: dict[str, NodeEntry | None] = {}
         """Processes among which shards are divided; None for one of this machine that has no entry yet."""
-        self._owners = divide(shards(), dict.fromkeys(self._site_names(), 1.0))
+        self._owners = divide(known.cluster.tree.count, dict.fromkeys(self._site_names(), 1.0))
         self._divisions = 0
         """Number of divisions that have begun."""
         self._has_warned = False
@@ -400,7 +399,7 @@ class Owners:
             weights.setdefault(state, {})[name] = weight
         weights[self.state][self.own] = self._site.weight
         among = weights[READY] or weights[JOINING] or {self.own: 1.0}
-        count = self._shards()
+        count = self._known.cluster.tree.count
         self._divisions += 1
         division = self._divisions
         small = count * len(among) <= 4096
@@ -508,29 +507,6 @@ class Work(NamedTuple):
     """Mean number of cores that the process used since its last entry or its start; None if no time has passed."""
     intake: Intake | None = None
     """Rate of records and bytes that links bring."""
-
-
-class ClusterCache:
-    """The cluster as a process last read it. Splits add shards while it runs."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-
-    def now(self) -> Cluster:
-        """Return the cluster."""
-        return self.cluster
-
-    def tree(self) -> ShardTree:
-        """Return the tree of its shards."""
-        return self.cluster.tree
-
-    def count(self) -> int:
-        """Return the number of its shards."""
-        return self.cluster.tree.count
-
-    def grow(self, cluster: Cluster) -> None:
-        """Replace it by the same cluster with more shards."""
-        self.cluster = cluster
 
 
 class Membership(Participant):

@@ -21,7 +21,7 @@ from weft.bounds import Refusals
 from weft.cloud_hub.administration import Administration
 from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.clock import ADVICE, HubClock
-from weft.cloud_hub.cluster import ClusterCache, Membership, Owners, Site, Work
+from weft.cloud_hub.cluster import Membership, Owners, Site, Work
 from weft.cloud_hub.down.hub_down import HubDown
 from weft.cloud_hub.down.lane_writer import ActsStream
 from weft.cloud_hub.facts.acts import OwnActs
@@ -77,7 +77,7 @@ from weft.hub_api.status import LostOfLane, StatusAnswer
 from weft.protocols.chunk_index import RELEASE, FoldRules
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import RegionPositions
-from weft.storage.cluster import Cluster
+from weft.storage.cluster import Cluster, ClusterCache
 from weft.storage.cluster_log import ClusterLog
 from weft.storage.object_store import ObjectStore
 
@@ -280,7 +280,7 @@ class Hub:
             scheme=settings.scheme,
         )
         self._owners = owners = Owners(
-            known.count,
+            known,
             site,
             node_id,
             cluster=(cluster.cluster_id.hex(), cluster.restored),
@@ -300,7 +300,7 @@ class Hub:
         declared.watch(Watched.DRAINED, membership.look_now)
         self._maker = ShardMaker(
             store,
-            known.now,
+            known,
             settings.sequencer,
             clock=clock,
             random_bits=self._random_bits,
@@ -313,7 +313,7 @@ class Hub:
         self._load = Load(clocks)
         own_acts = OwnActs(store, cluster.cluster_id, clock.now)
         beside = self._maker.beside(settings.shards_max, clocks, membership.read_soon, own_acts)
-        self._shards = Shards(known.tree, owners, self._maker.sequencer, beside=beside)
+        self._shards = Shards(known, owners, self._maker.sequencer, beside=beside)
         owners.watch(self._shards.load_own)
 
     def _make_work(self) -> None:
@@ -329,7 +329,7 @@ class Hub:
             changed=self._membership.look_now,
         )
         declared.watch(Watched.QUOTAS, self._tenants.limited)
-        logs = EveryLog(self._maker, self._known.count)
+        logs = EveryLog(self._maker, self._known)
         self._tables = hub_tables(settings, store, cluster, clock, declared, shards=shards, logs=logs, name=owners.own)
         self._down = HubDown(shards, clock.now)
         self._to_edges = ToEdges(
@@ -490,7 +490,7 @@ class Hub:
 
     async def _grow(self, cluster: Cluster) -> None:
         """Adopt new shards. Links whose edges moved are sent on, or end when they send."""
-        self._known.grow(cluster)
+        self._known.cluster = cluster
         self._tables.grow(cluster)
         await self._owners.grow()
 

@@ -32,11 +32,12 @@ from weft.protocols.chunk_index import (
 )
 from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.shard.fold import apart_body, fold, has_traces
-from weft.protocols.shard.placement import BITS_MAX, SHARDS_MAX, SealBody, ShardTree, Split, moving
+from weft.protocols.shard.placement import BITS_MAX, SHARDS_MAX, SealBody, Split, moving
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog, changed
 from weft.storage.cluster import (
     Cluster,
+    ClusterCache,
     ClusterUnusable,
     declare_apart,
     declare_split,
@@ -80,7 +81,7 @@ class Splitter:
 
     Args:
         log_of: returns the log of a shard.
-        tree: the shards as declared.
+        known: the shards as declared.
         wall_clock: nanoseconds since 1970. It raises what makes a call end before anything is written.
         random_bits: for nonces.
         hold: keeps this process from writing the split shard's next chunk.
@@ -89,13 +90,13 @@ class Splitter:
     def __init__(
         self,
         log_of: Callable[[int], ShardLog],
-        tree: Callable[[], ShardTree],
+        known: ClusterCache,
         *,
         wall_clock: Callable[[], int],
         random_bits: Callable[[int], int],
         hold: Hold = _hold_nothing,
     ) -> None:
-        self._log_of, self._tree = log_of, tree
+        self._log_of, self._known = log_of, known
         self._wall_clock, self._random_bits, self._hold = wall_clock, random_bits, hold
 
     async def begin(self, shard: int) -> None:
@@ -106,7 +107,7 @@ class Splitter:
             StoreError: the store did not answer, or other processes took every number first; call again.
             Corrupt, UnsupportedVersion: the split shard cannot be read.
         """
-        above = self._tree().parent(shard)
+        above = self._known.cluster.tree.parent(shard)
         if above is None or await has_begun(self._log_of(shard)):
             return
         # A shard that was halved twice begins from the outside in: its parent has to be there to be read.
@@ -128,7 +129,7 @@ class Splitter:
     async def _next(self, log: ShardLog, state: ShardState, shard: int) -> Split | None:
         """Return the split that made a shard; if the log has none, try to write the shard's next one. The log decides
         whether that succeeded, so the caller reads on."""
-        for bit, new in self._tree().children(log.shard):
+        for bit, new in self._known.cluster.tree.children(log.shard):
             split = next((each for each in state.splits if each.shard == new), None)
             if split is None:
                 # Halvings of one shard take effect in their order. A later one on the whole state would move edges that
@@ -269,7 +270,7 @@ async def split(
         raise CannotSplit("another split was declared meanwhile: look at the shards, and repeat the command if needed")
     splitter = Splitter(
         lambda number: ShardLog(store, declared, number),
-        lambda: declared.tree,
+        ClusterCache(declared),
         wall_clock=wall_clock,
         random_bits=random_bits,
     )
@@ -603,7 +604,7 @@ class ShardMaker:
     """Factory of the log and the committer of each shard.
 
     Args:
-        cluster: returns the cluster as the process read it last.
+        known: the cluster as the process read it last.
         settings: of the committers.
         clock: the node's.
         random_bits: for nonces and jitter.
@@ -616,7 +617,7 @@ class ShardMaker:
     def __init__(
         self,
         store: ObjectStore,
-        cluster: Callable[[], Cluster],
+        known: ClusterCache,
         settings: SequencerSettings,
         *,
         clock: HubClock,
@@ -626,18 +627,16 @@ class ShardMaker:
         moved: Callable[[], None],
         pace: CommitPace,
     ) -> None:
-        self._store, self._cluster, self._settings = store, cluster, settings
+        self._store, self._known, self._settings = store, known, settings
         self._clock, self._random_bits, self._level = clock, random_bits, level
         self._rules, self._moved, self._pace = rules, moved, pace
         self._made: dict[int, Sequencer] = {}
         """The most recent committer of each shard."""
-        self._splitter = Splitter(
-            self.log, lambda: cluster().tree, wall_clock=clock.sound, random_bits=random_bits, hold=self._hold
-        )
+        self._splitter = Splitter(self.log, known, wall_clock=clock.sound, random_bits=random_bits, hold=self._hold)
 
     def log(self, shard: int) -> ShardLog:
         """Return the log of a shard."""
-        return ShardLog(self._store, self._cluster(), shard, self._clock.boot, rules=self._rules)
+        return ShardLog(self._store, self._known.cluster, shard, self._clock.boot, rules=self._rules)
 
     def sequencer(self, shard: int) -> Sequencer:
         """Return a committer of a shard, not started. A shard made by a split begins when it is loaded."""
@@ -678,12 +677,12 @@ class ShardMaker:
 class EveryLog:
     """The logs of all shards for one reader, by number. Logs of new shards are appended."""
 
-    def __init__(self, maker: ShardMaker, count: Callable[[], int]) -> None:
-        self._maker, self._count = maker, count
+    def __init__(self, maker: ShardMaker, known: ClusterCache) -> None:
+        self._maker, self._known = maker, known
         self._logs: list[ShardLog] = []
 
     def __iter__(self) -> Iterator[ShardLog]:
         """Iterate over the logs that there are at present."""
-        while len(self._logs) < self._count():
+        while len(self._logs) < self._known.cluster.tree.count:
             self._logs.append(self._maker.log(len(self._logs)))
         return iter(list(self._logs))

@@ -51,6 +51,13 @@ class Cluster(NamedTuple):
         return _tree(self.shards, self.splits, self.apart)
 
 
+class ClusterCache:
+    """The cluster as a process read it last: splits make more shards while it runs."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+
 @lru_cache(maxsize=64)
 def _tree(shards: int, splits: tuple[int, ...], apart: tuple[tuple[str, int], ...]) -> ShardTree:
     return ShardTree(shards, splits, apart)

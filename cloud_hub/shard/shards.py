@@ -22,9 +22,9 @@ from weft.hub_api.status import ConflictOfLane, LostOfLane, OpenGapOfLane, Shard
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.shard.completeness import OPEN_GAPS_MAX
 from weft.protocols.shard.lane_state import OpenGap, open_gap
-from weft.protocols.shard.placement import ShardTree
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import missing_shards
+from weft.storage.cluster import ClusterCache
 from weft.storage.histogram import Histogram
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Shards(Part):
     """The shards of one hub process.
 
     Args:
-        tree: returns the shards of the store, of which splits make more.
+        known: the shards of the store, of which splits make more.
         owners: who owns which shard, at present.
         make: makes the sequencer of a shard, without starting it.
         idle_s: time without use after which a shard of another process is closed.
@@ -93,14 +93,14 @@ class Shards(Part):
 
     def __init__(
         self,
-        tree: Callable[[], ShardTree],
+        known: ClusterCache,
         owners: Ownership,
         make: Callable[[int], Sequencer],
         *,
         idle_s: float = IDLE_S,
         beside: Callable[[Shards], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        self._tree = tree
+        self._known = known
         self._owners = owners
         self._make = make
         self._idle_s = idle_s
@@ -115,21 +115,21 @@ class Shards(Part):
     @property
     def count(self) -> int:
         """Return the number of shards of the store."""
-        return self._tree().count
+        return self._known.cluster.tree.count
 
     def place(self, edge: Placed) -> int:
         """Return the shard where an edge belongs, as this process knows it."""
-        return self._tree().shard_of(edge.tenant, edge.edge)
+        return self._known.cluster.tree.shard_of(edge.tenant, edge.edge)
 
     def places(self, edge: Placed) -> tuple[int, ...]:
         """Return the shard where an edge belongs, and those before it that were split, the last first."""
-        tree = self._tree()
+        tree = self._known.cluster.tree
         shard = tree.shard_of(edge.tenant, edge.edge)
         return shard, *tree.lineage(shard)
 
     def children(self, shard: int) -> list[int]:
         """Return the shards that splits of a shard have made, as this process knows them."""
-        return [new for _, new in self._tree().children(shard)]
+        return [new for _, new in self._known.cluster.tree.children(shard)]
 
     def __iter__(self) -> Iterator[Sequencer]:
         """Iterate over the shards that this process holds at present, by number."""

@@ -18,7 +18,7 @@ from tests.cloud_hub.virtual_time import now_ns
 from weft.cloud_hub.splits import Apart, CannotSetApart, Splitter
 from weft.protocols.lane import Lane
 from weft.storage.chunk_log import ShardLog, first_logs, load_every_shard
-from weft.storage.cluster import open_cluster, read_cluster
+from weft.storage.cluster import ClusterCache, open_cluster, read_cluster
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.object_store.directory import MemoryStore
 
@@ -53,7 +53,7 @@ async def _begin_shards(inner: ObjectStore, rng: random.Random) -> None:
     cluster = await read_cluster(inner)
     splitter = Splitter(
         lambda shard: ShardLog(inner, cluster, shard, now_ns),
-        lambda: cluster.tree,
+        ClusterCache(cluster),
         wall_clock=lambda: TRUE_START + now_ns(),
         random_bits=rng.getrandbits,
     )

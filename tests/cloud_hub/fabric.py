@@ -36,7 +36,7 @@ from weft.replication.attempts import HOPS_MAX, ConnectionEnd, Redirects, Target
 from weft.replication.events import LinkState
 from weft.replication.runner import LinkRefused
 from weft.storage.chunk_log import ShardLog
-from weft.storage.cluster import Cluster
+from weft.storage.cluster import Cluster, ClusterCache
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import NotFound, ObjectStore
 
@@ -93,9 +93,9 @@ def make_batch(lane: Lane, first: int, end: int, time: int = 0, origin: int = 0)
     return batch.verify(data), memoryview(data)
 
 
-def machine(shards: int, *, processes: int = 1) -> Owners:
+def machine(shards: int, *splits: int, processes: int = 1) -> Owners:
     """The first process of a machine that is alone."""
-    return Owners(lambda: shards, Site("here", 8090, 0, processes), "first")
+    return Owners(ClusterCache(Cluster(bytes(16), shards, splits=splits)), Site("here", 8090, 0, processes), "first")
 
 
 def make_sequencer(

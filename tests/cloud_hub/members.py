@@ -39,7 +39,7 @@ from weft.protocols.ranges import RangeSet
 from weft.replication.attempts import ConnectionEnd, Redirects, Target
 from weft.replication.events import LinkState
 from weft.replication.runner import LinkRefused
-from weft.storage.cluster import Cluster, declare_split, open_cluster, read_cluster
+from weft.storage.cluster import Cluster, ClusterCache, declare_split, open_cluster, read_cluster
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.object_store.directory import MemoryStore
 from weft.storage.presence import ALONE_BEATS, MISSED_MAX
@@ -90,11 +90,11 @@ class Member:
     async def start(self) -> None:
         """Start it, whatever its store did to the last one."""
         faults, self.store.faults = self.store.faults, CALM
-        self.cluster = await read_cluster(self.store)
+        self.known = known = ClusterCache(await read_cluster(self.store))
         clock, loop = HubClock(lambda: TRUE_START + now_ns(), now_ns), asyncio.get_running_loop()
         node_id = f"{self.rng.getrandbits(64):016x}"
         self.owners = owners = Owners(
-            lambda: self.cluster.tree.count,
+            known,
             Site(f"host-{self.number}", 8090, advertise=(self.url,)),
             node_id,
             is_drained=lambda _host, _name: self.is_drained,
@@ -106,14 +106,14 @@ class Member:
             self.store,
             node_id,
             software="weft",
-            level=self.cluster.level,
+            level=known.cluster.level,
             release_level=RELEASE.level,
             clock=clock,
             owners=owners,
         )
         maker = ShardMaker(
             self.store,
-            lambda: self.cluster,
+            known,
             SETTINGS,
             clock=clock,
             random_bits=self.rng.getrandbits,
@@ -122,7 +122,7 @@ class Member:
             moved=membership.read_soon,
             pace=CommitPace(SETTINGS),
         )
-        self.shards = Shards(lambda: self.cluster.tree, owners, maker.sequencer, idle_s=20.0)
+        self.shards = Shards(known, owners, maker.sequencer, idle_s=20.0)
         owners.watch(self._changed)
         await membership.look()
         self._tasks = [asyncio.create_task(self.shards.start()), asyncio.create_task(self._send_on())]
@@ -134,7 +134,7 @@ class Member:
         await self.shards.load_own()
 
     async def _grow(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+        self.known.cluster = cluster
         await self.owners.grow()
 
     async def _send_on(self) -> None:

@@ -29,7 +29,7 @@ from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog, first_logs, load_every_shard, missing_shards
-from weft.storage.cluster import Cluster, declare_split, open_cluster, read_cluster
+from weft.storage.cluster import Cluster, ClusterCache, declare_split, open_cluster, read_cluster
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreError
 from weft.storage.object_store.directory import MemoryStore
@@ -48,7 +48,7 @@ class SplittingNode:
 
     def __init__(self, inner: ObjectStore, cluster: Cluster, rng: random.Random) -> None:
         self.store = FaultyStore(inner, rng)
-        self.cluster = cluster
+        self.known = ClusterCache(cluster)
         self.rng = rng
         self.sequencers: dict[int, Sequencer] = {}
         self.is_up = True
@@ -56,22 +56,20 @@ class SplittingNode:
         """Whether the node reads the list of splits again by itself; otherwise it learns only from the logs."""
 
     def log_of(self, shard: int) -> ShardLog:
-        return ShardLog(self.store, self.cluster, shard, now_ns)
+        return ShardLog(self.store, self.known.cluster, shard, now_ns)
 
     async def sequencer_of(self, lane: Lane) -> Sequencer | None:
         """The started sequencer of the shard where the node believes the edge to be; None while it is not loaded."""
-        shard = self.cluster.tree.shard_of(lane.tenant, lane.edge)
+        shard = self.known.cluster.tree.shard_of(lane.tenant, lane.edge)
         if shard not in self.sequencers:
             clock = HubClock(lambda: TRUE_START + now_ns(), now_ns)
-            splitter = Splitter(
-                self.log_of, lambda: self.cluster.tree, wall_clock=clock.sound, random_bits=self.rng.getrandbits
-            )
+            splitter = Splitter(self.log_of, self.known, wall_clock=clock.sound, random_bits=self.rng.getrandbits)
             self.sequencers[shard] = made = Sequencer(
                 self.log_of(shard),
                 SETTINGS,
                 clock=clock,
                 random_bits=self.rng.getrandbits,
-                level=lambda: self.cluster.level,
+                level=lambda: self.known.cluster.level,
                 load=partial(self._load, splitter, shard),
                 moved=partial(self._learn_soon, shard),
             )
@@ -90,7 +88,7 @@ class SplittingNode:
     async def learn(self) -> None:
         """Read the list of splits."""
         try:
-            self.cluster = await read_cluster(self.store)
+            self.known.cluster = await read_cluster(self.store)
         except StoreError:
             pass
 

@@ -48,7 +48,7 @@ from weft.protocols.shard.placement import SHARDS_MAX, shard_of
 from weft.replication.runner import LinkIdentity
 from weft.storage import hub_keys, presence
 from weft.storage.chunk_log import Manifest, changed, decode, encode
-from weft.storage.cluster import ClusterUnusable, open_cluster, raise_level, read_level
+from weft.storage.cluster import Cluster, ClusterCache, ClusterUnusable, open_cluster, raise_level, read_level
 from weft.storage.cluster_log import Author, ClusterLog
 from weft.storage.object_store import ObjectStore, StoreError, open_store
 from weft.storage.object_store.directory import MemoryStore
@@ -302,7 +302,7 @@ class Process:
         node_id = node_id or f"{self.site.host}-{self.site.process}-{now_ns()}"
         loop = asyncio.get_running_loop()
         self.owners = Owners(
-            lambda: SHARDS,
+            ClusterCache(Cluster(bytes(16), SHARDS)),
             self.site,
             node_id,
             monotonic=loop.time,
@@ -566,7 +566,9 @@ async def test_while_many_shards_are_divided_edges_stay_and_the_newest_division_
         entries = (NodeEntry(name, "", "weft", 1, 0, name=f"http://{name}:1", host=name) for name in names)
         return {entry.id: Seen(msgspec.json.encode(entry), 0.0) for entry in entries}
 
-    owners = Owners(lambda: SHARDS_MAX, Site("a", 8090), "a", monotonic=lambda: 0.0, wall_clock=lambda: 0)
+    owners = Owners(
+        ClusterCache(Cluster(bytes(16), SHARDS_MAX)), Site("a", 8090), "a", monotonic=lambda: 0.0, wall_clock=lambda: 0
+    )
     monkeypatch.setattr("weft.cloud_hub.cluster.divide", divide_late)
     gates[0].set()
     await owners.look(seen("bcdefgh"))
@@ -611,7 +613,7 @@ def test_the_entry_of_a_process_with_the_longest_names_and_all_shards_counts(let
 
     async def main() -> bytes:
         site = Site("h" * 64, 8090, advertise=(longest,))
-        owners = Owners(lambda: SHARDS_MAX, site, "0" * 16)
+        owners = Owners(ClusterCache(Cluster(bytes(16), SHARDS_MAX)), site, "0" * 16)
         work = Work(tuple(range(SHARDS_MAX)), 1 << 40, 1 << 40)
         store = MemoryStore()
         clock = HubClock(lambda: 1_800_000_000_000_000_000, lambda: 0)

@@ -40,6 +40,7 @@ from weft.network.tls import ClientTlsFiles, TlsFiles, certificate_end, client_c
 from weft.output import Failed
 from weft.replication.events import LinkStatus
 from weft.replication.runner import LinkIdentity
+from weft.storage.cluster import Cluster, ClusterCache
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.directory import MemoryStore
 
@@ -361,7 +362,7 @@ async def test_each_connection_resolves_the_name_anew_and_tries_all_addresses(
 @pytest.mark.usefixtures("_look_soon")
 async def test_an_edge_is_sent_on_by_tls_also_to_an_ipv6_address(authority: Authority) -> None:
     site = Site("machine", 8090, process=0, processes=2, scheme="https")
-    owners = Owners(lambda: 2, site, "id")
+    owners = Owners(ClusterCache(Cluster(bytes(16), 2)), site, "id")
     elsewhere = next(shard for shard in range(2) if not owners.is_own(shard))
     assert owners.elsewhere("[2001:db8::7]:8090")(elsewhere) == "https://[2001:db8::7]:8091"
     assert owners.elsewhere("hub.example.com")(elsewhere) == "https://hub.example.com:8091"

@@ -17,7 +17,7 @@ from weft.client.operations import Operations, Request
 from weft.cloud_hub.administration import Administration
 from weft.cloud_hub.auth.tokens import TokensUnusable
 from weft.cloud_hub.clock import ClockWrong, HubClock, sound_clock
-from weft.cloud_hub.cluster import ClusterCache, node_views
+from weft.cloud_hub.cluster import node_views
 from weft.cloud_hub.facts.acts import line
 from weft.cloud_hub.facts.approvals import ACTS, AskedAct, NeedsApproval, allow
 from weft.cloud_hub.facts.fact import CannotDeclare, noting
@@ -52,7 +52,7 @@ from weft.output import Failed, Refused, counted, harmless, print_json, print_ta
 from weft.protocols.errors import CodecError
 from weft.storage import hub_keys
 from weft.storage.chunk_log import BOOT_CLOCK
-from weft.storage.cluster import NEW_SHARDS, ClusterUnusable, open_cluster, read_cluster
+from weft.storage.cluster import NEW_SHARDS, ClusterCache, ClusterUnusable, open_cluster, read_cluster
 from weft.storage.cluster_log import Author, ChangeRefused, ClusterLog, Contended
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 from weft.storage.object_store.directory import MemoryStore

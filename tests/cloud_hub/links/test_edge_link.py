@@ -58,13 +58,13 @@ from weft.protocols.link import (
 )
 from weft.protocols.link import Clock as ClockNotice
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard.placement import ShardTree
 from weft.replication.events import CanaryState, LinkState, LinkStatus
 from weft.replication.flow_control import LatestReport, SenderSettings
 from weft.replication.liveness import SECOND
 from weft.replication.policy import BudgetRule, PolicyRules, StreamWindows
 from weft.replication.runner import LINK_PATH, LinkIdentity, LinkRefused, LinkSession, LinkSettings, run_link
 from weft.replication.runner.control import LinkControl
+from weft.storage.cluster import Cluster, ClusterCache
 from weft.storage.object_store.directory import DirectoryStore, MemoryStore
 from weft.text.status import clock_trouble
 
@@ -115,7 +115,7 @@ def test_a_lane_whose_epoch_may_be_durable_unnoticed_ends_its_link() -> None:
             sequencers.append(make_sequencer(store, random.Random(1)))
             return sequencers[-1]
 
-        shards = Shards(lambda: ShardTree(1), machine(1), make)
+        shards = Shards(ClusterCache(Cluster(bytes(16), 1)), machine(1), make)
         await shards.start()
         answers = Answers()
         link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer", refusals=Refusals(lambda: 0.0))
@@ -142,7 +142,9 @@ def test_an_edge_whose_window_fills_up_does_not_wait_for_a_long_commit_interval(
         store = MemoryStore()
         settings = replace(SETTINGS, commit_interval_s=30.0)
         shards = Shards(
-            lambda: ShardTree(1), machine(1), lambda _shard: make_sequencer(store, random.Random(1), settings)
+            ClusterCache(Cluster(bytes(16), 1)),
+            machine(1),
+            lambda _shard: make_sequencer(store, random.Random(1), settings),
         )
         await shards.start()
         answers = Answers()
@@ -176,7 +178,7 @@ def test_news_of_a_clock_reach_all_lanes_of_its_log_once() -> None:
             sequencers.append(make_sequencer(MemoryStore(), random.Random(1)))
             return sequencers[-1]
 
-        shards = Shards(lambda: ShardTree(1), machine(1), make)
+        shards = Shards(ClusterCache(Cluster(bytes(16), 1)), machine(1), make)
         await shards.start()
         answers = Answers()
         link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer", refusals=Refusals(lambda: 0.0))

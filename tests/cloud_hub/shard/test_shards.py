@@ -39,13 +39,13 @@ from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import LaneState
-from weft.protocols.shard.placement import ShardTree, shard_of
+from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState
 from weft.replication.events import LinkState
 from weft.replication.runner import LinkIdentity
 from weft.storage import hub_keys
 from weft.storage.chunk_log import SNAPSHOTS_TO_START, Manifest, ShardLog, changed
-from weft.storage.cluster import Cluster
+from weft.storage.cluster import Cluster, ClusterCache
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import Listed, ObjectStore, StoreError, open_store
 from weft.storage.object_store.directory import MemoryStore
@@ -53,9 +53,9 @@ from weft.storage.object_store.directory import MemoryStore
 
 def test_a_shard_that_is_needed_again_while_another_is_closed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        owners = machine(3, processes=3)
-        tree = ShardTree(2, [0])
-        shards = Shards(lambda: tree, owners, lambda _: make_sequencer(MemoryStore(), random.Random(1)), idle_s=100)
+        owners = machine(2, 0, processes=3)
+        known = ClusterCache(Cluster(bytes(16), 2, splits=(0,)))
+        shards = Shards(known, owners, lambda _: make_sequencer(MemoryStore(), random.Random(1)), idle_s=100)
         await shards.start()
         others = [shard for shard in range(3) if not owners.is_own(shard)]
         first, second = [await shards.get(shard) for shard in others]

@@ -23,7 +23,7 @@ from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.storage import hub_keys
 from weft.storage.chunk_log import ShardLog, changed, first_logs, load_every_shard
-from weft.storage.cluster import ClusterUnusable, declare_split, open_cluster
+from weft.storage.cluster import ClusterCache, ClusterUnusable, declare_split, open_cluster
 from weft.storage.cluster_log import ClusterLog
 from weft.storage.fenced_store import check_store
 from weft.storage.object_store import NotFound, Object, ObjectStore, StoreError, open_store
@@ -439,7 +439,7 @@ async def begin(store: ObjectStore) -> None:
     cluster = await open_cluster(store, None)
     splitter = Splitter(
         lambda shard: ShardLog(store, cluster, shard),
-        lambda: cluster.tree,
+        ClusterCache(cluster),
         wall_clock=lambda: 0,
         random_bits=random.Random(1).getrandbits,
     )
