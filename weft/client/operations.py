@@ -91,11 +91,11 @@ class HubError(Exception):
 
 
 class HubRefusal(HubError):
-    """An answer of status 400 or above, or one that leads elsewhere.
+    """An answer of status 400 or above, or a redirect.
 
     Args:
-        detail, advice: the hub's words; empty if another program answers at the address.
-        retry_after_s: time after which to ask again, if the hub says one.
+        detail, advice: error and remedy from the hub; empty if another program answers at the address.
+        retry_after_s: seconds after which to repeat the request; None if the hub gives none.
     """
 
     def __init__(self, status: int, reason: str, detail: str, advice: str, retry_after_s: int | None = None) -> None:
@@ -105,7 +105,7 @@ class HubRefusal(HubError):
 
 
 class HubUnreachable(HubError):
-    """No whole answer, or one that is not of the API. What the request did is unknown."""
+    """No complete answer, or one that is not of the API. Whether the request took effect is unknown."""
 
 
 def refusal(error: urllib.error.HTTPError) -> HubRefusal:
@@ -136,7 +136,7 @@ def refusal_of(status: int, reason: str, wait: str, body: bytes) -> HubRefusal:
 
 TIMEOUT_S = 30.0
 ANSWER_BYTES_MAX = 256 << 20
-"""Longest answer: the hub's bound, which a setting may raise, and a record of the largest size."""
+"""Maximum size of an answer: the hub's bound, which a setting may raise, and a record of the largest size."""
 
 
 class Listed(Protocol):
@@ -189,7 +189,7 @@ def after_page(page: Listed, after: str | None) -> str | None:
         after: that of this page.
 
     Raises:
-        HubUnreachable: the list stands still.
+        HubUnreachable: the page names itself as the next one.
     """
     if not isinstance(page.next_after, str):
         return None
@@ -210,8 +210,8 @@ class Fetched(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of one shard. What makes a table of them is imported when it is asked for; ``ModuleNotFoundError`` says what
-    to install."""
+    """Rows of one shard. The conversions import their packages when called; ``ModuleNotFoundError`` names those to
+    install."""
 
     data: bytes
     """A stream of Arrow."""
@@ -222,12 +222,12 @@ class Rows(NamedTuple):
     """End of the shard when the request arrived."""
 
     def arrow(self) -> pyarrow.Table:
-        """Return the rows as a table of Arrow, which uses the memory of ``data``."""
+        """Return the rows as an Arrow table, which shares the memory of ``data``."""
         return _imported("pyarrow.ipc", "pyarrow").open_stream(self.data).read_all()
 
     def pandas(self) -> pandas.DataFrame:
-        """Return the rows as a data frame of pandas. Whole numbers in a column with nulls become floating-point ones,
-        as pandas has it."""
+        """Return the rows as a data frame of pandas. Integers in a column with nulls become floating-point numbers, as
+        usual in pandas."""
         _imported("pandas", "pyarrow pandas")
         return self.arrow().to_pandas()
 
@@ -246,7 +246,7 @@ def _imported(module: str, packages: str) -> Any:
 
 @dataclass(frozen=True)
 class Request(Generic[T]):
-    """A request, and the type of its answer. ``method`` is GET unless given, or with a body POST."""
+    """A request and the type of its answer. ``method`` defaults to GET, with a body to POST."""
 
     answer: type[T]
     path: str
@@ -258,7 +258,7 @@ class Request(Generic[T]):
         """Return the answer of the hub at a URL.
 
         Raises:
-            HubUnreachable: it is none of the API.
+            HubUnreachable: it is not an answer of the API.
         """
         try:
             if self.answer is Rows:
@@ -327,7 +327,7 @@ class Operations:
 
     @operation
     def nodes(self) -> Request[NodesAnswer]:
-        """Return the processes of the hub on all machines."""
+        """Return the processes of the hub on all machines, by their entries in the store."""
         return _get("/v1/nodes", NodesAnswer)
 
     @operation
@@ -342,7 +342,7 @@ class Operations:
 
     @operation
     def acts(self, *, after: str | None = None, limit: int | None = None) -> Request[ActsAnswer]:
-        """Return a page of the record of administrative acts: lines after one, or the newest ones."""
+        """Return a page of the record of administrative acts: the lines after one in their order, or the newest."""
         return _get("/v1/acts", ActsAnswer, after=after, limit=limit)
 
     @operation
@@ -354,7 +354,7 @@ class Operations:
         after: str | None = None,
         limit: int | None = None,
     ) -> Request[EdgesAnswer]:
-        """Return a page of the edges that the hub knows."""
+        """Return a page of the edges that the hub knows, by tenant and name."""
         return _get("/v1/edges", EdgesAnswer, tenant=tenant, shards=shards, after=after, limit=limit)
 
     @operation
@@ -366,7 +366,7 @@ class Operations:
     def streams(
         self, *, tenant: str | None = None, after: str | None = None, limit: int | None = None
     ) -> Request[StreamsAnswer]:
-        """Return a page of the tenant's streams."""
+        """Return a page of the tenant's streams, by name."""
         return _get("/v1/streams", StreamsAnswer, tenant=tenant, after=after, limit=limit)
 
     @operation
@@ -378,14 +378,14 @@ class Operations:
     def lanes(
         self, stream: str, *, tenant: str | None = None, after: str | None = None, limit: int | None = None
     ) -> Request[LanesAnswer]:
-        """Return a page of a stream's lanes."""
+        """Return a page of a stream's lanes, by edge and log."""
         return _get(path_of(stream, "/lanes"), LanesAnswer, tenant=tenant, after=after, limit=limit)
 
     @operation
     def completeness(
         self, stream: str, *, tenant: str | None = None, after: str | None = None, limit: int | None = None
     ) -> Request[CompletenessAnswer]:
-        """Return up to when a stream is complete, with a page of its lanes."""
+        """Return the moment up to which a stream is complete, what holds it back, and a page of its lanes."""
         path = path_of(stream, "/completeness")
         return _get(path, CompletenessAnswer, tenant=tenant, after=after, limit=limit)
 
@@ -403,7 +403,7 @@ class Operations:
         edge: str | None = None,
         limit: int | None = None,
     ) -> Request[RecordsAnswer]:
-        """Return records, from log and table."""
+        """Return records of log and table, shard by shard, in the order of their offsets."""
         return _get(
             path_of(stream, "/records"),
             RecordsAnswer,
@@ -463,7 +463,7 @@ class Operations:
         chunk: int | None = None,
         from_shard: int | None = None,
     ) -> Request[TraceAnswer]:
-        """Return the way of one record, named by edge, log and seq, or by shard and offset."""
+        """Return the path of one record, named by edge, log and seq, or by shard and offset."""
         return _get(
             path_of(stream, "/trace"),
             TraceAnswer,
@@ -489,14 +489,14 @@ class Operations:
         limit: int | None = None,
         columns: str | None = "typed",
     ) -> Request[Rows]:
-        """Return rows of one shard as a stream of Arrow, with the columns of the stream's declared schema. ``columns``
-        None leaves these out."""
+        """Return rows of one shard in the order of their offsets, as a stream of Arrow, with the columns of the
+        stream's declared schema. ``columns`` None leaves these out."""
         asked = {"shard": shard, "tenant": tenant, "offset": offset, "chunk": chunk, "limit": limit, "columns": columns}
         return Request(Rows, with_query(path_of(stream, "/rows"), asked))
 
     @operation
     def messages(self, edge: str, *, tenant: str | None = None, redirect: str | None = None) -> Request[MessagesAnswer]:
-        """Return the messages to an edge that wait, and what became of others."""
+        """Return an edge's waiting messages, and the outcomes of others, the newest first."""
         return _get("/v1/messages", MessagesAnswer, edge=edge, tenant=tenant, redirect=redirect)
 
     @operation
@@ -515,12 +515,12 @@ class Operations:
         tenant: str | None = None,
         idempotency_key: str | None = None,
     ) -> Request[PublishedAnswer]:
-        """Publish a message to edges. It is durable when this returns, for each edge that has a number.
+        """Publish a message to edges. When this returns, the message is durable for each edge whose entry has a number.
 
         Args:
             edge, edges, group: one of them.
             after: with a group, ``next_after`` of the answer before.
-            idempotency_key: repeated with the same one, the request stores nothing again.
+            idempotency_key: name of the request. A repetition with the same name stores nothing.
         """
         content = (
             {"payload": payload} if isinstance(payload, str) else {"payload_base64": base64.b64encode(payload).decode()}
@@ -564,7 +564,7 @@ class Operations:
         expires_s: float | None = None,
         tenant: str | None = None,
     ) -> Request[PullAnswer]:
-        """Ask an edge for the records of a window. The request is durable when this returns.
+        """Request the records of a window from an edge. The request is durable when this returns.
 
         Args:
             first, end: the window: times (RFC 3339), or nanoseconds since 1970, by the edge's clock.
@@ -591,7 +591,7 @@ class Operations:
     def usage(
         self, *, tenant: str | None = None, after: str | None = None, limit: int | None = None
     ) -> Request[UsageAnswer]:
-        """Return what a tenant uses, with streams after one."""
+        """Return the tenant's use of the hub, with a page of its streams by name."""
         return _get("/v1/usage", UsageAnswer, tenant=tenant, after=after, limit=limit)
 
     @operation
@@ -618,7 +618,8 @@ class Operations:
         """Declare all quotas of a tenant. One that is left out bounds nothing.
 
         Args:
-            version: of the answer that was changed: after another change of the tenant, it is refused (409).
+            version: version of the answer on which the change is based. After another change, the request is refused
+                (409).
         """
         data = json_of(
             {
@@ -645,7 +646,7 @@ class Operations:
 
     @operation
     def tenants(self, *, after: str | None = None, limit: int | None = None) -> Request[TenantsAnswer]:
-        """Return the declared tenants after one, with their quotas."""
+        """Return a page of the declared tenants with their quotas, by name."""
         return _get("/v1/tenants", TenantsAnswer, after=after, limit=limit)
 
     @operation
@@ -688,7 +689,7 @@ class Operations:
 
     @operation
     def tokens(self, *, after: str | None = None, limit: int | None = None) -> Request[TokensAnswer]:
-        """Return the declared tokens after one, without their secrets."""
+        """Return a page of the declared tokens without their secrets, by name."""
         return _get("/v1/tokens", TokensAnswer, after=after, limit=limit)
 
     @operation
@@ -703,7 +704,7 @@ class Operations:
         expires: str | None = None,
         reason: str = "",
     ) -> Request[SecretAnswer]:
-        """Declare a token, with a scope or with grants. Its secret is in the answer, and nowhere else.
+        """Declare a token, with a scope or with grants. The answer has the only copy of its secret.
 
         Args:
             expires: its end: a duration such as ``90d``, or a date; None for none.
@@ -731,7 +732,7 @@ class Operations:
         end_oldest: bool = False,
         reason: str = "",
     ) -> Request[SecretAnswer]:
-        """Give a token another secret. The one before stays in force for a while.
+        """Give a token another secret, which is in the answer. The previous one stays in force for ``overlap``.
 
         Args:
             expires: end of the new secret: a duration, a date, or ``never``; None for that of the one before.
@@ -751,10 +752,10 @@ class Operations:
         expires: str | None = None,
         reason: str = "",
     ) -> Request[PairingAnswer]:
-        """Make a code by which an edge gets the token called ``name``. The code is in the answer, and nowhere else.
+        """Make a code by which an edge gets the token called ``name``. The answer has the only copy of the code.
 
         Args:
-            within: duration for which the code counts, ``24h`` at most; None for 15 minutes.
+            within: validity of the code, ``24h`` at most; None for 15 minutes.
             expires: end of the token: a duration such as ``90d``, or a date; None for none.
         """
         wanted = {"edge": edge, "tenant": tenant, "within": within, "expires": expires, "reason": reason}
@@ -762,15 +763,14 @@ class Operations:
 
     @operation
     def import_tokens(self, tokens: Sequence[HashedToken], *, reason: str = "") -> Request[ImportedTokensAnswer]:
-        """Declare tokens by the hashes of their secrets: 1,000 at most, whose names share an entry of the cluster log
-        as far as it holds them. Of an entry, all are declared or none. Tokens that are declared already stay as they
-        are, so a request may be repeated."""
+        """Declare at most 1,000 tokens by the hashes of their secrets. Each entry of the cluster log declares all of
+        its tokens or none. Tokens that are declared already stay unchanged, so the request may be repeated."""
         data = msgspec.json.encode(TokensToImport(list(tokens), reason))
         return Request(ImportedTokensAnswer, "/v1/tokens:import", data)
 
     @operation
     def remove_token(self, name: str, *, reason: str | None = None) -> Request[RemovedTokenAnswer]:
-        """Withdraw a token. Its links end within seconds."""
+        """Withdraw a token, durably. Its links end within seconds."""
         path = with_query(f"/v1/tokens/{quote(name, safe='')}", {"reason": reason})
         return Request(RemovedTokenAnswer, path, method="DELETE")
 
@@ -835,7 +835,7 @@ class Operations:
 
     @operation
     def drain(self, node: str, *, reason: str = "") -> Request[DrainAnswer]:
-        """Have a process, or all of a machine, give its shards and edges to others."""
+        """Drain a process, or all of a machine: others take over its shards and edges after this returns."""
         return Request(DrainAnswer, "/v1/drains", json_of({"node": node, "reason": reason}))
 
     @operation
@@ -846,7 +846,7 @@ class Operations:
 
     @operation
     def pause_region(self, region: str, *, paused: bool, reason: str = "") -> Request[RegionOrderAnswer]:
-        """Have the records for a region wait, or continue."""
+        """Pause the records for a region, or let them continue. The order is durable when this returns."""
         path = f"/v1/regions/{quote(region, safe='')}"
         data = json_of({"paused": paused, "reason": reason})
         return Request(RegionOrderAnswer, path, data, method="PUT")
@@ -858,10 +858,11 @@ class Operations:
 
     @operation
     def split(self, shard: int, *, force: bool = False, reason: str = "") -> Request[SplitAnswer]:
-        """Split a shard. About half of its edges move to a new one, for good.
+        """Split a shard: about half of its edges move to a new one, permanently. The new shard exists when this
+        returns.
 
         Args:
-            force: do it though all its edges would be in one of the two.
+            force: split even if all edges would be in one of the two.
         """
         data = json_of({"shard": shard, "force": force, "reason": reason})
         return Request(SplitAnswer, "/v1/splits", data)
@@ -891,7 +892,7 @@ def follow(opened: Open, position: str | None, wait_s: float) -> Iterator[TailEv
     """Yield events with records, and continue after the last one after each end.
 
     Raises:
-        HubRefusal: the hub refuses, for a reason that waiting does not mend.
+        HubRefusal: the hub refuses with a status that is not in ``PASSING``.
     """
     while True:
         try:
