@@ -1,4 +1,4 @@
-"""The messages of one edge that have no outcome, as its lane in the log has them."""
+"""The messages of one edge without an outcome, as recorded by its lane in the log."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ValueT = TypeVar("ValueT")
 
 
 class TenantMemory(Generic[KeyT, ValueT]):
-    """Values by tenant and key, of which each tenant's oldest are forgotten first.
+    """Bounded cache of values by tenant and key. The oldest values of a tenant are dropped first.
 
-    A tenant alone may have them all. One that has less than an equal part loses none to others.
+    A single tenant may use all of it. A tenant below an equal share loses no values to others.
 
     Args:
         total: maximum number of values.
@@ -37,20 +37,20 @@ class TenantMemory(Generic[KeyT, ValueT]):
         self._count = 0
         self._of: dict[str, OrderedDict[KeyT, ValueT]] = {}
         self._largest = ""
-        """A tenant with at least an equal part, as of the last value that was too many: to find one takes a look at
-        each."""
+        """A tenant with at least an equal share when a value was last dropped. It is cached since a search looks at
+        every tenant."""
 
     def __len__(self) -> int:
         """Return the number of values."""
         return self._count
 
     def get(self, tenant: str, key: KeyT) -> ValueT | None:
-        """Return a value; None if it is not remembered."""
+        """Return a value; None if it is unknown."""
         own = self._of.get(tenant)
         return None if own is None else own.get(key)
 
     def put(self, tenant: str, key: KeyT, value: ValueT) -> None:
-        """Remember a value. One that is known keeps its age."""
+        """Store a value. A value that is known keeps its age."""
         own = self._of.setdefault(tenant, OrderedDict())
         before = len(own)
         own[key] = value
@@ -110,7 +110,7 @@ class Settled(NamedTuple):
     number: int
     accepted: int
     time: int
-    """Moment at which the hub learned of it, nanoseconds since 1970."""
+    """Moment at which the hub received the outcome, nanoseconds since 1970."""
     topic: str
     outcome: str
     """Name of an ``OutcomeKind`` in lower case, or the number of a later release's."""
@@ -182,16 +182,16 @@ WAITING_MAX = 1000
 WAITING_BYTES_MAX = 4 << 20
 """Maximum bytes of their payloads."""
 SHARD_BYTES_MAX, TENANT_BYTES_MAX = 256 << 20, 64 << 20
-"""Maximum bytes of payloads that wait in one shard, and of those for one tenant's edges: a process that takes the shard
-over has to hold them."""
+"""Maximum bytes of waiting payloads in one shard, and of those for one tenant's edges: a process that takes over the
+shard has to hold them."""
 SKIPPED_MAX = 1 << 32
-"""Most numbers that an edge's word makes a hub pass over: as many messages no edge has had."""
+"""Maximum number of message numbers that an edge's report makes a hub skip. No edge has had as many messages."""
 RECENT_MAX = 20_000
-"""Maximum number of outcomes of a shard that a process remembers, shared by tenants."""
+"""Maximum number of cached outcomes of a shard, shared by tenants."""
 KEYS_MAX = 100_000
-"""Maximum number of idempotency keys of a shard that a process remembers, shared by tenants."""
+"""Maximum number of cached idempotency keys of a shard, shared by tenants."""
 SILENT_NS = 86_400 * 10**9
-"""Nanoseconds after its expiry when a message without an outcome counts as unknown."""
+"""Nanoseconds after its expiry at which a message without an outcome gets the outcome unknown."""
 EPOCHS_APART = 1024
 """Epochs after which the times that two writers give may be the same, and nanoseconds between two times of one."""
 
@@ -201,7 +201,7 @@ class QueueFull(Exception):
 
 
 class KeyConflict(Exception):
-    """An idempotency key came again with another message."""
+    """An idempotency key was used before for another message."""
 
 
 class Draft(NamedTuple):
@@ -217,7 +217,7 @@ class Draft(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """A message that an idempotency key named."""
+    """A message with an idempotency key."""
 
     number: int
     accepted: int
@@ -235,7 +235,7 @@ class DownContext:
         """(lane, number, accepted) -> outcome."""
         self.keys: TenantMemory[tuple[Lane, str], Remembered] = TenantMemory(KEYS_MAX)
         self.writing: dict[Lane, dict[int, tuple[Waiting, asyncio.Future[None]]]] = {}
-        """Messages that are not durable yet, by lane and number: they outlive the copy of the log."""
+        """Messages that are not durable yet, by lane and number. They survive a reload of the log's copy."""
         self.settling: dict[Lane, set[int]] = {}
         """Numbers of messages whose outcomes are not durable yet, by lane. They outlive the copy, too: an edge that is
         asked again would have a second outcome written behind one that is under way."""
@@ -265,7 +265,7 @@ class EdgeQueue:
         self.settling = shared.settling.setdefault(lane, set())
         """Numbers of messages whose outcomes are not durable yet."""
         self.trouble = ""
-        """Reason of the edge why messages wait; empty without one."""
+        """Reason why the edge accepts no messages; empty if it does."""
 
     def now(self, wall: int, epoch: int) -> int:
         """Return a time for a record: later than all before, and than any mark. Two processes that give one number to a
@@ -279,7 +279,7 @@ class EdgeQueue:
         return self._time
 
     def skip_to(self, number: int) -> None:
-        """Give later messages no lower number: the edge knows messages up to it, of a store that was restored since."""
+        """Skip to a number: the edge knows messages up to it from before the store was restored."""
         if number - self._next <= SKIPPED_MAX:
             self._next = max(self._next, number)
 
@@ -287,7 +287,7 @@ class EdgeQueue:
         """Return the message that a request with the same idempotency key published.
 
         Raises:
-            KeyConflict: it was another one.
+            KeyConflict: that message was another one.
         """
         found = self._shared.keys.get(self.lane.tenant, (self.lane, draft.key)) if draft.key else None
         if found is not None and found.digest != _digest(draft):
@@ -335,7 +335,7 @@ class EdgeQueue:
             self._shared.keys.forget(tenant, key)
 
     def close(self) -> None:
-        """Count no more. Messages that are being written continue; the lane's next queue has them."""
+        """Release the bytes of the queue. Messages that are being written continue in the lane's next queue."""
         self._grow(-self.bytes)
         self._is_closed = True
 
@@ -379,7 +379,7 @@ class EdgeQueue:
             self._shared.recent.put(self.lane.tenant, (self.lane, record.number, record.accepted), record)
 
     def has(self, message: Waiting) -> bool:
-        """Return whether the lane has a message, as far as that is remembered."""
+        """Return whether the lane has a message, as far as the process knows."""
         return self.waits(message.number, message.accepted) or self._is_settled(message)
 
     def waits(self, number: int, accepted: int) -> bool:
@@ -403,7 +403,7 @@ class EdgeQueue:
                 yield message
 
     def over(self, now: int) -> Iterator[MessageOutcome]:
-        """Yield outcomes of messages whose time is long over, and that no edge answered for.
+        """Yield unknown outcomes of messages that expired ``SILENT_NS`` ago without an answer of an edge.
 
         Another process may have sent them, so only the edge can say that they were not published.
         """
@@ -442,7 +442,7 @@ class Attached(Protocol):
     """The link of an edge that takes messages (``hub_down.LinkDown``)."""
 
     def pump(self, queue: EdgeQueue) -> None:
-        """Send what may be sent."""
+        """Send the messages for which there is room."""
         ...
 
     def restart(self) -> None:

@@ -144,7 +144,7 @@ logger = logging.getLogger(__name__)
 ATTEMPTS_MAX = 4
 """Attempts to write a message, if other processes take the lane."""
 CHUNKS_NOTED_MAX = 1024
-"""Maximum number of chunks of other processes that wait to be read; with more, the copy begins again."""
+"""Maximum number of chunks of other processes that wait to be read. With more, the whole copy is read again."""
 SHARD_RETRY_S = 2.0
 """Seconds between two attempts to read the log for an edge that is linked."""
 _READ_ERRORS = (StoreError, NotFound, CodecError, CollectedPast)
@@ -172,7 +172,7 @@ class ShardDown:
         self._writers: dict[Lane, LaneWriter[DownRecord]] = {}
         self._links = AttachedLinks()
         self._outcomes: dict[Lane, list[Settled]] = {}
-        """Outcomes that are not appended yet."""
+        """Outcomes that have not been appended yet."""
         self._noted: list[int] = []
         """Chunks of other processes that are not read yet."""
         self._is_loading = False
@@ -306,13 +306,13 @@ class ShardDown:
         self._run(self._refresh(lane))
 
     def detach(self, lane: Lane, link: Attached) -> None:
-        """Note that a link has ended."""
+        """Record the end of a link."""
         if (earlier := self._links.remove(lane, link)) is not None:
             earlier.restart()
             self._run(self._refresh(lane))
 
     def settle(self, lane: Lane, outcomes: Iterable[MessageOutcome]) -> None:
-        """Write what became of messages to the log. Those that do not wait are passed over."""
+        """Write the outcomes of messages to the log, durably. Outcomes of messages that do not wait are ignored."""
         if (queue := self._queues.get(lane)) is None:
             return
         for each in outcomes:
@@ -368,7 +368,7 @@ class ShardDown:
         return writer, queue
 
     async def sweep(self) -> None:
-        """Settle the messages of edges that are not heard of: chunks are kept for them meanwhile.
+        """Write the outcomes of old messages to edges that do not link, since chunks are kept for them until then.
 
         Raises:
             CannotWrite, WriterLost: the shard does not take records now.
@@ -566,7 +566,7 @@ class LinkDown:
             self._tell(Messages(chosen))
 
     def outcomes(self, outcomes: Sequence[MessageOutcome]) -> None:
-        """Take the edge's word on messages. Those that were not sent on this link are passed over."""
+        """Handle the edge's outcomes. Outcomes of messages that were not sent on this link are ignored."""
         queue, final = self._queue, list[MessageOutcome]()
         for each in outcomes:
             if queue is None or each.number not in self._sent:
@@ -632,7 +632,7 @@ def _framed(message: Waiting, now: int) -> DownMessage:
 
 
 SWEEP_S = 3600.0
-"""Seconds between two looks for messages that wait for edges which are not heard of."""
+"""Seconds between two looks for old messages to edges that do not link."""
 
 
 class UnknownEdge(Exception):
