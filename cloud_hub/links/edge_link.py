@@ -224,8 +224,12 @@ class HubLinkLog:
             first,
         )
 
-    def disconnected(self, edge: str, peer: str, reason: str) -> None:
-        """Log the end of an accepted link."""
+    def disconnected(self, edge: str, peer: str, reason: str, *, is_move: bool = False) -> None:
+        """Log the end of an accepted link.
+
+        Args:
+            is_move: whether this process sent the edge on to another, as it does after a start and at a drain.
+        """
         known = self._edge(edge)
         known.links = max(0, known.links - 1)
         if known.links:
@@ -233,7 +237,8 @@ class HubLinkLog:
             return
         change = known.state.down(reason, self._monotonic())
         if change is not None:
-            logger.warning(
+            logger.log(
+                logging.INFO if is_move else logging.WARNING,
                 "edge %s at %s: disconnected after %s: %s%s",
                 edge,
                 peer,
@@ -835,7 +840,8 @@ class EdgeLink:
         elif self.hello is None:
             self._log.turned_away(self._peer, reason)
         elif self._is_taken:
-            self._log.disconnected(_named(self.hello), self._peer, reason)
+            is_move = self._end is not None and self._end.code == RefuseCode.REDIRECT
+            self._log.disconnected(_named(self.hello), self._peer, reason, is_move=is_move)
         else:
             self._log.refused(_named(self.hello), self._peer, reason)
         for opened in self._lanes.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import threading
 import time
@@ -739,7 +740,10 @@ async def test_every_process_tells_how_busy_each_is(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.slow
-async def test_a_drained_host_gives_its_edges_away_and_takes_some_again(tmp_path: Path) -> None:
+async def test_a_drained_host_gives_its_edges_away_and_takes_some_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     store, log = open_store(str(tmp_path)), EdgeLog()
     log.append(*records(0, [b"1"]))
     soon = {"shards": 2, "beat_interval_s": HOSTS_BEAT_S, "cluster_log_interval_s": HOSTS_BEAT_S}
@@ -757,3 +761,7 @@ async def test_a_drained_host_gives_its_edges_away_and_takes_some_again(tmp_path
             await until(lambda: status.records_acked == 2)
             await cluster_log.append(undo_drain(name), Author(time.time_ns(), "mara", ""))
             await until(lambda: linked(second) == [edge], SLOWLY_S)
+            ended = [each for each in caplog.records if f"edge default/{edge} at" in each.getMessage()]
+            moves = [each.levelname for each in ended if "disconnected after" in each.getMessage()]
+            assert len(moves) >= 2
+            assert set(moves) == {"INFO"}, "an operator asked for it"
