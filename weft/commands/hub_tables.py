@@ -247,8 +247,10 @@ def _parsed(option: str, text: str | None, parse: Callable[[str], float], least:
         found = int(parse(text))
     except ValueError as error:
         raise Refused(f"{option}: {error}") from None
-    if not least <= found < 1 << 53:
-        raise Refused(f"{option}: expected at least {least_text} and less than 2^53, got {text}")
+    if found < least:
+        raise Refused(f"{option}: expected at least {least_text}, got {text}")
+    if found >= 1 << 53:
+        raise Refused(f"{option}: {text} is more than a declaration has room for")
     return found
 
 

@@ -52,6 +52,8 @@ ACTIONS = [
     "wait",
 ]
 LONGER_THAN_MARKS_WAIT_S = 1.0
+BEGIN = 1_700_000_000 * 10**9
+"""Nanoseconds since 1970. A mark of its first year is that of functions that have not begun."""
 
 
 class OracleEdge:
@@ -59,10 +61,10 @@ class OracleEdge:
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self.clock = 1000
+        self.clock = BEGIN + 1
         self.times: list[int] = []
         """Of each record, by its sequence number."""
-        self.marks = [Mark(999, 0)]
+        self.marks = [Mark(BEGIN, 0)]
         self.epoch = 0
         self.session: Session | None = None
 

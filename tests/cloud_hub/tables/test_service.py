@@ -297,7 +297,7 @@ def _status(url: str) -> list[dict[str, Any]]:
         (("--latest", "_seq"), "'_seq' cannot be part of a key"),
         (("--every", "1m"), "--every is the interval of a latest table"),
         (("--latest", "_key", "--every", "25h"), "not between 1s and 24h"),
-        (("--retain", "5m"), "less than an hour"),
+        (("--retain", "5m"), "at least an hour, got 5m"),
         (("--retain-size", "7 cats"), "--retain-size: expected"),
         (("--sort", "payload"), "rows cannot be sorted by 'payload'"),
         (("--sort", "machine,payload.order.id"), "'payload.order.id'"),
