@@ -145,7 +145,7 @@ ON_STORE: dict[Words, Sequence[Sequence[str]]] = {
     ("hub", "token", "rotate"): [("ops",)],
     ("hub", "token", "pair"): [("press-7", "--yes")],
     ("hub", "share"): [("quality", "--stream", "telemetry", "--expires", "30d", "--yes")],
-    ("hub", "token", "remove"): [("ops",), ("press",), ("press-7",)],
+    ("hub", "token", "remove"): [("ops",), ("press",), ("press-7",), ("quality",)],
     ("hub", "open"): [("--yes",)],
     ("hub", "stream", "expect"): [("telemetry", "press-*")],
     ("hub", "group", "set"): [("all", "press-*")],
