@@ -268,9 +268,9 @@ async def test_bounds_of_pulls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"to": "2222-01-01"}, 400, "31 days"),
         ({"stream": "../x"}, 400, "is not a name"),
         ({"edge": "nobody"}, 404, "no edge nobody"),
-        ({"bytes_max": 0}, 400, "not a request"),
-        ({"expires_s": 1e9}, 400, "not a request"),
-        ({"more": 1}, 400, "not a request"),
+        ({"bytes_max": 0}, 400, "not a pull request"),
+        ({"expires_s": 1e9}, 400, "not a pull request"),
+        ({"more": 1}, 400, "not a pull request"),
     ],
 )
 async def test_requests_that_cannot_be(tmp_path: Path, fields: dict[str, Any], status: int, error: str) -> None:
