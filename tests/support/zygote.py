@@ -232,6 +232,7 @@ def main() -> None:
     _read_models()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the tests, which end this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what coverage has made of it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # not what `nohup` has made of it
     gc.collect()
     gc.freeze()  # a collection in a child would copy all of it
     with socket.socket(fileno=os.dup(0)) as control:
