@@ -89,7 +89,9 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
     for methods in document["paths"].values():
         for operation in methods.values():
             for parameter in operation["parameters"]:
-                if parameter["name"] in known:
+                # An edge that filters records may be one that has none.
+                is_filter = parameter["name"] == "edge" and not parameter["required"]
+                if parameter["name"] in known and not is_filter:
                     parameter["schema"] = {"enum": known[parameter["name"]]}
     return document
 
