@@ -33,6 +33,10 @@ def check(config: HubConfig) -> list[Finding]:
     if config.shards is not None and config.shards_max is not None and config.shards_max < config.shards:
         message = f"expected at least `shards`, {config.shards}, or the hub splits none by itself"
         findings.append(Finding(("shards_max",), message))
+    tables = config.tables
+    if tables is not None and "iceberg" in tables.formats and tables.iceberg_interval_s > tables.vacuum_after_s / 4:
+        message = "expected at most a quarter of `vacuum_after`, or the newest snapshot could name deleted files"
+        findings.append(Finding(("tables", "iceberg_interval"), message))
     findings += _advertised(config)
     findings += _regions(config)
     return findings

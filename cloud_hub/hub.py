@@ -30,6 +30,7 @@ from weft.cloud_hub.facts.tokens import TokenUse
 from weft.cloud_hub.http.application import Api
 from weft.cloud_hub.http.changes import ChangeStreams, ConsolePages
 from weft.cloud_hub.http.exchange import Asked, Orders
+from weft.cloud_hub.http.iceberg import Catalogue
 from weft.cloud_hub.http.listener import SHUTDOWN_S, HubListener
 from weft.cloud_hub.http.messages import Messages, message_rates
 from weft.cloud_hub.http.pipelines import FIGURES_READ_S, PipelineRequests
@@ -458,6 +459,8 @@ class Hub:
         self._tails.add_to(application)
         for each in self._shared:
             each.add_to(application)
+        if self._settings.iceberg_interval_s is not None:
+            Catalogue(store, access, self._declared.tables, self._summaries).add_to(application, self._api)
         ConsolePages(access).add_to(application)
         SelfDescription(access).add_to(application)
         return application

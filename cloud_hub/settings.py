@@ -232,6 +232,8 @@ class HubSettings:
     """Bytes of a stream's new records that are written at the next interval."""
     table_write_after_s: float | None = None
     """Time for which fewer bytes wait for more; None for none."""
+    iceberg_interval_s: float | None = None
+    """Interval at which tables get a snapshot of Iceberg; None for none."""
     table_joined_bytes: int = 512 * MiB
     """Bytes up to which small files of a table are joined."""
     table_vacuum_after_s: float = 7 * 86_400.0

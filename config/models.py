@@ -8,7 +8,7 @@ schema and the reference page.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
@@ -148,6 +148,22 @@ class Tables(Section, frozen=True, kw_only=True):
             "time.",
         ),
     ] = field(default=7 * 86_400.0, name="vacuum_after")
+    formats: Annotated[
+        tuple[Literal["delta", "iceberg"], ...],
+        Meta(
+            description="Formats in which engines find the tables, always as `delta`. `iceberg` adds metadata over the "
+            "same files, and serves it at `/iceberg` of the hub's port. It needs the extra `iceberg`."
+        ),
+    ] = ("delta",)
+    iceberg_interval_s: Annotated[
+        Duration,
+        Meta(
+            ge=1,
+            le=86_400,
+            description="How often new versions of a table become a snapshot of Iceberg, or after 64 versions. Each "
+            "costs four objects. At most a quarter of `vacuum_after`.",
+        ),
+    ] = field(default=600.0, name="iceberg_interval")
 
 
 class HubConfig(Section, frozen=True, kw_only=True):

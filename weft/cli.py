@@ -24,6 +24,7 @@ _EXTRAS = {
     "numpy": "hub",
     "grpc": "spark",
     "pandas": "spark",
+    "pyiceberg": "iceberg",
     "py4j": "spark",
     "pyspark": "spark",
     "sklearn": "spark",

@@ -193,9 +193,9 @@ class Access:
         tenant, identity = self._permitted(request, Right.READ)
         return tenant, lambda stream: identity is None or identity.rights.allow(Right.READ, stream)
 
-    def shared(self, request: web.Request) -> tuple[str | None, Callable[[str], bool]]:
-        """Return the tenant whose tables a request may read by Delta Sharing, None for all: for an admin, or without
-        tokens; and which of its streams have them.
+    def tables(self, request: web.Request, *rights: Right) -> tuple[str | None, Callable[[str], bool]]:
+        """Return the tenant whose tables a request may read, None for all: for an admin, or without tokens; and which
+        of its streams have them, by any of some rights over streams.
 
         Raises:
             ApiError: 401, 403, 421.
@@ -203,11 +203,11 @@ class Access:
         identity = self.reader(request)
         if identity is None:
             return None, lambda _: True
-        rights = identity.rights
-        if Right.READ not in rights:
-            _check(identity, Right.SHARE)
+        held = identity.rights
+        if not any(right in held for right in rights):
+            _check(identity, rights[-1])
         tenant = None if identity.scope is Scope.ADMIN else identity.tenant
-        return tenant, lambda stream: rights.allow(Right.SHARE, stream) or rights.allow(Right.READ, stream)
+        return tenant, lambda stream: any(held.allow(right, stream) for right in rights)
 
     def tenants(self, request: web.Request) -> str | None:
         """Return the tenant whose edges a request may see; None for all: for an admin, or without tokens.

@@ -34,6 +34,7 @@ from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.store import HubStore
 from weft.config.metrics.exposition import Sample
 from weft.hub_api.answers import ApiError
+from weft.hub_api.rights import Right
 from weft.network.http_server import Handler
 from weft.storage import hub_keys
 from weft.storage.object_store import AlreadyExists, NotFound, StoreError
@@ -309,7 +310,7 @@ class Sharing(Part):
     # -- shares, schemas and tables
 
     async def _get_shares(self, request: web.Request) -> web.Response:
-        tenant, _ = self._access.shared(request)
+        tenant, _ = self._access.tables(request, Right.READ, Right.SHARE)
         names = [tenant] if tenant is not None else await (await self._summaries.every()).tenants()
         return await _page(request, names, lambda name: {"name": name})
 
@@ -348,7 +349,7 @@ class Sharing(Part):
         """
         share, _ = self._share(request)
         names = [*await (await self._summaries.every()).streams(share)]
-        if not names and self._access.shared(request)[0] is None:
+        if not names and self._access.tables(request, Right.READ, Right.SHARE)[0] is None:
             raise ApiError(404, f"there is no share {share[:80]!r}", "GET .../shares lists them")
         return names
 
@@ -358,7 +359,7 @@ class Sharing(Part):
         Raises:
             ApiError: 401, 403, 421.
         """
-        tenant, may_read = self._access.shared(request)
+        tenant, may_read = self._access.tables(request, Right.READ, Right.SHARE)
         share = request.match_info["share"]
         if tenant not in (None, share):
             raise ApiError(403, f"the token is not for the share {share[:80]!r}", f"it is for {tenant}")

@@ -31,6 +31,7 @@ from weft.storage.cluster import Cluster, open_cluster
 from weft.storage.hub_keys import entry_of_table, latest_key, quarantine_key
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.protocol import ObjectFile
+from weft.storage.table import iceberg
 from weft.storage.table.actions import AddedFile, DataFile, DeltaState, TableConflict, TableError, app_ids
 from weft.storage.table.deletions import (
     FORMAT,
@@ -417,15 +418,16 @@ class Eraser:
 
 
 async def objects(store: ObjectStore, table: str) -> list[str]:
-    """Return the keys of a table's objects, without those of its log.
+    """Return the keys of a table's objects, without those of its log and of its Iceberg metadata.
 
     Raises:
         TableError: there are more than a record can name.
     """
     found: list[str] = []
     after: str | None = None
+    metadata = f"{table}/_delta_log/", f"{table}/{iceberg.FOLDER}/"
     while page := await store.list(table, after=after, limit=LISTED_MAX):
-        found += [item.key for item in page if not item.key.startswith(f"{table}/_delta_log/")]
+        found += [item.key for item in page if not item.key.startswith(metadata)]
         after = page[-1].key
         if len(found) > FILES_MAX:
             raise TableError(f"{table} has more than {FILES_MAX:,} objects: wait for its vacuum, and call again")
@@ -560,6 +562,12 @@ async def _in_tables(store: ObjectStore, stream: StreamKey, number: int) -> list
         # The checkpoint of the same version sorts before its entry, and has the files of that version alone.
         if listed and listed[0].key < entry.removesuffix(".json"):
             found.append(f"{folder} has entries from before it, with bounds of topic levels: they go with a checkpoint")
+        table, version = folder.rpartition("/")[0], int(entry.rpartition("/")[2].removesuffix(".json"))
+        if await iceberg.has_before(store, table, version):
+            found.append(
+                f"{table}/{iceberg.FOLDER} has snapshots from before it: they go after half of the vacuum's time. "
+                "If Iceberg is off, delete the folder"
+            )
     return found
 
 

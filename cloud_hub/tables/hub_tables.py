@@ -37,6 +37,7 @@ from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
+    from weft.cloud_hub.tables.service import SideWorks
     from weft.storage.table.rows import TracedRow
     from weft.storage.table_writer.service import TableService, TableStatus
 
@@ -178,6 +179,11 @@ class MadeTables(HubTables):
         self._beside = DeclaredTableWork(
             store, cluster, tables, declared.tables, clock, quality=declared.quality, settings=settings.tables()
         )
+        self._iceberg: list[SideWorks] = []
+        if settings.iceberg_interval_s is not None:
+            from weft.cloud_hub.tables.iceberg import IcebergWork  # of an extra
+
+            self._iceberg.append(IcebergWork(store, cluster, tables, declared, clock, settings=settings))
         self._quality = QualityWatch(tables, declared.quality, declared.schemas, clock, self._beside.quarantine_of)
         self._after: list[LaneKeeper | Collector] = []
         """Work that ends lanes and deletes chunks that all tables have, of a process that follows all tables."""
@@ -210,7 +216,7 @@ class MadeTables(HubTables):
     def start(self) -> None:
         """Begin to make tables."""
         self._sizes.start(self._streams)
-        for each in (*self._traces, self.maker, self._beside, self._quality, *self._after):
+        for each in (*self._traces, self.maker, self._beside, *self._iceberg, self._quality, *self._after):
             each.start()
 
     def grow(self, cluster: Cluster) -> None:
@@ -219,7 +225,7 @@ class MadeTables(HubTables):
 
     async def close(self) -> None:
         """Stop. What was written stays, and the next process continues from there."""
-        for each in (*self._after, self._beside, self._quality, self._sizes, self.maker, *self._traces):
+        for each in (*self._after, *self._iceberg, self._beside, self._quality, self._sizes, self.maker, *self._traces):
             await each.close()
 
     def rows(self, tenant: str, stream: str) -> int | None:

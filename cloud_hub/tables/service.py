@@ -186,7 +186,38 @@ class _Listing(SideWork):
         return RETENTION_S
 
 
-class DeclaredTableWork(Looks):
+class SideWorks(Looks):
+    """Work on tables that takes turns, beside the table step.
+
+    Args:
+        what: name of the task.
+        monotonic: seconds.
+    """
+
+    def __init__(self, what: str, monotonic: Callable[[], float]) -> None:
+        self._monotonic, self._repeats = monotonic, Repeats()
+        super().__init__(what)
+
+    async def _take_turn(self, work: SideWork) -> None:
+        now = self._monotonic()
+        if now < work.due_at:
+            return
+        try:
+            pause = await work.turn(now)
+        except Exception as error:
+            # A bug that shows with one stream must not stop the tables of those that follow it.
+            work.error, pause = str(error) or type(error).__name__, work.retry_s
+            if (count := self._repeats.due(work.what, now)) is not None:
+                say = _logger.warning if isinstance(error, EXPECTED) else _logger.exception
+                say("%s: %s%s", work.what, error, left_out(count))
+        else:
+            work.error = None
+            self._repeats.forget(work.what)
+        work.due_at = now + pause
+        await asyncio.sleep(0)
+
+
+class DeclaredTableWork(SideWorks):
     """The work on declared tables of a hub process that makes tables.
 
     Args:
@@ -211,7 +242,7 @@ class DeclaredTableWork(Looks):
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._cluster, self._tables, self._declared = store, cluster, tables, declared
-        self._clock, self._monotonic = clock, monotonic
+        self._clock = clock
         self._views: list[ShardView] = []
         self._caches: dict[int, ChunkCache] = {}
         self._quality, self._settings = quality or DeclaredQuality(), settings
@@ -219,8 +250,7 @@ class DeclaredTableWork(Looks):
         self._retentions: dict[StreamKey, _Retained] = {}
         self._quarantines: dict[StreamKey, _Quarantined] = {}
         self._listing = _Listing(store, monotonic())
-        self._repeats = Repeats()
-        super().__init__("the work on declared tables")
+        super().__init__("the work on declared tables", monotonic)
 
     def status(self) -> list[LatestOfNode]:
         """Return the status of latest tables that this process makes, failing ones first if they are very many."""
@@ -254,9 +284,9 @@ class DeclaredTableWork(Looks):
         await self._take_turn(self._listing)
         declared = self._declared.documents
         marked = {key for key, each in self._quality.streams.items() if each.rules.quarantine}
-        _forget(self._quarantines, marked | self._listing.there)
-        _forget(self._latest, {key for key, each in declared.items() if each.latest is not None})
-        _forget(self._retentions, declared.keys())
+        forget(self._quarantines, marked | self._listing.there)
+        forget(self._latest, {key for key, each in declared.items() if each.latest is not None})
+        forget(self._retentions, declared.keys())
         for key in marked | self._listing.there:
             tierer = self._tables.tierer(key) if key in marked else None
             if self._tables.keeps_beside(key) and (tierer is not None or key not in marked):
@@ -286,24 +316,6 @@ class DeclaredTableWork(Looks):
         for view in self._tables.views:
             self._caches.setdefault(view.shard, ChunkCache(view.log, INDEX_BYTES, whole=False))
         self._views[:] = [view._replace(chunks=self._caches[view.shard]) for view in self._tables.views]
-
-    async def _take_turn(self, work: SideWork) -> None:
-        now = self._monotonic()
-        if now < work.due_at:
-            return
-        try:
-            pause = await work.turn(now)
-        except Exception as error:
-            # A bug that shows with one stream must not stop the tables of those that follow it.
-            work.error, pause = str(error) or type(error).__name__, work.retry_s
-            if (count := self._repeats.due(work.what, now)) is not None:
-                say = _logger.warning if isinstance(error, EXPECTED) else _logger.exception
-                say("%s: %s%s", work.what, error, left_out(count))
-        else:
-            work.error = None
-            self._repeats.forget(work.what)
-        work.due_at = now + pause
-        await asyncio.sleep(0)
 
     def _latest_of(self, key: StreamKey, wanted: LatestDocument) -> _Latest:
         work = self._latest.get(key)
@@ -339,6 +351,7 @@ class DeclaredTableWork(Looks):
         return _Quarantined(key, quarantine, maintenance, retention, monotonic())
 
 
-def _forget(works: dict[StreamKey, Any], wanted: Collection[StreamKey]) -> None:
+def forget(works: dict[StreamKey, Any], wanted: Collection[StreamKey]) -> None:
+    """Remove the work on streams that are not wanted any more."""
     for gone in works.keys() - wanted:
         del works[gone]

@@ -21,6 +21,7 @@ from weft.storage.cluster import decode
 from weft.storage.object_store import AlreadyExists, Listed, NotFound, Object, ObjectStore, StoreUnfit
 from weft.storage.object_store.probe import PREFIX as PROBES
 from weft.storage.object_store.protocol import PART_SUFFIX, Buffer, Listing, check_key, check_prefix, clamp_range
+from weft.storage.table import iceberg
 
 # Record of a backup: its contents, and their ends. It is replaced after everything that it names is there.
 
@@ -152,7 +153,10 @@ def version_of(name: str) -> int:
 
 
 def is_of_table(name: str, version: int) -> bool:
-    """Return whether a backup of a table's version keeps a file, named from the table's folder."""
+    """Return whether a backup of a table's version keeps a file, named from the table's folder. Iceberg metadata names
+    files of one place, and is made again."""
+    if name.startswith(f"{iceberg.FOLDER}/"):
+        return False
     return name != LAST_CHECKPOINT and not name.endswith(PART_SUFFIX) and version_of(name) <= version
 
 

@@ -405,9 +405,14 @@ def with_field_ids(schema: pa.Schema) -> pa.Schema:
     )
 
 
-def _level_id(name: str, taken: set[int]) -> int:
+def digest_id(name: str) -> int:
+    """Return the number of a column outside of ``FIELD_IDS``, or of what is inside a column, if no other one has it."""
     digest = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
-    number = LEVEL_IDS[digest % len(LEVEL_IDS)]
+    return LEVEL_IDS[digest % len(LEVEL_IDS)]
+
+
+def _level_id(name: str, taken: set[int]) -> int:
+    number = digest_id(name)
     while number in taken:
         number = LEVEL_IDS[(number + 1 - LEVEL_IDS.start) % len(LEVEL_IDS)]
     return number

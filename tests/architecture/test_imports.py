@@ -21,6 +21,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
         "proofs/trace.py",
         "spark_sinks/",
     ),
+    "pyiceberg": ("storage/table/manifests.py", "cloud_hub/tables/iceberg.py"),
     "psycopg": ("spark_sinks/sinks/jdbc.py",),
     "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/commands/"),
     "aiohttp": (

@@ -25,6 +25,10 @@ def hub(text: str) -> HubConfig:
         ),
         ("store: s\ntls: {certificate: a, key: b, crl_file: c}", "tls.crl_file: needs `client_ca`"),
         ("store: s\nchunk_bytes_max: 128MiB", "hub.yaml:2: chunk_bytes_max: expected at most limits.pending"),
+        (
+            "store: s\ntables:\n  formats: [iceberg]\n  vacuum_after: 2h\n  iceberg_interval: 31m",
+            "hub.yaml:5: tables.iceberg_interval: expected at most a quarter of `vacuum_after`",
+        ),
         ("store: s\nshards: 16\nshards_max: 8", "hub.yaml:3: shards_max: expected at least `shards`, 16"),
         (
             "store: s\ntls: {certificate: a, key: b}\nadvertise: http://a:1",

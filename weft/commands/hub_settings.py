@@ -91,6 +91,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         table_interval_s=_table_interval_s(config),
         table_write_bytes=tables.write_at,
         table_write_after_s=tables.write_after_s,
+        iceberg_interval_s=tables.iceberg_interval_s if "iceberg" in tables.formats else None,
         table_joined_bytes=tables.joined_size,
         table_vacuum_after_s=tables.vacuum_after_s,
         sharing=config.sharing,

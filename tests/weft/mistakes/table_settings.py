@@ -608,7 +608,7 @@ SETTINGS = [
         "a section that is switched off",
         "hub check hub.yaml",
         "weft: hub.yaml:2: tables: expected keys and values (interval, write_at, write_after, joined_size, "
-        "vacuum_after), or null for none, got off",
+        "vacuum_after, formats, iceberg_interval), or null for none, got off",
         files=hub("store: store\ntables: off\n"),
         in_process=True,
     ),

@@ -1,0 +1,713 @@
+"""Writer of the Iceberg metadata of tables: the changes of a Delta log as snapshots over the same files.
+
+A window of Delta versions becomes up to three snapshots, in one version of the metadata: new rows as ``append``, joins
+of files as ``replace``, and what erasures, retention and other engines changed as ``delete`` or ``overwrite``. It is
+one snapshot where files of the window may be gone by now. Its cost grows with the window: manifests that name none of
+its files are taken over as they are.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from itertools import chain, islice
+from typing import IO, Any, NamedTuple, TypeVar
+
+import msgspec
+from pyiceberg.manifest import ManifestEntry
+from pyiceberg.schema import Schema
+
+from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.facts.declarations import Declarations
+from weft.cloud_hub.reads.summaries import StreamCompleteness
+from weft.cloud_hub.settings import HubSettings
+from weft.cloud_hub.tables.service import SideWork, SideWorks, forget
+from weft.protocols.chunk_index import StreamKey
+from weft.storage.chunk_log import missing_shards
+from weft.storage.cluster import Cluster
+from weft.storage.hub_keys import table_key
+from weft.storage.object_store import ObjectStore
+from weft.storage.table import manifests
+from weft.storage.table.actions import Action, AddedFile, TableConflict, TableError, TableProtocol, app_ids, plain_path
+from weft.storage.table.delta import in_thread
+from weft.storage.table.delta_log import TableLog
+from weft.storage.table.files import FileFollower, checkpoint_files, take_facts
+from weft.storage.table.iceberg import (
+    AFTER_PROPERTY,
+    COMPLETE_PROPERTY,
+    ENTRY_PROPERTY,
+    FOLDER,
+    HINT,
+    POSITIONS_PROPERTY,
+    VERSION_PROPERTY,
+    LogEntry,
+    Metadata,
+    Snapshot,
+    commit,
+    current,
+    metadata_folder,
+    number_of,
+    point,
+    table_uri,
+)
+from weft.storage.table.manifests import Columns, Manifest, Written
+from weft.storage.table_writer.service import TableService
+
+FEATURES = frozenset({"deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
+"""Reader features of Delta tables whose files have the rows as Iceberg reads them; a file with a vector is refused."""
+MANIFEST_FILES = 4096
+"""Maximum number of new files of a manifest: writing it again takes some 0.4 s."""
+SMALL_MAX = 32
+"""Number of manifests with less than that many files from which on they are joined."""
+SNAPSHOTS_MAX = 200
+"""Maximum number of snapshots that readers may name; each takes a kilobyte of every version of the metadata."""
+METADATA_KEPT = 10
+"""Number of versions of the metadata that are kept for readers that have read an older hint."""
+TABLE_PROPERTIES = (VERSION_PROPERTY, ENTRY_PROPERTY, COMPLETE_PROPERTY)
+T = TypeVar("T")
+
+
+def _batched(items: Iterable[T], most: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while batch := [*islice(rest, most)]:
+        yield batch
+
+
+# The changes of a window of Delta versions.
+
+
+@dataclass
+class _Change:
+    """Files that come in the place of others in one snapshot."""
+
+    added: dict[str, AddedFile] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+
+    def touches(self, paths: Collection[str]) -> bool:
+        """Return whether it has one of these files."""
+        return not (self.removed.isdisjoint(paths) and self.added.keys().isdisjoint(paths))
+
+    def take(self, added: Iterable[AddedFile], removed: Iterable[str]) -> None:
+        for path in removed:
+            if self.added.pop(path, None) is None:
+                self.removed.add(path)
+        for file in added:
+            if file.path in self.removed and file.deletionVector is None:
+                self.removed.remove(file.path)  # a version before was restored: the file stays as it is named
+            else:
+                self.added[file.path] = file
+
+
+class Changes(FileFollower[AddedFile]):
+    """The changes of a table after a version; all of its files if the log no longer leads there.
+
+    Args:
+        begin: the version, and the hash of its entry; None for all files.
+        encode: makes a manifest of files, by the metadata of the table.
+        is_long: the vacuum may have deleted files that came and went in it.
+    """
+
+    def __init__(
+        self,
+        begin: tuple[int, bytes] | None,
+        encode: Callable[[Mapping[str, Any], Sequence[AddedFile]], Written],
+        applications: str,
+        *,
+        is_long: bool = False,
+    ) -> None:
+        self._encode, self._applications, self._is_long = encode, applications, is_long
+        super().__init__()
+        if begin is not None:
+            self.version, self.entry_hash = begin
+            self.is_whole = False
+
+    def clear(self) -> None:
+        """Forget the table."""
+        super().clear()
+        self.is_whole = True
+        self.base: list[Written] = []
+        """Manifests of the files of a checkpoint."""
+        self.appended: dict[str, AddedFile] = {}
+        self.joined, self.changed = _Change(), _Change()
+        self.metadata: dict[str, Any] | None = None
+        """The table's metadata, if the window has it."""
+        self.positions: dict[str, int] = {}
+        """Shard -> next offset, as far as the window moved it."""
+        self._protocol: TableProtocol | None = None
+        self._entry, self._added, self._removed = -1, list[AddedFile](), dict[str, bool]()
+
+    def take(self, action: Action) -> None:
+        """Take one action of the next entry."""
+        if self._entry != self.version:
+            self.finish()
+            self._entry = self.version
+        if action.add is not None:
+            self._added.append(_plain(action.add))
+        elif action.remove is not None:
+            self._removed[plain_path(action.remove.path)] = action.remove.dataChange
+        else:
+            self._fact(action)
+
+    def _fact(self, action: Action) -> None:
+        self.metadata = action.metaData or self.metadata
+        self._protocol = action.protocol or self._protocol
+        if action.txn is not None and action.txn.appId.startswith(self._applications):
+            shard = action.txn.appId.removeprefix(self._applications)
+            if shard.isdecimal():
+                self.positions[shard] = action.txn.version
+
+    def read_checkpoint(self, file: IO[bytes], name: str) -> None:
+        """Take a checkpoint, or a part of one, in a thread. Raises as ``take_facts``."""
+        take_facts(file, name, self._fact)
+        file.seek(0)
+        for files in _batched(checkpoint_files(file, name), MANIFEST_FILES):  # a million files are never in memory
+            if self.metadata is None:
+                raise TableError(f"{name} names files before the table's schema: write a checkpoint again")
+            self.base.append(self._encode(self.metadata, [*map(_plain, files)]))
+
+    def finish(self) -> None:
+        """Take the end of an entry: what it is, the flags of all of its files say."""
+        added, removed, self._added, self._removed = self._added, self._removed, [], {}
+        changes_rows = any(removed.values()) or any(file.dataChange for file in added)
+        touched = {*removed, *(file.path for file in added)}
+        if not (removed or changes_rows or self.changed.touches(touched)):
+            return  # files of which the log says that no row is new are there already: they got other statistics
+        if self.is_whole or self._is_long:
+            self.changed.take(added, removed)
+        elif self.joined.touches(touched) and changes_rows:
+            self._fold(self.joined.added.values(), self.joined.removed)
+            self.joined = _Change()
+            self._fold(added, removed)
+        elif self.changed.touches(touched) or (removed and changes_rows):
+            self._fold(added, removed)
+        elif self.appended.keys() >= removed.keys():
+            # Files that came and were joined within the window were never there for readers of snapshots.
+            for path in removed:
+                del self.appended[path]
+            self.appended.update((file.path, file) for file in added)
+        else:
+            self.joined.take(added, removed)
+
+    def _fold(self, added: Iterable[AddedFile], removed: Collection[str]) -> None:
+        """Take a change of rows: no snapshot before it names files that came and went within the window."""
+        self.changed.take(added, [path for path in removed if self.appended.pop(path, None) is None])
+
+    def check(self) -> None:
+        """Check that the files have the table's rows in a form that Iceberg knows.
+
+        Raises:
+            TableError: they do not.
+        """
+        found = set(self._protocol.readerFeatures or ()) - FEATURES if self._protocol is not None else set()
+        metadata = self.metadata or {}
+        if (metadata.get("configuration") or {}).get("delta.columnMapping.mode", "none") != "none":
+            found.add("columnMapping")
+        found |= {f"partition by {name}" for name in metadata.get("partitionColumns") or ()}
+        if found:
+            raise TableError(f"the table has {', '.join(sorted(found))}, which its Iceberg metadata cannot express")
+
+
+def _plain(file: AddedFile) -> AddedFile:
+    path = plain_path(file.path)
+    return file if path == file.path else msgspec.structs.replace(file, path=path)
+
+
+# Snapshots of a window.
+
+
+class Claim(NamedTuple):
+    """A moment up to which a stream is complete once its table has the offsets below these."""
+
+    moment: str
+    """In ISO 8601."""
+    offsets: Mapping[int, int]
+
+    def holds(self, positions: Mapping[str, int]) -> bool:
+        """Return whether a table at these positions has all of it."""
+        return all(positions.get(str(shard), 0) >= end for shard, end in self.offsets.items())
+
+
+class _Known(NamedTuple):
+    """A version of the metadata, with the manifests of its current snapshot."""
+
+    number: int
+    metadata: Metadata
+    manifests: Sequence[Manifest]
+
+
+class _Unknown(Exception):
+    """A removed file that no manifest names."""
+
+
+class _Place:
+    """The folder of the metadata in the store."""
+
+    def __init__(self, store: ObjectStore, table: str) -> None:
+        self._store, self._folder = store, metadata_folder(table)
+        self.files = table_uri(store, table)
+        """URI of the table's folder."""
+        self.location = f"{self.files}/{FOLDER}"
+
+    def uri(self, name: str) -> str:
+        return f"{self.location}/metadata/{name}"
+
+    def new_uri(self) -> str:
+        return self.uri(f"{secrets.token_hex(16)}.avro")
+
+    async def put(self, uri: str, data: bytes) -> None:
+        await self._store.create(f"{self._folder}/{uri.rpartition('/')[2]}", data)
+
+    async def get(self, uri: str) -> bytes:
+        return (await self._store.get(f"{self._folder}/{uri.rpartition('/')[2]}")).data
+
+
+class _Draft:
+    """The snapshots of a window, on top of those of a version of the metadata.
+
+    Args:
+        snapshot: id of the first one.
+    """
+
+    def __init__(self, place: _Place, known: _Known | None, schema: Schema, snapshot: int, now_ms: int) -> None:
+        self._place, self._schema, self._now_ms = place, schema, now_ms
+        self._columns = Columns.of(place.files, schema)
+        self._next = snapshot
+        self._sequence = known.metadata.last_sequence_number if known else 0
+        self._after = {AFTER_PROPERTY: str(known.metadata.delta_version)} if known else {}
+        self.manifests = list(known.manifests) if known else []
+        """Those of the newest snapshot, the newest first."""
+        self.snapshots = list(known.metadata.snapshots) if known else []
+        self.made = 0
+        """Number of new snapshots."""
+
+    async def append(self, files: Mapping[str, AddedFile]) -> None:
+        """Add files."""
+        await self._snapshot("append", await self._written(files), self.manifests, (0, 0))
+
+    async def replace_all(self, base: Sequence[Written], what: _Change) -> None:
+        """Put files in the place of all that were there: those of new manifests, with a change."""
+        left, new = self._uris(what.removed), await self._written(what.added)
+        wanted = manifests.digests_of(left)
+        for each in base:
+            if not each.manifest.may_have(wanted):
+                await self._place.put(each.manifest.file.manifest_path, each.data)
+                new.append(each)
+                continue
+            entries = await in_thread(partial(manifests.read, each.manifest.file, each.data))
+            if stay := [manifests.added(entry) for entry in entries if entry.data_file.file_path not in left]:
+                new.append(await self._put(stay))
+        removed = self._totals()
+        await self._snapshot("overwrite" if self.snapshots else "append", new, [], removed)
+
+    def _uris(self, paths: Iterable[str]) -> set[str]:
+        return {path if "://" in path else f"{self._columns.location}/{path}" for path in paths}
+
+    async def change(self, operation: str, what: _Change) -> None:
+        """Put files in the place of others.
+
+        Raises:
+            _Unknown: one of them is in no manifest.
+        """
+        left = self._uris(what.removed)
+        new, kept, gone_rows = await self._written(what.added), list[Manifest](), 0
+        wanted = manifests.digests_of(left)
+        for manifest in self.manifests:
+            gone = list[ManifestEntry]()
+            if left and manifest.may_have(wanted):
+                entries = await self._entries(manifest)
+                gone = [entry for entry in entries if entry.data_file.file_path in left]
+            if not gone:
+                kept.append(manifest)
+                continue
+            paths = {entry.data_file.file_path for entry in gone}
+            left -= paths
+            gone_rows += sum(entry.data_file.record_count for entry in gone)
+            # Without bounds: a person's values must not stay where the rows are gone.
+            stay = [entry for entry in entries if entry.data_file.file_path not in paths]
+            new.append(await self._put([*stay, *map(manifests.forgotten, gone)]))
+        if left:
+            raise _Unknown
+        await self._snapshot(operation, new, kept, (len(what.removed), gone_rows))
+
+    async def join(self) -> None:
+        """Join small manifests once they are many, so that the list of them stays short."""
+        small = [each for each in self.manifests if each.live < MANIFEST_FILES]
+        if len(small) > SMALL_MAX:
+            entries = chain.from_iterable([await self._entries(each) for each in small])
+            new = [await self._put(each) for each in _batched(entries, MANIFEST_FILES)]
+            paths = {each.file.manifest_path for each in small}
+            kept = [each for each in self.manifests if each.file.manifest_path not in paths]
+            await self._snapshot("replace", new, kept, (0, 0))
+
+    async def _entries(self, manifest: Manifest) -> list[ManifestEntry]:
+        data = await self._place.get(manifest.file.manifest_path)
+        return await in_thread(lambda: manifests.read(manifest.file, data))
+
+    async def _written(self, files: Mapping[str, AddedFile]) -> list[Written]:
+        made = await in_thread(lambda: [*map(self._columns.entry, files.values())])
+        return [await self._put(each) for each in _batched(made, MANIFEST_FILES)]
+
+    async def _put(self, entries: Sequence[ManifestEntry]) -> Written:
+        uri, snapshot = self._place.new_uri(), self._next
+        written = await in_thread(lambda: manifests.write(self._schema, snapshot, uri, entries))
+        await self._place.put(uri, written.data)
+        return written
+
+    def _totals(self) -> tuple[int, int]:
+        files = sum(each.live for each in self.manifests)
+        return files, sum(
+            (each.file.added_rows_count or 0) + (each.file.existing_rows_count or 0) for each in self.manifests
+        )
+
+    async def _snapshot(
+        self, operation: str, new: Sequence[Written], kept: Sequence[Manifest], removed: tuple[int, int]
+    ) -> None:
+        """Make a snapshot of manifests; ``removed``: number of removed files, and of their rows."""
+        parent = self.snapshots[-1].snapshot_id if self.snapshots else None
+        uri, self._sequence = self._place.new_uri(), self._sequence + 1
+        # Those that name only removed files belong to the snapshot before.
+        listed = [*(each.manifest for each in new), *(each for each in kept if each.live)]
+        snapshot, sequence = self._next, self._sequence
+        self.manifests, data = await in_thread(lambda: manifests.write_list(uri, snapshot, parent, sequence, listed))
+        await self._place.put(uri, data)
+        added = [each.manifest.file for each in new]
+        files, rows = self._totals()
+        counts = {
+            "added-data-files": sum(each.added_files_count for each in added),
+            "added-records": sum(each.added_rows_count for each in added),
+            "deleted-data-files": removed[0],
+            "deleted-records": removed[1],
+            "total-data-files": files,
+            "total-records": rows,
+        }
+        self.snapshots.append(
+            Snapshot(
+                snapshot,
+                sequence,
+                self._now_ms,
+                uri,
+                {"operation": operation} | self._after | {name: str(count) for name, count in counts.items()},
+                self._schema.schema_id,
+                msgspec.UNSET if parent is None else parent,
+            )
+        )
+        self._next, self.made = new_id(), self.made + 1
+
+    def metadata(self, known: Metadata | None, uuid: str, said: Mapping[str, str], keep_ms: int) -> Metadata:
+        """Return the metadata with the snapshots that are kept.
+
+        Args:
+            known: the version before; None without one.
+            uuid: identifier of the table.
+            said: properties of the newest snapshot, of which the table has ``TABLE_PROPERTIES``.
+            keep_ms: age up to which snapshots are kept.
+        """
+        *before, newest = self.snapshots
+        if self.made:
+            newest = msgspec.structs.replace(newest, summary=newest.summary | dict(said))
+        young = [each for each in before if self._now_ms - each.timestamp_ms < keep_ms]
+        kept = [*young[1 - SNAPSHOTS_MAX :], newest]
+        named = {each.snapshot_id for each in kept}
+        log = [each for each in (known.snapshot_log if known else ()) if each.snapshot_id in named]
+        new = self.snapshots[len(self.snapshots) - self.made :]
+        own: dict[str, Any] = msgspec.json.decode(self._schema.model_dump_json())
+        schemas = {each["schema-id"]: each for each in [*(known.schemas if known else ()), own]}
+        used = {own["schema-id"], *(each.schema_id for each in kept)}
+        mapping = {manifests.NAME_MAPPING: manifests.name_mapping(self._schema)}
+        return Metadata(
+            table_uuid=uuid,
+            location=self._place.location,
+            last_sequence_number=self._sequence,
+            last_updated_ms=self._now_ms,
+            last_column_id=max(self._schema.highest_field_id, known.last_column_id if known else 0),
+            schemas=[each for number, each in sorted(schemas.items()) if number in used],
+            current_schema_id=own["schema-id"],
+            properties=mapping | {name: said[name] for name in TABLE_PROPERTIES if name in said},
+            snapshots=kept,
+            snapshot_log=[*log, *(LogEntry(each.timestamp_ms, each.snapshot_id) for each in new)],
+            refs={"main": {"snapshot-id": newest.snapshot_id, "type": "branch"}},
+            current_snapshot_id=newest.snapshot_id,
+        )
+
+
+def new_id() -> int:
+    """Return the id of a new snapshot."""
+    return secrets.randbits(62) + 1
+
+
+def _schema_of(fields: Sequence[Mapping[str, Any]], known: Metadata | None) -> Schema:
+    """Return the schema of these columns, with the number of an equal one that is known."""
+    schemas = {each["schema-id"]: each for each in known.schemas} if known else {}
+    number = max(schemas, default=-1) + 1
+    found = manifests.iceberg_schema(fields, number)
+    own = msgspec.json.decode(found.model_dump_json())["fields"]
+    equal = next((each for each, schema in schemas.items() if schema["fields"] == own), None)
+    return found if equal is None else manifests.iceberg_schema(fields, equal)
+
+
+class IcebergTable:
+    """The Iceberg metadata of one table. Used by one task.
+
+    Args:
+        table: the table's folder.
+        applications: beginning of the transactions that are the table's positions.
+        keep_s: time for which a snapshot is kept once it is not the current one. Delta's vacuum must delete no file
+            before twice that time.
+        clock: nanoseconds since 1970.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        table: str,
+        applications: str,
+        *,
+        keep_s: float,
+        clock: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._table, self._applications = store, table, applications
+        self._log = TableLog(store, table, applications)
+        self._place = _Place(store, table)
+        self._keep_ms, self.sweep_s = int(keep_s * 1000), keep_s / 4
+        self._clock, self._monotonic = clock, monotonic
+        self._known: _Known | None = None
+        self._claim: Claim | None = None
+        """A claim that the table did not hold when it was made."""
+        self._unnamed: frozenset[str] = frozenset()
+        """Objects that no version named at the last sweep."""
+        self._lists: dict[str, list[str]] = {}
+        """Manifest list -> the manifests that it names."""
+
+    async def write(self, claim: Claim | None = None) -> int:
+        """Bring the metadata up to the newest version of the Delta table. Return that version; -1 without a table.
+
+        Args:
+            claim: completeness, from states of shards that were read before.
+
+        Raises:
+            TableConflict: another writer was first.
+            TableError: the table cannot be read, or expressed.
+            StoreError, NotFound: as the object store; the next call continues from what is there.
+        """
+        known, self._known = self._known or await self._load(), None
+        try:
+            self._known, version = await self._made(known, claim, is_whole=False)
+        except _Unknown:
+            self._known, version = await self._made(known, claim, is_whole=True)
+        return version
+
+    async def _load(self) -> _Known | None:
+        found = await current(self._store, self._table)
+        if found is None:
+            return None
+        # One that the last writer did not come to name.
+        await point(self._store, self._table, found.number)
+        metadata, listed = found.metadata(), list[Manifest]()
+        if metadata.location == self._place.location:
+            data = await self._place.get(metadata.snapshots[-1].manifest_list)
+            listed = [Manifest(each, None) for each in await in_thread(lambda: [*manifests.read_list(data)])]
+        return _Known(found.number, metadata, listed)
+
+    async def _made(self, known: _Known | None, claim: Claim | None, *, is_whole: bool) -> tuple[_Known | None, int]:
+        began, number = self._monotonic(), known.number if known else 0
+        base = known if known and known.metadata.location == self._place.location else None  # else it was moved
+        begin = None
+        if base is not None and not is_whole:
+            begin = base.metadata.delta_version, bytes.fromhex(base.metadata.properties[ENTRY_PROPERTY])
+        metadata, snapshot = base.metadata if base else None, new_id()
+        # A snapshot lives that long, and the vacuum leaves a removed file twice as long.
+        is_long = base is not None and self._clock() // 1_000_000 - base.metadata.last_updated_ms >= self._keep_ms
+        encode = partial(self._encoded, metadata, snapshot)
+        changes = Changes(begin, encode, self._applications, is_long=is_long)
+        await self._log.follow(changes)
+        changes.finish()
+        changes.check()
+        if changes.version < 0:
+            return known, -1
+        if changes.is_whole and metadata and changes.metadata and changes.metadata.get("id") != metadata.table_uuid:
+            base = metadata = None  # another table is in its place
+        now_ms = max(self._clock() // 1_000_000, metadata.last_updated_ms if metadata else 0)
+        said = self._said(changes, None if changes.is_whole else metadata, claim)
+        is_new = metadata is None or said.get(COMPLETE_PROPERTY) != metadata.properties.get(COMPLETE_PROPERTY)
+        if metadata and not changes.is_whole and changes.version == metadata.delta_version and not is_new:
+            oldest = min(each.timestamp_ms for each in metadata.snapshots[:-1] or metadata.snapshots)
+            if len(metadata.snapshots) == 1 or now_ms - oldest < self._keep_ms:
+                return known, changes.version
+        if changes.metadata is not None:
+            schema = _schema_of(msgspec.json.decode(changes.metadata["schemaString"])["fields"], metadata)
+            uuid = changes.metadata["id"]
+        else:
+            assert metadata is not None, "a table that is read from its beginning has a schema"
+            schema = Schema.model_validate(
+                next(each for each in metadata.schemas if each["schema-id"] == metadata.current_schema_id)
+            )
+            uuid = metadata.table_uuid
+        draft = _Draft(self._place, base, schema, snapshot, now_ms)
+        if changes.is_whole:
+            await draft.replace_all(changes.base, changes.changed)
+            changes.changed = _Change()
+        if changes.appended:
+            await draft.append(changes.appended)
+        if changes.joined.added or changes.joined.removed:
+            await draft.change("replace", changes.joined)
+        if changes.changed.added or changes.changed.removed:
+            operation = "overwrite" if changes.changed.added else "delete"
+            await draft.change(operation if changes.changed.removed else "append", changes.changed)
+        await draft.join()
+        made = draft.metadata(metadata, uuid, said, self._keep_ms)
+        if self._monotonic() - began > self.sweep_s / 2:
+            raise TableConflict(f"{self._table}: a sweep may have taken the new manifests for left ones")
+        await commit(self._store, self._table, number + 1, made)
+        return _Known(number + 1, made, draft.manifests), changes.version
+
+    def _encoded(
+        self, known: Metadata | None, snapshot: int, metadata: Mapping[str, Any], files: Sequence[AddedFile]
+    ) -> Written:
+        schema = _schema_of(msgspec.json.decode(metadata["schemaString"])["fields"], known)
+        columns = Columns.of(self._place.files, schema)
+        return manifests.write(schema, snapshot, self._place.new_uri(), [*map(columns.entry, files)])
+
+    def _said(self, changes: Changes, known: Metadata | None, claim: Claim | None) -> dict[str, str]:
+        """Return the properties of the newest snapshot."""
+        before = known.snapshots[-1].summary if known else {}
+        positions = msgspec.json.decode(before.get(POSITIONS_PROPERTY, "{}"), type=dict[str, int]) | changes.positions
+        held = [each for each in (claim, self._claim) if each is not None and each.holds(positions)]
+        if self._claim is None or self._claim in held:
+            self._claim = claim
+        last = known.properties.get(COMPLETE_PROPERTY) if known else None
+        moment = max((*(each.moment for each in held), *([last] if last else ())), default=None)
+        said = {
+            VERSION_PROPERTY: str(changes.version),
+            ENTRY_PROPERTY: changes.entry_hash.hex(),
+            POSITIONS_PROPERTY: msgspec.json.encode(positions, order="deterministic").decode(),
+        }
+        return said if moment is None else said | {COMPLETE_PROPERTY: moment}
+
+    async def sweep(self) -> int:
+        """Delete what no version names that readers may have, if it was so at the last sweep as well. Return the number
+        of objects.
+
+        A writer gives up within half of the time between two sweeps, so what both find was left behind.
+        """
+        found = await current(self._store, self._table)
+        if found is None:
+            return 0
+        metadata = found.metadata()
+        lists = [each.manifest_list for each in metadata.snapshots]
+        self._lists = {uri: self._lists.get(uri) or await self._listed(uri) for uri in lists}
+        named = {uri.rpartition("/")[2] for uri in chain(lists, *self._lists.values())}
+        unnamed, after = set[str](), None
+        while page := await self._store.list(metadata_folder(self._table), after=after, limit=1000):
+            after = page[-1].key
+            for item in page:
+                name = item.key.rpartition("/")[2]
+                number = number_of(name)
+                is_old = number is not None and number <= found.number - METADATA_KEPT
+                if is_old or (number is None and name != HINT and name not in named):
+                    unnamed.add(name)
+        gone = unnamed & self._unnamed
+        for name in gone:
+            await self._store.delete(f"{metadata_folder(self._table)}/{name}")
+        self._unnamed = frozenset(unnamed - gone)
+        return len(gone)
+
+    async def _listed(self, uri: str) -> list[str]:
+        data = await self._place.get(uri)
+        return await in_thread(lambda: [each.manifest_path for each in manifests.read_list(data)])
+
+
+# The work of a hub process that makes tables.
+
+LOOK_S = 2.0
+"""Time between looks at the versions of a table, which this process knows without a request."""
+VERSIONS_MAX = 64
+"""Number of Delta versions after which a snapshot does not wait for its time."""
+
+
+class _Followed(SideWork):
+    """Work on the Iceberg metadata of one stream's table of all rows."""
+
+    def __init__(
+        self, key: StreamKey, table: IcebergTable, tables: TableService, moments: StreamCompleteness, interval_s: float
+    ) -> None:
+        super().__init__(f"the Iceberg metadata of {key[0]}/{key[1]} is not being updated", 0.0)
+        self._key, self._table, self._tables, self._moments = key, table, tables, moments
+        self._interval_s = interval_s
+        self._version = -1
+        self._due_at = self._sweep_at = 0.0
+
+    async def turn(self, now: float) -> float:
+        """Write a snapshot if there is something new, and its time has come; see ``SideWork``."""
+        tierer = self._tables.tierer(self._key)
+        version = -1 if tierer is None else tierer.version
+        # Also without a new version after some time: what is old must not stay, and others write versions as well.
+        if now >= self._due_at or version - self._version >= VERSIONS_MAX:
+            self._version = await self._table.write(await self._claim())
+            self._due_at = now + self._interval_s
+        if now >= self._sweep_at:
+            await self._table.sweep()
+            self._sweep_at = now + self._table.sweep_s
+        return LOOK_S
+
+    async def _claim(self) -> Claim | None:
+        states = self._tables.states
+        moment = (await self._moments.of(states, *self._key)).complete_up_to
+        # Chunks may have been applied meanwhile, and the moment may be by their marks: the ends are those of now.
+        if moment is None or missing_shards(states):
+            return None
+        ends = {state.shard: state.next_offset.get(self._key, 0) for state in states}
+        return Claim(datetime.fromtimestamp(moment // 1000 / 1e6, UTC).isoformat(timespec="microseconds"), ends)
+
+
+class IcebergWork(SideWorks):
+    """The Iceberg metadata of the tables of all rows that a hub process makes.
+
+    Args:
+        tables: the table step of this process.
+        declared: what is declared, of which expected edges count for completeness.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cluster: Cluster,
+        tables: TableService,
+        declared: Declarations,
+        clock: HubClock,
+        *,
+        settings: HubSettings,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._cluster, self._tables, self._clock = store, cluster, tables, clock
+        self._interval_s, self._keep_s = settings.iceberg_interval_s or 0.0, settings.table_vacuum_after_s / 2
+        self._moments = StreamCompleteness((), declared.expected_edges, clock, peers=settings.peers)
+        self._followed: dict[StreamKey, _Followed] = {}
+        super().__init__("the work on Iceberg metadata", monotonic)
+
+    async def look(self) -> None:
+        """Do what is due for each table. Errors are logged, and their tables tried again."""
+        there = {key for state in self._tables.states for key in state.next_offset}
+        wanted = {key for key in there if self._tables.tierer(key) is not None and self._tables.keeps_beside(key)}
+        forget(self._followed, wanted)
+        for key in sorted(wanted):
+            if self._clock.wrong() is not None:
+                return  # by a wrong clock, every snapshot may seem old
+            await self._take_turn(self._followed.get(key) or self._followed.setdefault(key, self._new(key)))
+
+    def _new(self, key: StreamKey) -> _Followed:
+        table = IcebergTable(
+            self._store,
+            table_key(*key),
+            app_ids(self._cluster.cluster_id, key[1]),
+            keep_s=self._keep_s,
+            clock=self._clock.now,
+            monotonic=self._monotonic,
+        )
+        return _Followed(key, table, self._tables, self._moments, self._interval_s)

@@ -1,0 +1,571 @@
+"""Iceberg's readers find the rows of Delta's versions, whatever changed the table, over the same files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, TOPICS, LogWriter, Run, rows, table
+from tests.cloud_hub.tables.test_crashes import Boundaries, Crash, WatchedStore
+from tests.cloud_hub.tables.test_erasure import PERSON, erased
+from tests.cloud_hub.tables.test_retention import HOUR, retention
+from tests.cloud_hub.tables.test_tiering import drain, new_tierer
+from tests.storage.object_store.buckets import Endpoint
+from tests.support.outcomes import outcome
+from tests.support.third_party import DUCKDB_ICEBERG
+from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.facts.streams import TableDocument
+from weft.cloud_hub.reads.summaries import StreamCompleteness
+from weft.cloud_hub.settings import HubSettings
+from weft.cloud_hub.tables.erasure import erasures
+from weft.config.load import parse_schema
+from weft.proofs.backup.view import is_of_table
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard.completeness import Completeness
+from weft.storage.hub_keys import table_key
+from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.table import iceberg
+from weft.storage.table.actions import TableConflict, TableError, app_ids
+from weft.storage.table.schemas import StreamSchema
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.settings import TableSettings
+from weft.storage.table_writer.shards import ShardView, load_shards
+from weft.storage.table_writer.tiering import Tierer
+
+pytest.importorskip("pyiceberg", reason="pyiceberg is not installed: pip install weft-fabric[iceberg]")
+
+from pyiceberg.table import StaticTable
+
+from weft.cloud_hub.tables import iceberg as writer
+from weft.cloud_hub.tables.iceberg import Claim, IcebergTable, IcebergWork
+
+TABLE = table_key("default", "telemetry")
+DAY = 86_400.0
+SCHEMA = "t float, n int, text string, day date, at timestamp, list array<float>"
+
+
+def of(store: Any, log: LogWriter, **options: Any) -> IcebergTable:
+    """As a process that has just started has it."""
+    return IcebergTable(store, TABLE, app_ids(log.cluster.cluster_id, "telemetry"), **{"keep_s": DAY} | options)
+
+
+async def grow(store: ObjectStore, log: LogWriter, first: int, *, key: bytes = b"plant/a/m1/telemetry") -> None:
+    """A file of each shard."""
+    await log.append(0, Run(LANE, first, 4, topics=TOPICS, key=key))
+    await log.append(1, Run(OTHER, first, 3))
+    await drain(await new_tierer(store, log))
+
+
+async def join(store: ObjectStore, log: LogWriter, **options: Any) -> None:
+    """Join all files of each shard."""
+    tierer = await new_tierer(store, log)
+    await tierer.open()
+    settings = TableSettings(**{"compact_files_min": 2, "checkpoint_versions": 1000} | options)
+    await Maintenance(store, tierer, settings=settings, chance=lambda: 0.0).maintain()
+
+
+async def opened(store: ObjectStore) -> StaticTable:
+    found = await iceberg.current(store, TABLE)
+    assert found is not None
+    uri = iceberg.table_uri(store, iceberg.metadata_key(TABLE, found.number))
+    return StaticTable.from_metadata(uri, store.location(TABLE)[1])
+
+
+def in_order(found: pa.Table) -> list[dict[str, Any]]:
+    return [
+        {
+            name: dict(value) if name in ("_headers", "_misfit") and value is not None else value
+            for name, value in row.items()
+        }
+        for row in found.sort_by([("_shard", "ascending"), ("_offset", "ascending")]).to_pylist()
+    ]
+
+
+async def check(store: ObjectStore, since: int = 0) -> list[str]:
+    """Compare every snapshot that names a version of Delta, from one on, and return the operations of all."""
+    found = await opened(store)
+    newest = table(store)
+    with outcome():
+        assert in_order(found.scan().to_arrow()) == in_order(newest.to_pyarrow_table()), "the newest rows"
+    operations = []
+    for snapshot in found.snapshots():
+        assert snapshot.summary is not None
+        operations.append(snapshot.summary.operation.value)
+        version = snapshot.summary.additional_properties.get(iceberg.VERSION_PROPERTY)
+        if version is not None and int(version) >= since:
+            older = DeltaTable(newest.table_uri, int(version), storage_options=store.location(TABLE)[1])
+            with outcome():
+                rows_then = in_order(found.scan(snapshot_id=snapshot.snapshot_id).to_arrow())
+                assert rows_then == in_order(older.to_pyarrow_table()), f"the rows of version {version}"
+    return operations
+
+
+async def test_appends_joins_and_new_columns_are_the_rows_of_delta(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    table_of = of(directory, log)
+    assert await table_of.write() == -1, "no table yet"
+    await grow(directory, log, 0)
+    await grow(directory, log, 10)
+    assert await table_of.write() == 2
+    assert await check(directory) == ["append"], "two versions, one snapshot"
+    await grow(directory, log, 20)
+    typed = StreamSchema(3, parse_schema(SCHEMA))
+    values: list[dict[str, Any]] = [
+        {"t": 1.5, "n": 7, "text": "é" * 70, "day": "2026-11-01", "at": "2026-11-01T12:00:00.123456Z"},
+        {"t": -0.0, "list": [1.5, None]},
+        {"n": "no number"},
+    ]
+    payloads = [json.dumps(value).encode() for value in values]
+    await log.append(0, Run(LANE, 30, 3, payloads=payloads, kind=int(PayloadKind.JSON)))
+    views = await load_shards(directory, log.cluster)
+    await drain(Tierer(directory, log.cluster, "default", "telemetry", views, schema=lambda: typed))
+    await table_of.write()
+    assert await check(directory) == ["append"] * 2
+    await join(directory, log)
+    await of(directory, log).write()
+    assert await check(directory) == ["append", "append", "replace"]
+    assert rows(directory, columns=["_shard", "_offset", "list"])["list"].null_count < rows(directory).num_rows
+    found = await opened(directory)
+    summary = found.current_snapshot().summary
+    assert json.loads(summary["weft.positions"]) == {"0": 15, "1": 9}
+    assert (summary["added-records"], summary["deleted-records"], summary["total-records"]) == ("24", "24", "24")
+    assert len(found.schemas()) == 2
+    for text in ("_offset >= 8", "_edge = 'press-2'", "n = 7", f"text = '{'é' * 70}'", "day = '2026-11-01'", "t > 1.0"):
+        expected = {"_offset >= 8": 8, "_edge = 'press-2'": 9}.get(text, 1)
+        assert found.scan(row_filter=text).to_arrow().num_rows == expected, text
+    at = "at >= '2026-11-01T12:00:00.123456+00:00' and at < '2026-11-01T12:00:00.123457+00:00'"
+    assert found.scan(row_filter=at).to_arrow().num_rows == 1
+
+
+async def test_a_join_of_files_that_no_snapshot_had_is_an_append_of_its_rows(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    table_of = of(directory, log)
+    for first in (0, 10):
+        await grow(directory, log, first)
+    await join(directory, log)
+    await table_of.write()
+    assert await check(directory) == ["append"]
+    for first in (20, 30):
+        await grow(directory, log, first)
+    await join(directory, log, compact_files_max=2)
+    await table_of.write()
+    assert await check(directory) == ["append", "append", "replace"], "rows first, then the join with older files"
+
+
+async def test_retention_and_erasure_are_deletes_and_leave_no_values_of_the_rows(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    for n in range(4):
+        log.created = START + n * HOUR
+        await grow(directory, log, 10 * n, key=PERSON if n % 2 else b"plant/a/m1/telemetry")
+    now = START + 4 * HOUR
+    table_of = of(directory, log, clock=lambda: now)
+    await table_of.write()
+    await retention(directory, log, START + 3 * HOUR + SECOND).look(TableDocument(retain_s=2 * 3600))
+    await table_of.write()
+    await erased(directory, log, _key=PERSON.decode())
+    await table_of.write()
+    assert await check(directory) == ["append", "delete", "delete"]
+    assert b"mara" in await everything(directory), "older snapshots have what they had"
+    now += int(DAY * SECOND)
+    assert await table_of.write() == table(directory).version(), "also without a new version"
+    assert [await table_of.sweep(), await table_of.sweep() > 0] == [0, True]
+    assert await check(directory) == ["delete"]
+    assert b"mara" not in await everything(directory), "no bound of a row that is gone"
+
+
+async def counts(store: ObjectStore) -> list[tuple[str, int]]:
+    """Operation and number of rows of every snapshot, those on the way to a version too."""
+    found = await opened(store)
+    return [
+        (each.summary.operation.value, found.scan(snapshot_id=each.snapshot_id).to_arrow().num_rows)
+        for each in found.snapshots()
+    ]
+
+
+@pytest.mark.parametrize("begin", ["log", "checkpoint", "old snapshot"])
+async def test_no_snapshot_names_files_that_came_and_went_before_it(directory: ObjectStore, begin: str) -> None:
+    log, now = await LogWriter.open(directory), START
+    table_of = of(directory, log, clock=lambda: now)
+    if begin == "old snapshot":
+        await grow(directory, log, 100)
+        await table_of.write()
+    for n in range(4):
+        log.created = START + n * HOUR
+        await grow(directory, log, 10 * n, key=PERSON if n % 2 else b"plant/a/m1/telemetry")
+    if begin == "checkpoint":
+        table(directory).create_checkpoint()
+    await erased(directory, log, _key=PERSON.decode())
+    await retention(directory, log, START + 2 * HOUR + SECOND).look(TableDocument(retain_s=3600))
+    await grow(directory, log, 40)
+    await join(directory, log)
+    table(directory).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
+    now += int(DAY * SECOND)
+    await table_of.write()
+    operation = "overwrite" if begin == "old snapshot" else "append"
+    assert await counts(directory) == [(operation, rows(directory).num_rows)]
+    await check(directory, table(directory).version())
+
+
+async def test_rows_that_came_and_were_erased_between_two_snapshots_are_in_neither(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    table_of = of(directory, log)
+    await grow(directory, log, 0)
+    await table_of.write()
+    await grow(directory, log, 10, key=PERSON)
+    await grow(directory, log, 20)
+    await join(directory, log, compact_files_max=2)
+    await erased(directory, log, _key=PERSON.decode())
+    await table_of.write()
+    assert b"mara" not in await everything(directory)
+    assert await counts(directory) == [("append", 7), ("overwrite", 17)]
+    await check(directory, table(directory).version())
+
+
+async def test_a_restored_version_doubles_no_rows_on_the_way(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    table_of = of(directory, log)
+    await grow(directory, log, 0)
+    await grow(directory, log, 10)
+    await table_of.write()
+    version = table(directory).version()
+    table(directory).delete("_shard = 0")
+    table(directory).restore(version)
+    await grow(directory, log, 20)
+    await table_of.write()
+    assert await counts(directory) == [("append", 14), ("append", 21)]
+    await check(directory)
+
+
+async def everything(store: ObjectStore) -> bytes:
+    """All bytes of the metadata that a reader can come to, the last two versions of it apart."""
+    items = await store.list(iceberg.metadata_folder(TABLE))
+    return b"".join([(await store.get(item.key)).data for item in items])
+
+
+async def test_a_vacuum_leaves_the_metadata_and_the_files_of_the_newest_snapshot(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    for first in (0, 10, 20):
+        await grow(directory, log, first)
+    table_of = of(directory, log)
+    await table_of.write()
+    await join(directory, log)
+    await table_of.write()
+    newest = table(directory)
+    removed = newest.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
+    assert len(removed) == 6
+    found = await opened(directory)
+    assert in_order(found.scan().to_arrow()) == in_order(table(directory).to_pyarrow_table())
+
+
+@pytest.mark.parametrize("lost", ["entries", "table", "place", "manifest"])
+async def test_what_no_longer_leads_to_the_table_is_made_again(directory: ObjectStore, lost: str) -> None:
+    log = await LogWriter.open(directory)
+    table_of = of(directory, log)
+    await grow(directory, log, 0)
+    await table_of.write()
+    folder = Path(directory.location(TABLE)[0])
+    await grow(directory, log, 10)
+    await join(directory, log)
+    if lost == "entries":
+        table(directory).create_checkpoint()
+        for entry in (folder / "_delta_log").glob("0000*.json"):
+            if int(entry.stem) < table(directory).version():
+                entry.unlink()
+    elif lost == "table":
+        for item in [*folder.glob("*.parquet"), *(folder / "_delta_log").iterdir()]:
+            item.unlink()
+        await drain(await new_tierer(directory, log))
+    elif lost == "place":
+        moved = folder.parents[2].with_name("elsewhere")
+        folder.parents[2].rename(moved)
+        directory = open_store(str(moved))
+        log = await LogWriter.open(directory)
+        for shard in (0, 1):
+            await log.follow(shard)
+        table_of = of(directory, log)
+    else:
+        known = table_of._known
+        assert known is not None
+        table_of._known = known._replace(manifests=())
+    await grow(directory, log, 40)
+    await table_of.write()
+    operations = await check(directory, table(directory).version())
+    assert operations[-1] == {"entries": "overwrite", "manifest": "overwrite"}.get(lost, "append")
+
+
+async def test_completeness_is_said_once_the_rows_are_there(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    table_of = of(directory, log)
+    await grow(directory, log, 0)
+    await table_of.write(Claim("2026-11-01T00:00:00+00:00", {0: 8, 1: 3}))
+    found = (await opened(directory)).current_snapshot().summary
+    assert iceberg.COMPLETE_PROPERTY not in found.additional_properties, "records of shard 0 are in the log alone"
+    await grow(directory, log, 10)
+    await table_of.write(Claim("2026-11-02T00:00:00+00:00", {0: 12, 1: 6}))
+    assert (await opened(directory)).current_snapshot().summary["weft.complete-until"] == "2026-11-01T00:00:00+00:00"
+    await grow(directory, log, 20)
+    await of(directory, log).write()
+    assert (await opened(directory)).current_snapshot().summary["weft.complete-until"] == "2026-11-01T00:00:00+00:00"
+    idle = of(directory, log)
+    await idle.write(Claim("2026-11-03T00:00:00+00:00", {0: 12, 1: 9}))
+    found = await opened(directory)
+    assert found.properties["weft.complete-until"] == "2026-11-03T00:00:00+00:00", "also while no row comes"
+    assert len(found.snapshots()) == 3
+
+
+async def work_of(store: ObjectStore, log: LogWriter, **settings: Any) -> tuple[IcebergWork, list[ShardView]]:
+    """The work of a process that makes the table of telemetry alone, and what it has read of the log."""
+    views = await load_shards(store, log.cluster)
+    tables: Any = SimpleNamespace(
+        states=[view.state for view in views],
+        tierer=lambda key: SimpleNamespace(version=0) if key[1] == "telemetry" else None,
+        keeps_beside=lambda _: True,
+    )
+    declared: Any = SimpleNamespace(expected_edges={})
+    options = HubSettings(store="", iceberg_interval_s=60.0, **settings)
+    return IcebergWork(
+        store, log.cluster, tables, declared, HubClock(time.time_ns, time.monotonic_ns), settings=options
+    ), views
+
+
+async def test_a_moment_by_a_chunk_that_comes_while_it_is_computed_waits_for_the_chunks_rows(
+    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await LogWriter.open(directory)
+    await grow(directory, log, 0)
+    work, views = await work_of(directory, log)
+
+    async def moment_of(_: Any, states: Any, *key: str) -> Completeness:
+        await log.append(0, Run(LANE, 10, 4))
+        for view in views:
+            await view.log.extend(view.state)
+        assert [state.next_offset[key] for state in states] == [8, 3]
+        return Completeness(5_000_000_000, [], [], 0)
+
+    monkeypatch.setattr(StreamCompleteness, "of", moment_of)
+    await work.look()
+    assert iceberg.COMPLETE_PROPERTY not in (await opened(directory)).properties, "its rows are in the log alone"
+
+
+async def test_many_manifests_are_joined_and_a_snapshot_reads_none_of_the_others(
+    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "SMALL_MAX", 3)
+    monkeypatch.setattr(writer, "MANIFEST_FILES", 5)
+    log = await LogWriter.open(directory)
+    boundaries = Boundaries()
+    table_of = of(WatchedStore(directory, boundaries), log)
+    calls = []
+    for first in range(0, 100, 10):
+        await grow(directory, log, first)
+        boundaries.calls.clear()
+        await table_of.write()
+        calls.append(len(boundaries.calls))
+    assert await check(directory)
+    found = await opened(directory)
+    assert len(found.current_snapshot().manifests(found.io)) <= 4 + 3
+    assert calls[-1] <= max(calls[1:4]) + 12, "it does not grow with the table"
+
+
+async def test_of_two_writers_one_is_told_to_decide_again(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    await grow(directory, log, 0)
+    first, second = of(directory, log), of(directory, log)
+    await first.write()
+    await second.write()
+    await grow(directory, log, 10)
+    await first.write()
+    with pytest.raises(TableConflict):
+        await second.write()
+    await second.write()
+    assert await check(directory) == ["append", "append"]
+
+
+async def test_what_iceberg_cannot_express_is_refused_with_its_name(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    await grow(directory, log, 0)
+    entry = Path(directory.location(TABLE)[0]) / "_delta_log" / f"{1:020d}.json"
+    lines = [json.loads(line) for line in entry.read_text().splitlines()]
+    for line in lines:
+        line.get("add", {})["deletionVector"] = {"storageType": "u"}
+    entry.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(TableError, match="deletion vector"):
+        await of(directory, log).write()
+
+
+DUCKDB = """
+import json, sys
+from pathlib import Path
+import duckdb, duckdb_extension_avro, duckdb_extension_iceberg
+database = duckdb.connect(config={"extension_directory": sys.argv[2], "autoinstall_known_extensions": False})
+for module in (duckdb_extension_avro, duckdb_extension_iceberg):
+    (library,) = Path(module.__file__).parent.rglob("*.duckdb_extension")
+    database.execute(f"LOAD '{library}'")
+database.execute("SET TimeZone = 'UTC'")
+found = database.sql(f"SELECT * FROM iceberg_scan('{sys.argv[1]}') ORDER BY _shard, _offset").fetchall()
+print(json.dumps([list(map(str, row)) for row in found]))
+"""
+
+
+@pytest.mark.slow
+async def test_duckdb_reads_it_by_its_folder(directory: ObjectStore, tmp_path: Path) -> None:
+    try:
+        libraries = str(DUCKDB_ICEBERG.obtain())
+    except LookupError as error:
+        pytest.skip(str(error))
+    log = await LogWriter.open(directory)
+    for first in (0, 10, 20):
+        await grow(directory, log, first)
+        await of(directory, log).write()
+    await join(directory, log)
+    await of(directory, log).write()
+    uri = iceberg.table_uri(directory, f"{TABLE}/{iceberg.FOLDER}")
+    done = subprocess.run(
+        [sys.executable, "-c", DUCKDB, uri, tmp_path / "extensions"],
+        env=os.environ | {"PYTHONPATH": libraries},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = [field.name for field in table(directory).schema().fields]
+    wanted = [(row["_offset"], row["_shard"], row["_edge"], row["_seq"]) for row in rows(directory).to_pylist()]
+    places = [names.index(name) for name in ("_offset", "_shard", "_edge", "_seq")]
+    assert [tuple(row[at] for at in places) for row in json.loads(done.stdout)] == [
+        tuple(map(str, row)) for row in wanted
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", ["first", "grown"])
+async def test_dying_at_any_step_leaves_the_old_or_the_new_snapshot(tmp_path: Path, window: str) -> None:
+    prepared = tmp_path / "prepared"
+    made = await LogWriter.open(open_store(str(prepared)))
+    await grow(made.store, made, 0)
+    if window == "grown":
+        await grow(made.store, made, 10, key=PERSON)
+        await of(made.store, made).write()
+        await grow(made.store, made, 20)
+        await join(made.store, made)
+        await erased(made.store, made, _key=PERSON.decode())
+
+    async def die(fatal: int | None, after: bool) -> list[str]:
+        log = await LogWriter.of_copy(prepared, tmp_path / f"{fatal}-{after}")
+        boundaries = Boundaries(fatal, after)
+        try:
+            await of(WatchedStore(log.store, boundaries), log).write()
+            assert fatal is None
+        except Crash:
+            assert fatal is not None
+        if await iceberg.current(log.store, TABLE) is not None:
+            found = await opened(log.store)
+            version = int(found.properties[iceberg.VERSION_PROPERTY])
+            older = DeltaTable(table(log.store).table_uri, version)
+            with outcome():
+                assert in_order(found.scan().to_arrow()) == in_order(older.to_pyarrow_table()), "old or new, and whole"
+        else:
+            assert window == "first"
+        last = of(log.store, log)
+        await last.write()
+        await check(log.store)
+        await last.sweep()
+        await last.sweep()
+        await check(log.store)
+        return boundaries.calls
+
+    calls = await die(None, False)
+    assert calls.count("create") >= (4 if window == "first" else 5)
+    for fatal in range(len(calls)):
+        for after in (False, True):
+            await die(fatal, after)
+
+
+async def test_an_erasure_is_not_over_while_a_snapshot_has_the_rows(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    now = START
+    table_of = of(directory, log, clock=lambda: now)
+    await grow(directory, log, 0, key=PERSON)
+    await table_of.write()
+    await erased(directory, log, _key=PERSON.decode())
+
+    async def waits() -> bool:
+        (state,) = await erasures(directory, ("default", "telemetry"))
+        return any("has snapshots from before it" in each for each in state.waits)
+
+    assert await waits()
+    await table_of.write()
+    assert await waits(), "the snapshot before is still there"
+    now += int(DAY * SECOND)
+    await table_of.write()
+    assert not await waits()
+
+
+async def test_an_erasure_waits_for_snapshots_on_the_way_to_its_version(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    now = START
+    table_of = of(directory, log, clock=lambda: now)
+    await grow(directory, log, 0, key=PERSON)
+    await table_of.write()
+    now += int(DAY * SECOND) // 2
+    await grow(directory, log, 10)
+    await erased(directory, log, _key=PERSON.decode())
+    await table_of.write()
+    version = table(directory).version()
+    assert await counts(directory) == [("append", 7), ("append", 14), ("delete", 10)]
+    now += int(DAY * SECOND) // 2
+    await table_of.write()
+    assert await counts(directory) == [("append", 14), ("delete", 10)]
+    assert await iceberg.has_before(directory, TABLE, version)
+    now += int(DAY * SECOND) // 2
+    await table_of.write()
+    assert not await iceberg.has_before(directory, TABLE, version)
+
+
+async def test_a_backup_leaves_it_out_since_it_names_files_of_one_place(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    await grow(directory, log, 0)
+    await of(directory, log).write()
+    names = [item.key.removeprefix(f"{TABLE}/") for item in await directory.list(TABLE)]
+    kept = [name for name in names if is_of_table(name, table(directory).version())]
+    assert len(kept) == 4, "two versions and two files"
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+async def test_a_bucket_is_read_with_its_own_key(s3: Endpoint) -> None:
+    store = open_store(f"{s3.new_bucket()}/root", s3.options)
+    log = await LogWriter.open(store)
+    for first in (0, 10):
+        await grow(store, log, first)
+        await of(store, log).write()
+    await join(store, log)
+    await of(store, log).write()
+    found = await iceberg.current(store, TABLE)
+    assert found is not None
+    key = {
+        "s3.endpoint": s3.options["AWS_ENDPOINT_URL"],
+        "s3.region": s3.options["AWS_REGION"],
+        "s3.access-key-id": s3.options["AWS_ACCESS_KEY_ID"],
+        "s3.secret-access-key": s3.options["AWS_SECRET_ACCESS_KEY"],
+    }
+    uri = iceberg.table_uri(store, iceberg.metadata_key(TABLE, found.number))
+
+    def read() -> tuple[list[str], pa.Table]:
+        there = StaticTable.from_metadata(uri, key)
+        return [each.summary.operation.value for each in there.snapshots()], there.scan().to_arrow()
+
+    operations, newest = await asyncio.to_thread(read)
+    assert operations == ["append", "append", "replace"]
+    assert in_order(newest) == in_order(table(store).to_pyarrow_table())
