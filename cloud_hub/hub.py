@@ -44,6 +44,7 @@ from weft.cloud_hub.http.process import (
     UsageRequests,
 )
 from weft.cloud_hub.http.pulls import PullRequests
+from weft.cloud_hub.http.sql import SqlRequests
 from weft.cloud_hub.http.tail import StreamTails
 from weft.cloud_hub.links import edge_link
 from weft.cloud_hub.links.edge_link import EdgeLink, FrameBudget, HubLinkLog
@@ -197,6 +198,7 @@ class Hub:
             self._summaries,
             Step(close=self._tails.close),
             *self._shared,
+            self._sql,
             self._changes,
             self._links,
             Step(self._listen, self._listener.stop_listening),
@@ -417,6 +419,16 @@ class Hub:
                     monotonic=time.monotonic,
                 )
             )
+        self._sql = SqlRequests(
+            self._store.store,
+            self._access,
+            declared.tables,
+            summaries=self._summaries,
+            moments=moments,
+            tables=tables,
+            refusals=self._refusals,
+            settings=settings,
+        )
         self._tails = StreamTails(self._api, self._access, self._refusals)
         self.health = Health(shards, tables, self._membership, clock, self._store.fence)
 
@@ -461,6 +473,7 @@ class Hub:
             each.add_to(application)
         if self._settings.iceberg_interval_s is not None:
             Catalogue(store, access, self._declared.tables, self._summaries).add_to(application, self._api)
+        self._sql.add_to(application)
         ConsolePages(access).add_to(application)
         SelfDescription(access).add_to(application)
         return application

@@ -242,6 +242,10 @@ class HubSettings:
     """Permission to read the tables by Delta Sharing."""
     sharing_bytes_per_s: int = _LIMITS.sharing_bytes
     """Bytes of table files that the process sends to its clients a second; half of them to one tenant."""
+    sql: bool = False
+    """Permission to ask in SQL over the tables."""
+    sql_bytes: int = _LIMITS.sql_bytes
+    """Memory of a query, in bytes; two run at one time."""
     tracing: Collector | None = None
     """Collector of the spans of traced messages; None for none."""
 

@@ -328,6 +328,14 @@ class HubLimits(Section, frozen=True, kw_only=True):
             "those of one tenant get half of them. Files of a bucket go from there.",
         ),
     ] = field(default=128 * MiB, name="sharing")
+    sql_bytes: Annotated[
+        Size,
+        Meta(
+            ge=64 * MiB,
+            description="Memory of a query in SQL, of which two run at one time, each in a process of its own. A "
+            "process has at most 512MiB beside it.",
+        ),
+    ] = field(default=256 * MiB, name="sql")
     lanes_per_edge: Annotated[
         Count,
         Meta(

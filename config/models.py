@@ -337,6 +337,13 @@ class HubConfig(Section, frozen=True, kw_only=True):
             "They need a token that `weft hub share` makes, or one that may read the streams."
         ),
     ] = False
+    sql: Annotated[
+        bool,
+        Meta(
+            description="Whether readers may ask the hub in SQL over the tables (`weft sql`, `POST /v1/sql`). It needs "
+            "the extra `sql`, and memory for two queries of `limits.sql`."
+        ),
+    ] = False
     peers: Annotated[
         bool,
         Meta(

@@ -1022,6 +1022,34 @@ class SeriesAnswer(OfShards, frozen=True, kw_only=True):
     """False when a bound was reached, or a shard cannot be read: ask for a shorter span, one edge or fewer keys."""
 
 
+class SqlColumn(msgspec.Struct, frozen=True, kw_only=True):
+    """A column of an answer."""
+
+    name: str
+    type: str
+    """Type in SQL, as DuckDB writes it."""
+
+
+class SqlTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table that a query read."""
+
+    name: str
+    """`streams.NAME` for the table of all rows, `latest.NAME` for a latest table."""
+    version: int
+    """Version of the Delta table."""
+
+
+class SqlAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows that a query in SQL has made."""
+
+    columns: list[SqlColumn]
+    rows: list[list[Any]]
+    """Values in the order of the columns: times as RFC 3339, bytes in base64, maps as lists of pairs."""
+    is_whole: bool
+    """False when there are more rows than the limit, or than an answer may have bytes."""
+    tables: list[SqlTable]
+
+
 class TailEvent(msgspec.Struct, frozen=True, kw_only=True):
     """New records of a stream, or the reason of the end."""
 

@@ -16,6 +16,10 @@ from weft.protocols.link import TOPIC_CHARACTERS_MAX
 from weft.protocols.shard.placement import SHARDS_MAX
 
 T = TypeVar("T")
+SQL_CHARACTERS_MAX = 16 << 10
+SQL_ROWS_DEFAULT, SQL_ROWS_MAX = 1_000, 10_000
+SQL_S, SQL_WAIT_S = 60.0, 30.0
+"""Longest time of a query, and its longest wait for others, in seconds."""
 
 
 def decoded(body: bytes, wanted: type[T]) -> T:
@@ -159,6 +163,15 @@ EDGES_MAX = 500
 """Maximum number of edges that one request publishes to; a larger group needs several requests."""
 KEY_CHARACTERS_MAX = 255
 EXPIRES_S = 3600.0
+
+
+class SqlQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request: a query in SQL."""
+
+    query: Annotated[str, Meta(min_length=1, max_length=SQL_CHARACTERS_MAX)]
+    """One SELECT over `streams.NAME`, `latest.NAME` and `weft.completeness`."""
+    limit: Annotated[int, Meta(ge=1, le=SQL_ROWS_MAX)] = SQL_ROWS_DEFAULT
+    """Most rows of the answer."""
 
 
 class MessageRequest(msgspec.Struct, forbid_unknown_fields=True):

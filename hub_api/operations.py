@@ -42,6 +42,7 @@ from weft.hub_api.answers import (
     SchemasAnswer,
     SecretAnswer,
     SeriesAnswer,
+    SqlAnswer,
     StreamAnswer,
     StreamsAnswer,
     TailEvent,
@@ -65,6 +66,7 @@ from weft.hub_api.bodies import (
     Report,
     Rotation,
     Split,
+    SqlQuery,
     TenantQuotas,
     TokensToImport,
 )
@@ -173,7 +175,7 @@ class Tag(NamedTuple):
 
 
 TAGS = (
-    Tag("streams", "Streams, their schemas, lanes, completeness, records and rows.", ("streams", "schemas")),
+    Tag("streams", "Streams, their schemas, lanes, completeness, records and rows.", ("streams", "schemas", "sql")),
     Tag("edges", "Edges that the hub knows, and what holds them back.", ("edges",)),
     Tag("messages", "Messages to edges, and their outcomes.", ("messages",)),
     Tag("pulls", "Requests for records that edges hold back.", ("pulls",)),
@@ -630,6 +632,21 @@ OPERATIONS: tuple[Operation, ...] = (
             Parameter("redirect", str, "If given, the answer may be the URL of the process that knows the edge."),
         ),
         errors=_OF_MESSAGES,
+    ),
+    Operation(
+        "sql",
+        "post",
+        "/v1/sql",
+        "Answer a query in SQL over the tables of the tenant's streams.",
+        "The answer has at most 10,000 rows, in the order that the query asks for. `is_whole` says whether these are "
+        "all. A query reads at most 16 tables, for at most 60 s. Two run at one time, and one that waits longer than "
+        "30 s is refused with 503. The hub needs `sql: true`. Needs the right `read` for the streams.",
+        SqlAnswer,
+        parameters=(TENANT,),
+        errors=READING | {404, 408, 413, 415},
+        body=SqlQuery,
+        body_bytes_max=4 * BODY_BYTES_MAX,
+        command="weft sql",
     ),
     Operation(
         "publish",

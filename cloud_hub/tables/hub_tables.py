@@ -92,6 +92,11 @@ class HubTables(Part):
         """Return a stream's table for readers; None when this process does not know it."""
         return None
 
+    def positions(self, tenant: str, stream: str) -> Mapping[int, int] | None:  # noqa: ARG002
+        """Return shard -> offset below which its records are rows of a stream's table, or skipped, as last seen; None
+        while unknown."""
+        return None
+
     def payload(self, tenant: str, stream: str) -> PayloadKind | None:  # noqa: ARG002
         """Return the payload kind of a stream's table; None when this process does not know it."""
         return None
@@ -236,6 +241,12 @@ class MadeTables(HubTables):
         """Return a stream's table for readers; None when this process does not know it."""
         found = self.service.table(tenant, stream) if self.service else None
         return None if found is None else table_view(*found, self._beside.removed_until((tenant, stream)))
+
+    def positions(self, tenant: str, stream: str) -> Mapping[int, int] | None:
+        """Return shard -> offset below which its records are rows of a stream's table, or skipped, as last seen; None
+        while unknown."""
+        found = self.service.table(tenant, stream) if self.service else None
+        return None if found is None else {each.shard: each.table for each in found[0].shards}
 
     def payload(self, tenant: str, stream: str) -> PayloadKind | None:
         """Return the payload kind of a stream's table; None when this process does not know it."""

@@ -22,6 +22,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
         "spark_sinks/",
     ),
     "pyiceberg": ("storage/table/manifests.py", "cloud_hub/tables/iceberg.py"),
+    "duckdb": ("cloud_hub/reads/sql.py",),
     "psycopg": ("spark_sinks/sinks/jdbc.py",),
     "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/commands/"),
     "aiohttp": (

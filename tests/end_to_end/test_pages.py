@@ -204,7 +204,8 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     person approve acts, tests/weft/test_hub_regions.py compares regions,
     tests/spark_sinks/source/test_moving.py moves queries between them,
     tests/cloud_hub/http/test_sharing.py reads shared tables in pandas,
-    tests/cloud_hub/http/test_iceberg.py and tests/cloud_hub/tables/test_iceberg.py read by Iceberg, and
+    tests/cloud_hub/http/test_iceberg.py and tests/cloud_hub/tables/test_iceberg.py read by Iceberg,
+    tests/cloud_hub/reads/test_sql.py asks in SQL, and
     tests/cloud_hub/reads/test_series.py asks what a dashboard of Grafana asks."""
     left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
     model = [("score-with-a-model.md", "sh"), ("score-with-a-model.md", "python")]
@@ -232,6 +233,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         *[("find-out-what-is-wrong.md", "sh")] * 2,
         ("operator.md", "sh"),
         ("check-a-release.md", "sh"),
+        *[("ask-in-sql.md", "sh")] * 2,
         ("share-tables.md", "sh"),
         ("share-tables.md", "python"),
         ("install-by-package.md", "sh"),

@@ -103,6 +103,7 @@ READING = {
     ("spark", "test"): "reads",
     ("login",): "writes a file of the user, and asks a hub whose token it is",
     ("spark", "new"): "writes files of a pipeline",
+    ("sql",): "reads",
     ("streams",): "reads",
     ("trace",): "reads",
     ("user", "check"): "reads",

@@ -43,6 +43,7 @@ chunk_bytes_max: 2MiB
 tables: {{interval: 3s}}
 peers: true
 sharing: true
+sql: true
 hosts: Hub.example.com
 anonymous: allowed_beyond_loopback
 plain_http: allowed_beyond_loopback
@@ -57,7 +58,7 @@ tls: {{certificate: /a.crt, key: /a.key, client_ca: /ca.pem, crl_file: /a.crl, c
 limits: {{links: 5, links_per_token: 3, idle_connections: 6, connections_per_address: 8, window: 1MiB, batch: 3MiB,
   record: 5MiB, pending: 9MiB, response: 1MiB,
   lanes_per_edge: 7, lanes_per_tenant: 70, streams_per_tenant: 60, lanes: 700, edge_topics: 70KiB, edge_origins: 80KiB,
-  sharing: 90MiB}}
+  sharing: 90MiB, sql: 80MiB}}
 """
 
 
@@ -81,6 +82,7 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert (settings.jwt.issuer, settings.jwt.tenant) == ("https://login.example.com", "acme")
     assert settings.open_to_network
     assert (settings.sharing, settings.sharing_bytes_per_s) == (True, 90 << 20)
+    assert (settings.sql, settings.sql_bytes) == (True, 80 << 20)
     assert settings.tls == TlsFiles(
         certificate="/a.crt", key="/a.key", client_ca="/ca.pem", crl_file="/a.crl", client_certificate_required=False
     )

@@ -44,6 +44,7 @@ from weft.hub_api.answers import (
     SchemasAnswer,
     SecretAnswer,
     SeriesAnswer,
+    SqlAnswer,
     StreamAnswer,
     StreamsAnswer,
     TailEvent,
@@ -498,6 +499,12 @@ class Operations:
     def messages(self, edge: str, *, tenant: str | None = None, redirect: str | None = None) -> Request[MessagesAnswer]:
         """Return an edge's waiting messages, and the outcomes of others, the newest first."""
         return _get("/v1/messages", MessagesAnswer, edge=edge, tenant=tenant, redirect=redirect)
+
+    @operation
+    def sql(self, query: str, *, limit: int | None = None, tenant: str | None = None) -> Request[SqlAnswer]:
+        """Return the rows of a query in SQL over the tables of streams, ``limit`` of them at most."""
+        data = json_of({"query": query, "limit": limit})
+        return Request(SqlAnswer, with_query("/v1/sql", {"tenant": tenant}), data)
 
     @operation
     def publish(

@@ -344,6 +344,7 @@ token can be added before the first start of a hub.""",
         ),
         "login": Command("credentials:login_command"),
         "streams": Command("hub_records:streams_command"),
+        "sql": Command("hub_records:sql_command"),
         "config": Group(
             "Describe the configuration files, and sign settings and functions of edges.",
             {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 import secrets
@@ -16,10 +17,12 @@ import click
 import msgspec
 
 from weft.client import HubRefusal
-from weft.commands.common import ExistingPath, json_option, tenant_option
+from weft.commands.common import ExistingPath, json_option, open_hub_store, store_trouble, tenant_option
 from weft.commands.node_log import parse_since
-from weft.commands.running import RunningHub, any_hub_argument, hub_argument, running_hub, whole
+from weft.commands.running import TIMEOUT_S, RunningHub, any_hub_argument, hub_argument, running_hub, whole
 from weft.config.units import approximate_duration, approximate_size, parse_duration, parse_size
+from weft.hub_api.answers import ApiError
+from weft.hub_api.bodies import SQL_ROWS_DEFAULT, SQL_ROWS_MAX, SQL_S, SQL_WAIT_S
 from weft.output import (
     FAILURE_EXIT_CODE,
     STOPPED_EXIT_CODE,
@@ -31,12 +34,20 @@ from weft.output import (
     print_json,
     print_table,
 )
+from weft.protocols.lane import valid_name
+from weft.storage.cluster import ClusterUnusable, read_cluster
+from weft.storage.hub_keys import latest_key, table_key
+from weft.storage.object_store import StoreError
+from weft.storage.table.actions import TableError
 from weft.text.fleet import show_streams
 from weft.text.record import shown, shown_payload
 
 if TYPE_CHECKING:
-    from weft.hub_api.answers import PublishedTo, PullAnswer, RecordOfStream, TraceAnswer
+    from weft.hub_api.answers import PublishedTo, PullAnswer, RecordOfStream, SqlAnswer, TraceAnswer
 
+
+MEMORY_BYTES = 1 << 30
+"""Memory of a query over a store."""
 
 # ``weft hub tail`` and ``weft hub trace``: records of a stream at a running hub, and the way of one.
 
@@ -196,6 +207,80 @@ def _show(found: TraceAnswer) -> None:
     facts["chunk"] = "the log has it no more" if chunk is None else chunk.key
     facts["row"] = "none yet, or none any more" if row is None else f"{row.number} of {row.file}"
     print_facts(facts)
+
+
+# ``weft sql``: a query over the tables of streams, by a running hub or over a store.
+
+
+@click.command("sql")
+@click.argument("query")
+@click.option("--hub", metavar="HUB", help="A configuration on this machine, a URL or the name of a login.")
+@click.option("--store", "uri", metavar="URI", help="Ask the tables of a store instead: a folder, or a bucket's URI.")
+@click.option(
+    "--limit", type=click.IntRange(1, SQL_ROWS_MAX), default=SQL_ROWS_DEFAULT, show_default=True, help="Most rows."
+)
+@stream_tenant_option
+@token_option
+@json_option
+def sql_command(
+    query: str,
+    *,
+    hub: str | None,
+    uri: str | None,
+    limit: int,
+    tenant: str | None,
+    token_file: str | None,
+    as_json: bool,
+) -> None:
+    """Answer QUERY, one SELECT of DuckDB's SQL over the tables of streams.
+
+    Without --store, a running hub with `sql: true` answers: HUB, or WEFT_HUB. With --store, this process reads the
+    tables, and needs the extra `sql`. `telemetry` is the table of that stream, `latest.telemetry` its latest table,
+    `"press-1"` one with a hyphen in its name. `weft.completeness`, of a hub, says up to when streams are complete.
+
+    \b
+    weft sql "SELECT _edge, count(*) FROM telemetry GROUP BY ALL" --hub https://hub.example.com
+    weft sql "SELECT max(_time) FROM latest.telemetry" --store /var/lib/weft/store
+    """
+    if uri is None:
+        asked = running_hub(hub, token_file)
+        asked.timeout_s = SQL_S + SQL_WAIT_S + TIMEOUT_S
+        found = asked.sql(query, limit=limit, tenant=tenant)
+    else:
+        found = _of_store(uri, query, limit, tenant or "default")
+    if as_json:
+        print_json(found)
+    else:
+        cells = ([shown("" if each is None else str(each)) for each in row] for row in found.rows)
+        print_table([shown(each.name) for each in found.columns], cells)
+    if not found.is_whole:
+        click.echo(f"-- there are more rows than these {len(found.rows)}: give --limit, or ask for less", err=True)
+
+
+def _of_store(uri: str, query: str, limit: int, tenant: str) -> SqlAnswer:
+    from weft.cloud_hub.reads import sql
+    from weft.hub_api.answers import SqlAnswer
+
+    store = open_hub_store(uri)
+    try:
+        asyncio.run(read_cluster(store))  # says where a tenant's tables are
+        of_schema = ((sql.STREAMS, table_key), (sql.LATEST, latest_key))
+        tables = {
+            f"{schema}.{name}": sql.TablePlace(*store.location(key(tenant, name)))
+            for name in sql.possible_names(query)
+            if valid_name(name)
+            for schema, key in of_schema
+        }
+        task = sql.SqlTask(query=query, tables=tables, rows_max=limit, bytes_max=1 << 30, memory_bytes=MEMORY_BYTES)
+        return msgspec.json.decode(sql.encoded(sql.answer(task)), type=SqlAnswer)  # as a hub says it
+    except ApiError as error:
+        raise Failed(f"{error.error}; {error.advice}") from None
+    except (ClusterUnusable, TableError) as error:
+        raise Failed(f"--store {uri}: {error}") from None
+    except StoreError as error:
+        raise Failed(f"--store {uri}: {store_trouble(uri, error)}") from None
+    except ImportError:
+        raise Failed("DuckDB is not installed: install the extra `sql`") from None
 
 
 # ``weft hub publish`` and ``weft hub messages``: messages from a hub to its edges.

@@ -96,6 +96,8 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         table_vacuum_after_s=tables.vacuum_after_s,
         sharing=config.sharing,
         sharing_bytes_per_s=config.limits.sharing_bytes,
+        sql=config.sql,
+        sql_bytes=config.limits.sql_bytes,
         tracing=config.tracing,
     )
 

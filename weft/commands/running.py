@@ -74,6 +74,8 @@ class RunningHub(Operations):
         port: int | None = None,
     ) -> None:
         self.url, self.port = url, port
+        self.timeout_s = TIMEOUT_S
+        """Longest wait for the hub's next bytes."""
         self._token, self._token_file, self._tls = token, token_file, tls
 
     @property
@@ -96,7 +98,7 @@ class RunningHub(Operations):
             token=self._token,
             token_file=self._token_file,
             tls=self._tls,
-            timeout_s=TIMEOUT_S,
+            timeout_s=self.timeout_s,
             bytes_max=STATUS_BYTES_MAX,
         )
 

@@ -99,6 +99,7 @@ REQUESTS: Mapping[str, tuple[Right | None, str, str]] = {
     "rows": (Right.READ, "GET", "/v1/streams/telemetry/rows?shard=0"),
     "tail": (Right.READ, "GET", "/v1/streams/telemetry/tail?position=x"),
     "series": (Right.READ, "GET", "/v1/streams/telemetry/series?since=2020-01-01T00:00:00Z"),
+    "sql": (Right.READ, "POST", "/v1/sql"),
     "trace": (Right.READ, "GET", "/v1/streams/telemetry/trace?shard=0&offset=0"),
     "messages": (Right.PUBLISH, "GET", "/v1/messages?edge=press-1"),
     "publish": (Right.PUBLISH, "POST", "/v1/messages"),
