@@ -15,6 +15,7 @@ from weft.config.sources import Collector
 from weft.config.units import PORT_MAX, Address, parse_bind
 from weft.network.admission import AdmissionLimits
 from weft.network.tls import TlsFiles
+from weft.protocols.link import PEERS
 from weft.replication.flow_control import ReceiverSettings
 from weft.replication.liveness import SECOND
 from weft.storage.cluster_log import INTERVAL_S
@@ -263,7 +264,7 @@ class HubSettings:
             self.record_bytes_max,
             *intervals,
             mark_interval=int(self.sequencer.mark_interval_s * SECOND),
-            peers=self.peers,
+            features=(PEERS,) if self.peers else (),
         )
 
     def tables(self) -> TableSettings:

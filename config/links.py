@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from weft.config.units import Duration, Filters, MiB, Path, Rate, Section, Size, Urls, Windows, Zone
+from weft.config.units import Bind, Duration, Filters, MiB, Path, Rate, Section, Size, Urls, Windows, Zone
 
 Files = Annotated[tuple[str, ...], Meta(max_length=8, extra_json_schema={"x-unit": "path"})]
 HostPattern = Annotated[str, Meta(pattern=r"^[A-Za-z0-9.:*_-]+$", max_length=253)]
@@ -296,6 +296,88 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
     silence_s: Annotated[Duration, Meta(ge=2, description="Silence of the hub after which the edge reconnects.")] = (
         field(default=120.0, name="silence")
     )
+
+
+class PairTls(Section, frozen=True, kw_only=True):
+    """TLS between the two nodes of a pair. The files are read again when they change; connections stay."""
+
+    certificate: Annotated[
+        Path, Meta(description="PEM file with the certificate of `listen`, followed by the chain up to its authority.")
+    ]
+    key: Annotated[
+        Path,
+        Meta(
+            description="PEM file with that certificate's key, not encrypted. Only the node's user may be able to read "
+            "it."
+        ),
+    ]
+    ca_file: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with the authorities that the peer's certificate may come from, and no others. "
+            "Unset: the system's authorities."
+        ),
+    ] = None
+
+
+class Pair(Section, frozen=True, kw_only=True):
+    """Another node at the site, which keeps a copy of what hubs do not have yet, and whose copy this node keeps."""
+
+    listen: Annotated[
+        Bind,
+        Meta(
+            description="Address and port for the peer. Beyond this machine it needs `token_file` and `tls`. "
+            "Port 0 picks any free port."
+        ),
+    ] = "127.0.0.1:7443"
+    peer: Annotated[
+        Urls, Meta(description="URL, or list of URLs, of the peer's `listen`: `https://b.example.com:7443`.")
+    ]
+    token_file: Annotated[
+        Path | None,
+        Meta(
+            description="File with one token on one line, the same at both nodes. Only the node's user may be able to "
+            "read it."
+        ),
+    ] = None
+    tls: Annotated[PairTls | None, Meta(description="TLS; unset: plain HTTP, for peers on this machine.")] = None
+    acks: Annotated[
+        Literal["own", "both"],
+        Meta(
+            description="Disks that must have a message before its acknowledgement: the node's `own`, or `both`. With "
+            "`own` the copy follows. Both concern streams that a link carries."
+        ),
+    ] = "own"
+    alone: Annotated[
+        Literal["acknowledge", "refuse"],
+        Meta(
+            description="What a node with `acks: both` does while the peer is away. `acknowledge`: it acknowledges "
+            "with one disk after `alone_after`, and notes from when to when. `refuse`: devices wait for the peer."
+        ),
+    ] = "acknowledge"
+    alone_after_s: Annotated[
+        Duration,
+        Meta(
+            ge=0.1,
+            le=3600,
+            description="With `acks: both`: longest time for which an acknowledgement waits for the peer. Then the "
+            "node acknowledges alone, and notes from when to when.",
+        ),
+    ] = field(default=2.0, name="alone_after")
+    take_over_after_s: Annotated[
+        Annotated[Duration, Meta(ge=1)] | None,
+        Meta(
+            description="Absence of the peer after which this node sends the copy of its records to the hubs. "
+            "`null`: only `weft edge take-over` does."
+        ),
+    ] = field(default=60.0, name="take_over_after")
+    budget_bytes: Annotated[
+        Annotated[Size, Meta(ge=8 * MiB)] | None,
+        Meta(
+            description="Most disk space of a copy, beside `disk.budget`. Unset: a quarter of `disk.budget`. There are "
+            "at most 3 copies: earlier ones of a replaced node stay until hubs have their records."
+        ),
+    ] = field(default=None, name="budget")
 
 
 class Region(Section, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from msgspec import Meta, field
 
 from weft.config.functions.step import SparkplugHost
 from weft.config.limits import EdgeLimits, HubLimits
-from weft.config.links import Link, Region
+from weft.config.links import Link, Pair, Region
 from weft.config.listeners import Auth, Http, HubTls, Jwt, Listener, QueueBounds
 from weft.config.sources import SOURCES_MAX, Collector, Source, Tracing
 from weft.config.streams import Disk, Encryption, State, Stream, Unrouted
@@ -89,6 +89,9 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
     ] = ()
     unrouted: Annotated[Unrouted, Meta(extra_json_schema={"x-short": "policy"})] = Unrouted()
     links: Annotated[dict[str, Link], Meta(description="Links, by name.", max_length=64)] = field(default_factory=dict)
+    pair: Annotated[Pair | None, Meta(description="Another node that is this one's second disk; unset for none.")] = (
+        None
+    )
     sparkplug: Annotated[
         SparkplugHost | None, Meta(description="Host application of Sparkplug B that the node is; unset for none.")
     ] = None

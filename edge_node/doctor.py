@@ -38,6 +38,7 @@ from weft.config.errors import Finding, KeyPath
 from weft.config.machine import of_ports, of_settings
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size, format_size
+from weft.edge_node.check.data_directory import copies_in
 from weft.edge_node.control.client import ControlFailed, LinksRequest, ask_links, socket_path
 from weft.edge_node.inspect.view import is_locked
 from weft.edge_node.preflight import EdgeFindings, look, ports
@@ -333,6 +334,12 @@ def examine(
     yield disk_wear(config.data_dir)
     yield open_files(config, is_running=is_running)
     yield from of_ports(*ports(config))
+    if config.pair is None and (left := copies_in(config.data_dir)):
+        yield act(
+            "pair",
+            f"{config.data_dir} has copies of other nodes' logs, and `pair` is not set: {', '.join(left)}. Set it "
+            "again and run `weft edge take-over`, or delete them if hubs have their records",
+        )
     if is_running:
         yield from _links_of_node(config)
     for name, link in config.links.items():

@@ -65,6 +65,7 @@ from weft.storage.segment_log import SegmentLog
 
 if TYPE_CHECKING:
     from weft.edge_node.derived.runtime import NodeAlerts, NodeFunctions
+    from weft.edge_node.pair.part import PairPart
     from weft.edge_node.queues.queues import Queues
     from weft.edge_node.sources.sources import Sources
 
@@ -145,7 +146,13 @@ class EdgeNode:
             # The links end after all parts that append to the log: their last words state that no record follows.
             stack.push_async_callback(links.close)
             self._parts.append(LinksPart(links))
+            pair = self._make_pair(stack)
             await self._start_clients(stack)
+            if pair is not None:
+                self._parts.append(pair)
+                await pair.open(self._refusals, self.listeners.reloads)
+                if pair.is_awaited:
+                    self.ingest.gate = pair.second_disk.after
             self._add(stack, down := DownPart(self.config, self._context))
             links.taker = down.taker
             self._make_functions(stack)
@@ -161,6 +168,8 @@ class EdgeNode:
             await self._start_pages(stack)
             self._notify_hubs()
             links.start()
+            if pair is not None:
+                pair.connect()
             # Before any append, also of a will: a restored log would give new records numbers that hubs have for
             # others.
             await links.until_compared(stopping)
@@ -178,6 +187,7 @@ class EdgeNode:
                 reload=orders.reload,
                 replay=orders.replay,
                 links=orders.links,
+                take_over=None if pair is None else pair.take_over,
             )
             await control.start()
             stack.push_async_callback(control.close)
@@ -200,7 +210,7 @@ class EdgeNode:
             shortages.full(self.log.shortage(), loop.time())
             await self.listeners.reloads.check()
             await self.listeners.accounts.known.save()
-            self._links.conflicts.look(self._links.statuses)
+            self._links.look()
             self._links.clocks.look()
             if loop.time() >= next_sample:
                 self.status.sample()
@@ -259,6 +269,24 @@ class EdgeNode:
 
         node = OverlaidNode(overlay, lambda: self.reconfigure, lambda: self._links.statuses, self.restart.set)
         return ConfigTrial(overlay.stored, node, asyncio.get_running_loop().time, put, is_unsaved=overlay.is_unsaved)
+
+    def _make_pair(self, stack: contextlib.AsyncExitStack) -> PairPart | None:
+        """Create the node's side of its pair, if it is of one."""
+        if self.config.pair is None:
+            return None
+        from weft.edge_node.pair.part import PairPart
+
+        post = poster(asyncio.get_running_loop())
+        pair = PairPart(
+            self.config,
+            self.config.pair,
+            self._links,
+            software=self._software,
+            answered=self.batch.committed,
+            post=post,
+        )
+        stack.push_async_callback(pair.close)
+        return pair
 
     def _functions_of(self, config: EdgeConfig) -> NodeFunctions:
         # Imported here: it takes a second on a Pi and megabytes, which nodes without functions save.

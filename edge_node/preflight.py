@@ -19,7 +19,7 @@ from weft.config.signing import read_public_keys
 from weft.config.units import Address, UnixSocket, parse_bind, parse_listen
 from weft.edge_node.access import identity, users
 from weft.edge_node.check.data_directory import source_of
-from weft.edge_node.check.streams import is_derived
+from weft.edge_node.check.streams import COPIES_MAX, copy_budget, is_derived
 from weft.edge_node.links.links import link_tls
 from weft.edge_node.servers.listeners.settings import listener_settings
 from weft.network import tracing as tracing_checks
@@ -157,7 +157,7 @@ def _look_at_disk(config: EdgeConfig, written: Container[KeyPath], found: EdgeFi
         found.needed.append(Finding(("data_dir",), problem))
         return
     _look_at_formats(config.data_dir, found)
-    beyond_disk, beyond_free = too_small(config.data_dir, config.disk.budget_bytes)
+    beyond_disk, beyond_free = too_small(config.data_dir, config.disk.budget_bytes + COPIES_MAX * copy_budget(config))
     if beyond_disk:
         (found.unfit if _BUDGET in written else found.doubtful).append(Finding(_BUDGET, beyond_disk))
     elif beyond_free:

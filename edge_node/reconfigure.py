@@ -386,5 +386,5 @@ class NodeOrders:
             return LinksReply(error=str(error))
         except OSError as error:
             return LinksReply(error=f"the order counts until the node stops, and cannot be stored: {error}")
-        links = self._shown.facts()["links"]
+        links = self._shown.of_all()
         return LinksReply({name: each for name, each in links.items() if request.link in ("", name)})

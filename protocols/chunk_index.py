@@ -129,6 +129,8 @@ class LaneFlag(IntFlag):
     LAST_WORD = 4
     """The edge has stopped in order: it appends nothing more before it opens the lane again. Only together with a
     mark."""
+    UNCOMPARED = 8
+    """The sender has not compared its log with all of its hubs since it started. Only for the peer of a pair."""
 
 
 class LaneUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -388,6 +388,11 @@ ORIGINS_MAX = 4096
 """Maximum number of origins that one lane may name."""
 LAST_WORDS = "last-words"
 CONFIG = "config"
+PAIR = "pair"
+"""Feature of a node alone that keeps a copy of its peer's log: its acknowledgements are not a hub's. It has no
+frames."""
+ENCRYPTED = "encrypted"
+"""Feature of such a node whose disk is encrypted. It has no frames."""
 PEERS = "peers"
 """Feature of a hub alone: other clusters relay to it what they get from the sender, so it may hold records that this
 sender never sent to it. It has no frames."""
@@ -447,7 +452,7 @@ class RefuseCode(IntEnum):
     CLOSED = 9
 
 
-KNOWN_LANE_FLAGS = LaneFlag.PARTIAL | LaneFlag.RELAY
+KNOWN_LANE_FLAGS = LaneFlag.PARTIAL | LaneFlag.RELAY | LaneFlag.UNCOMPARED
 Size = Annotated[int, Meta(ge=1, le=FRAME_BYTES_MAX * LANES_MAX)]
 """A number of bytes that a peer grants; 0 would stop the link."""
 Features = Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=FEATURES_MAX)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import NamedTuple
@@ -9,6 +10,8 @@ from typing import NamedTuple
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk_index import GapRange
 from weft.protocols.link import (
+    ENCRYPTED,
+    PAIR,
     Canary,
     Clock,
     ConfigState,
@@ -225,6 +228,21 @@ def of_another_cluster(found: str, wanted: str) -> Refusal:
         "see who answers at the link's URL; if the hub was replaced on purpose, set the link's `cluster` to the new id",
         by_peer=False,
     )
+
+
+def unfit_receiver(features: Collection[str], demands: Collection[str]) -> Refusal | None:
+    """Return the refusal for a receiver that is no hub, or not the peer that the sender wants; None if it fits."""
+    if PAIR in features and PAIR not in demands:
+        what = "the URL leads to `pair.listen` of an edge node, which keeps a copy and cannot be used as a hub"
+        advice = "set the link's `to` to a hub"
+    elif PAIR in demands and PAIR not in features:
+        what, advice = "the URL leads to a hub, and not to an edge node's `pair.listen`", "set `pair.peer` to the peer"
+    elif ENCRYPTED in demands and ENCRYPTED not in features:
+        what = "this node's disk is encrypted, and the peer's is not: its copy would be readable"
+        advice = "set `encryption` at the peer too, or remove it here"
+    else:
+        return None
+    return Refusal(RefuseCode.UNAUTHORISED, what, advice, by_peer=False)
 
 
 def taken_before(of: str, stream: str, *, held: tuple[int, int], claimed: tuple[int, int | None]) -> tuple[str, str]:

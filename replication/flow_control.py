@@ -241,6 +241,8 @@ class SenderSettings:
     """Time that the hub has for a chunk, beyond the one for which it lets marks wait."""
     cluster_id: str = ""
     """Cluster to which the sender gives its records; empty: any."""
+    demands: frozenset[str] = frozenset()
+    """Features without which the sender gives its records to no receiver. Without ``PAIR``: to hubs alone."""
     compression_level: int = 3
     """Compression level of the connection's zstd stream."""
     report: LatestReport | None = None
@@ -267,10 +269,14 @@ class ReceiverSettings:
     """Silence after which a peer counts as lost."""
     hello_timeout: int = 20 * SECOND
     """Longest time until HELLO."""
-    peers: bool = False
-    """True if other clusters may relay the sender's records to this one; announced to the sender."""
+    features: tuple[str, ...] = ()
+    """Features of this receiver beyond those of its release: ``PEERS`` if other clusters may relay the sender's records
+    to this one, and those of a pair."""
     mark_interval: int = 60 * SECOND
     """Longest time for which the owner lets marks and canaries wait for a chunk; announced to the sender."""
+    ack_interval: int = SECOND // 4
+    """Least time between acknowledgements while less than half of the window is in flight: a hub may commit more often,
+    and on a metered line each acknowledgement costs as much as some messages."""
 
 
 # Counts that both ends of a link share: ranges from the wire, and bytes in flight.

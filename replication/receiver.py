@@ -8,7 +8,7 @@ a REFUSE, which ends the connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Set
+from collections.abc import Callable, Collection, Generator, Set
 from enum import Enum
 from itertools import takewhile
 
@@ -21,7 +21,7 @@ from weft.protocols.link import (
     FEATURES,
     KNOWN_LANE_FLAGS,
     LANES_MAX,
-    PEERS,
+    PAIR,
     PROTOCOL_VERSION,
     Canary,
     CanaryBack,
@@ -96,8 +96,11 @@ def check_hello(hello: Hello) -> None:
         raise Corrupt(f"a software name of {len(hello.software)} characters")
 
 
-def check_opening(opening: LaneOpen) -> None:
+def check_opening(opening: LaneOpen, features: Collection[str]) -> None:
     """Check the names, flags and topic patterns of a LANE_OPEN.
+
+    Args:
+        features: those of this receiver.
 
     Raises:
         UnsupportedVersion: it has flags of a later release.
@@ -108,6 +111,8 @@ def check_opening(opening: LaneOpen) -> None:
     unknown = opening.flags & ~int(KNOWN_LANE_FLAGS)
     if unknown:
         raise UnsupportedVersion(f"lane flags {unknown:#x} of a later release")
+    if opening.flags & LaneFlag.UNCOMPARED and PAIR not in features:
+        raise Corrupt("the lane flag UNCOMPARED, which only the peer of a pair takes")
     # An epoch fences other owners. A relay that brought one could end the owner's own link.
     if opening.flags & LaneFlag.RELAY and opening.epoch:
         raise Corrupt(f"a relay claims no epoch, this one claims {opening.epoch}")
@@ -127,14 +132,17 @@ def _check_names(*names: tuple[str, str]) -> None:
             raise Corrupt(f"{what} name {name[:80]!r}: expected {NAME_RULE}")
 
 
-def lane_refusal(opening: LaneOpen, identity: Lane, opened: Set[Lane]) -> tuple[RefuseCode, str] | None:
+def lane_refusal(
+    opening: LaneOpen, identity: Lane, opened: Set[Lane], features: Collection[str]
+) -> tuple[RefuseCode, str] | None:
     """Return the reason to refuse a lane; the link's other lanes are not affected.
 
     Args:
         opened: the lanes that the link has.
+        features: those of this receiver.
     """
     try:
-        check_opening(opening)
+        check_opening(opening, features)
     except UnsupportedVersion as error:
         return RefuseCode.VERSION, str(error)
     except Corrupt as error:
@@ -256,7 +264,6 @@ class Receiver:
         if self._state is not _GREETED:
             return
         settings = self._settings
-        features = [*FEATURES, PEERS] if settings.peers else list(FEATURES)
         self._answers.append(
             Welcome(
                 PROTOCOL_VERSION,
@@ -265,7 +272,7 @@ class Receiver:
                 settings.batch_bytes_max,
                 self._wall_clock(),
                 self._software,
-                features,
+                [*FEATURES, *settings.features],
                 settings.mark_interval,
                 settings.record_bytes_max,
             )
@@ -468,7 +475,7 @@ class Receiver:
             raise Corrupt(f"{len(self._answers)} answers wait, and the edge opens lanes without reading them")
         checked_ranges(opening.ranges)
         identity = Lane(opening.tenant, opening.edge, opening.log_id, opening.stream)
-        if (refusal := lane_refusal(opening, identity, self._identities)) is not None:
+        if (refusal := lane_refusal(opening, identity, self._identities, self._settings.features)) is not None:
             self._answers.append(LaneClosed(number, *refusal, _SAME_RELEASE))
             return
         self._lanes[number] = _Lane(identity)

@@ -62,6 +62,7 @@ from weft.replication.events import (
     Welcomed,
     of_another_cluster,
     rolled_back,
+    unfit_receiver,
 )
 from weft.replication.flow_control import (
     RAISE_RECORD,
@@ -560,6 +561,9 @@ class Sender:
         # store never gets.
         if self._settings.cluster_id not in ("", welcome.cluster_id):
             self._close(of_another_cluster(welcome.cluster_id, self._settings.cluster_id))
+            return
+        if (unfit := unfit_receiver(welcome.features, self._settings.demands)) is not None:
+            self._close(unfit)
             return
         self._state, self.welcome = _State.OPEN, welcome
         self.cluster_id, self.peer_features = welcome.cluster_id, frozenset(welcome.features)

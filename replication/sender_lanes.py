@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from weft.protocols.chunk_index import LaneFlag, Mark
+from weft.protocols.chunk_index import GapRange, LaneFlag, Mark
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.link import Clock, Frame, Gap, LaneClosed, LaneOpen, LaneOrigins, LastWords, Marks, RefuseCode
 from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.segment import GapReason
 from weft.replication.flow_control import RANGES_MAX
 from weft.replication.liveness import SECOND
 from weft.replication.policy import HOLES_MAX, Order, SendPolicy
@@ -203,6 +204,9 @@ class SenderLane:
         while taken < len(self._gaps) and len(frames) < limit:
             gap = self._gaps[taken]
             taken += 1
+            if self.offered.tells_safe and gap.reason == GapReason.ABSENT:
+                frames += self._safe_elsewhere(gap, waiting)
+                continue
             for first, end in self._reported.missing(gap.first, gap.end):
                 # Records that the receiver has, or gets behind this message, are not reported as lost, even if this log
                 # has lost them since. If the connection ends before, the next one tells all gaps again.
@@ -212,6 +216,14 @@ class SenderLane:
             self._reported.add(gap.first, gap.end)
         del self._gaps[:taken]
         return frames
+
+    def _safe_elsewhere(self, gap: GapRange, waiting: RangeSet) -> Iterator[Frame]:
+        """Yield the notices of numbers that the receiver need not keep, also of those that it has."""
+        unsaid = self._reported.missing(gap.first, gap.end)
+        # A record that was read would arrive behind its notice, and be kept: its notice goes out later.
+        for part in [part for run in unsaid for part in waiting.missing(*run)]:
+            self._reported.add(*part)
+            yield Gap(self.number, *part, gap.reason)
 
     def ends_with(self, mark: Mark) -> bool:
         """Return whether a mark covers all of a log that accepts no more records: only then is it a last word."""

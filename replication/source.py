@@ -61,6 +61,9 @@ class OfferedLane(NamedTuple):
     continues_hub: bool = False
     """True when the lane takes its next number from LANE_OPENED: the hub may hold records that this log never had, and
     the owner judges them."""
+    tells_safe: bool = False
+    """True when gaps of reason ``ABSENT`` are numbers that are safe elsewhere, and the sender names them also where the
+    receiver has the records, which need not keep these."""
     answered: Callable[[LaneTaken | LaneEnded], None] = ignore
     """Called with the hub's answer to each offer of the lane, and when the lane is closed later."""
 

@@ -44,6 +44,18 @@ HTTP_METRICS = (
 )
 
 
+# Metrics of a node's pair, of a node that is in one.
+
+PAIR_METRICS = (
+    Metric("weft_edge_pair_connected", "gauge", "1 while the peer takes this node's records."),
+    Metric("weft_edge_pair_alone", "gauge", "1 while some acknowledged records have one disk (`acks: both`)."),
+    Metric("weft_edge_pair_one_disk_records", "gauge", "Durable records that neither the peer nor all hubs have."),
+    Metric("weft_edge_pair_copied_bytes_total", "counter", "Compressed bytes sent to the peer."),
+    Metric("weft_edge_pair_copy_records", "gauge", "Records of the peer kept here, that hubs are not known to have."),
+    Metric("weft_edge_pair_copy_bytes", "gauge", "Disk space of the copies of the peer's log."),
+)
+
+
 # Metrics of queues, of an edge node that has some: totals, since a node may have 65,536 queues.
 
 QUEUE_METRICS = (
@@ -442,6 +454,7 @@ EDGE_METRICS = (
     ),
     *SOURCE_METRICS,
     *QUEUE_METRICS,
+    *PAIR_METRICS,
     Metric(
         "weft_edge_function_rows_in_total", "counter", "Rows that the functions of a stream have read.", ("stream",)
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from contextlib import closing
 from urllib.parse import quote
@@ -172,3 +173,19 @@ def _check_is_plain(disk: FileSystem, directory: str) -> None:
                 f"{directory} is encrypted, and its key ring {FILE} is gone: nothing in it can be read without. "
                 "Restore it from a backup, or move the folder away to begin an empty log"
             )
+
+
+# Copies of other nodes' logs.
+
+PAIR_FOLDER = "pair"
+"""Folder of a data_dir with everything about its pair."""
+COPY_NAME = re.compile(r"([0-9a-f]{16})(?:-([1-9][0-9]{0,5}))?")
+"""Name of a copy's folder: the log id, and which copy of that log it is if it is not the first."""
+
+
+def copies_in(directory: str) -> list[str]:
+    """Return the names of the copies in a data directory, which may be missing."""
+    try:
+        return sorted(filter(COPY_NAME.fullmatch, os.listdir(os.path.join(directory, PAIR_FOLDER))))
+    except OSError:
+        return []

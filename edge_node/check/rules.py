@@ -12,7 +12,7 @@ from weft.config.links import Link
 from weft.config.listeners import TLS_NAMES, Listener, bind_of, protocol_of
 from weft.config.models import EdgeConfig
 from weft.config.streams import Retain, Stream, check_checked
-from weft.config.units import Anonymous, UnixSocket, format_size, parse_bind, parse_listen, quoted
+from weft.config.units import Address, Anonymous, UnixSocket, format_size, parse_bind, parse_listen, quoted
 from weft.edge_node.check.sources import notes_on_sources, sources
 from weft.edge_node.check.streams import (
     SEGMENTS_MIN,
@@ -293,7 +293,24 @@ def check(config: EdgeConfig) -> list[Finding]:
         findings += _stream(name, stream, config)
     for name, link in config.links.items():
         findings += _link(name, link, config)
+    findings += _pair(config)
     return [*findings, *function_rules(config), *_schemas(config), *_same_hub(config), *_one_hub_configures(config)]
+
+
+def _pair(config: EdgeConfig) -> Iterator[Finding]:
+    pair = config.pair
+    if pair is None:
+        return
+    if not parse_bind(pair.listen).is_loopback and (pair.token_file is None or pair.tls is None):
+        missing = "`token_file`" if pair.tls else "`tls`" if pair.token_file else "`token_file` and `tls`"
+        message = f"{pair.listen} can be reached from other machines: set {missing}, or bind to 127.0.0.1"
+        yield Finding(("pair", "listen"), message)
+    for url in map(urlsplit, pair.peer):
+        if url.scheme == "http" and pair.token_file is not None and not Address(url.hostname or "", 0).is_loopback:
+            message = f"the token would cross the network in clear text to {url.geturl()}. Write https://"
+            yield Finding(("pair", "peer"), message)
+    if not config.links:
+        yield Finding(("pair",), "copies streams that a link carries, and there is no link. Add one")
 
 
 def _names(config: EdgeConfig) -> Iterator[Finding]:
@@ -442,6 +459,7 @@ def notes(config: EdgeConfig) -> list[str]:
     """Return warnings about settings that are allowed and perhaps not intended, a sentence each."""
     return [
         *_notes_on_links(config),
+        *_notes_on_pair(config),
         *_notes_on_names(config),
         *_notes_on_listeners(config),
         *_notes_on_state(config),
@@ -463,6 +481,18 @@ def _notes_on_links(config: EdgeConfig) -> Iterator[str]:
             f"no link carries {', '.join(stay)}: {whose} records are never deleted. Once they fill disk.budget "
             f"({format_size(config.disk.budget_bytes)}), devices get no acknowledgements, whatever the stream. Give it "
             "a link, `retain` or `when_full: drop_oldest`"
+        )
+
+
+def _notes_on_pair(config: EdgeConfig) -> Iterator[str]:
+    if config.pair is None or config.pair.acks != "both":
+        return
+    carried = {name for link in config.links.values() for name in carried_streams(link, config)}
+    single = [name for name, stream in config.streams.items() if intake(name, stream) not in carried and stream.from_]
+    if single:
+        yield (
+            f"pair.acks: messages for {', '.join(single)} are acknowledged with one disk: no link carries what devices "
+            "send there, as it is"
         )
 
 

@@ -32,6 +32,18 @@ UNROUTED_SHARE = 16
 """Divisor of the disk budget: the share of the stream `unrouted`, where 64 MiB would be more."""
 SEGMENTS_MIN = 4
 """Minimum number of segments in the disk budget: space is freed a whole segment at a time."""
+COPIES_MAX = 3
+"""Maximum number of copies of peers' logs: the present one, and earlier ones whose records hubs still lack."""
+COPY_SHARE = 4
+"""Divisor of the disk budget: the share of a copy."""
+COPY_BYTES_MIN = 8 << 20
+
+
+def copy_budget(config: EdgeConfig) -> int:
+    """Return the most bytes of a copy of a peer's log; 0 for a node without a peer."""
+    if config.pair is None:
+        return 0
+    return config.pair.budget_bytes or max(COPY_BYTES_MIN, config.disk.budget_bytes // COPY_SHARE)
 
 
 def segment_bytes(config: EdgeConfig) -> int:

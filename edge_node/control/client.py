@@ -20,6 +20,7 @@ ACKNOWLEDGE_PATH = "/acknowledge"
 RELOAD_PATH = "/reload"
 REPLAY_PATH = "/replay"
 LINKS_PATH = "/links"
+TAKE_OVER_PATH = "/take-over"
 REPLY_S_MAX = 20.0
 """Longest time until the node answers, even while its disk does not accept writes."""
 _WAIT_S_MAX = REPLY_S_MAX + 10
@@ -74,6 +75,14 @@ class LinksReply(msgspec.Struct, frozen=True):
 
     links: dict[str, dict[str, Any]] = {}
     """Name -> its section of the node's status."""
+    error: str = ""
+
+
+class TakeOverReply(msgspec.Struct, frozen=True):
+    """The pair after a request to take over, or the reason why nothing was begun (``error``)."""
+
+    pair: dict[str, Any] = {}
+    """Its section of the node's status."""
     error: str = ""
 
 
@@ -190,6 +199,23 @@ def ask_replay(directory: str, request: ReplayRequest) -> ReplayReply:
             return reply
     except msgspec.MsgspecError:
         reply = ReplayReply()
+    raise ControlFailed(reply.error or f"the node that runs on {directory} is of another release and answered {status}")
+
+
+def ask_take_over(directory: str) -> dict[str, Any]:
+    """Request the node that runs on ``directory`` to send what it has of its peer to the hubs; return its section about
+    the pair. Blocks until it has answered.
+
+    Raises:
+        ControlFailed: the node did nothing, or is of another release.
+    """
+    status, body = _post(directory, TAKE_OVER_PATH, b"{}")
+    try:
+        reply = msgspec.json.decode(body, type=TakeOverReply)
+        if status == http.HTTPStatus.OK:
+            return reply.pair
+    except msgspec.MsgspecError:
+        reply = TakeOverReply()
     raise ControlFailed(reply.error or f"the node that runs on {directory} is of another release and answered {status}")
 
 

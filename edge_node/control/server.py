@@ -2,9 +2,10 @@
 
 ``POST /drop``: drop a backlog (``weft log drop``). ``POST /acknowledge``: end the alarms of links (``weft link
 acknowledge``). ``POST /links``: report, pause or resume links (``weft link``). ``POST /reload``: read the configuration
-again (``weft edge reload``). ``POST /replay``: compute a derived stream again (``weft edge replay``). A user who may
-write the data_dir can do the same to a stopped node, so only the node's user and root may use the socket, and none of
-it is on the network.
+again (``weft edge reload``). ``POST /replay``: compute a derived stream again (``weft edge replay``). ``POST
+/take-over``: send the copy of the peer's records to the hubs (``weft edge take-over``). A user who may write the
+data_dir can do the same to a stopped node, so only the node's user and root may use the socket, and none of it is on
+the network.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from weft.edge_node.control.client import (
     RELOAD_PATH,
     REPLAY_PATH,
     REPLY_S_MAX,
+    TAKE_OVER_PATH,
     AcknowledgeReply,
     DropReply,
     DropRequest,
@@ -36,6 +38,7 @@ from weft.edge_node.control.client import (
     ReloadReply,
     ReplayReply,
     ReplayRequest,
+    TakeOverReply,
     socket_path,
 )
 from weft.edge_node.streams import STATE_STREAMS
@@ -77,6 +80,7 @@ class Control:
         reload: Callable[[], Awaitable[ReloadReply]] | None = None,
         replay: Callable[[ReplayRequest], Awaitable[ReplayReply]] | None = None,
         links: Callable[[LinksRequest], Awaitable[LinksReply]] | None = None,
+        take_over: Callable[[], Awaitable[TakeOverReply]] | None = None,
     ) -> None:
         """Serve the log in ``directory``, which this process has locked.
 
@@ -85,7 +89,9 @@ class Control:
             reload: reads the configuration again; its answer has an error when the node keeps its settings.
             replay: begins a replay, or reports its progress.
             links: reports, pauses or resumes links.
+            take_over: sends the copy of the peer's records to the hubs; None without a pair.
         """
+        self._take_over_peer = take_over
         self._reload_configuration = reload
         self._replay_stream = replay
         self._order_links = links
@@ -114,6 +120,7 @@ class Control:
         app.router.add_post(RELOAD_PATH, self._reload)
         app.router.add_post(REPLAY_PATH, self._replay)
         app.router.add_post(LINKS_PATH, self._links)
+        app.router.add_post(TAKE_OVER_PATH, self._take_over)
         self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         await self._runner.setup()
         server = self._runner.server
@@ -188,6 +195,16 @@ class Control:
         reply = await self._order_links(order)
         if order.action != "status" and not reply.error:
             logger.warning("an operator let links %s: %s", order.action, order.link or ", ".join(reply.links))
+        return _answer(409 if reply.error else 200, reply)
+
+    async def _take_over(self, request: web.Request) -> web.Response:
+        try:
+            _check_peer(request)
+        except OrderRefused as error:
+            return _answer(error.status, TakeOverReply(error=str(error)))
+        if self._take_over_peer is None:
+            return _answer(409, TakeOverReply(error="the node is of no pair: set `pair` in its configuration"))
+        reply = await self._take_over_peer()
         return _answer(409 if reply.error else 200, reply)
 
     async def _drop_backlog(self, order: DropRequest) -> RangeSet:
@@ -280,7 +297,9 @@ def _decode(body: bytes) -> DropRequest:
         raise OrderRefused(400, f"expected log_id, stream and below: {error}") from None
 
 
-def _answer(status: int, reply: AcknowledgeReply | LinksReply | ReloadReply | ReplayReply) -> web.Response:
+def _answer(
+    status: int, reply: AcknowledgeReply | LinksReply | ReloadReply | ReplayReply | TakeOverReply
+) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(reply), content_type="application/json")
 
 

@@ -519,6 +519,9 @@ class Ingest:
         """Stream -> seq of the first record appended and not yet delivered live; empty outside ``store``."""
         self.traces: Traces | None = None
         """Spans of messages; None for a node that traces none."""
+        self.gate: Callable[[Durable], Durable] | None = None
+        """Takes the callbacks of acknowledgements that also wait for a second disk; None where none waits. When it has
+        called some later than the log, it calls ``batch.committed``."""
         self._ends: Mapping[int, int] | None = None
         """Answer of ``ends`` while a message is delivered, at which thousands of clients may fall behind."""
         batch.stores_in(self)
@@ -626,7 +629,7 @@ class Ingest:
 
     def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
         """Call back, in order of registration, once everything stored so far is durable, or with the error."""
-        self.log.on_durable(callback)
+        self.log.on_durable(callback if self.gate is None else self.gate(callback))
 
     def publish(self, record: NodeRecord) -> None:
         """Store one record of the node's own accord, such as a will, and deliver it.

@@ -61,6 +61,8 @@ FILE_BYTES_MAX: Final = 8 << 20
 """Largest file: 17 hubs with 4,096 streams (``protocols.link.LANES_MAX``) of 64 characters each."""
 OTHER_HUBS: Final = ""
 """Name for all hubs that nothing was ever sent to."""
+PEER: Final = "peer"
+"""Name for the peers of the node's pair, together. What they have by themselves says nothing of hubs."""
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +128,7 @@ class HubHighWatermarks:
 
     def of_any(self, stream: str) -> int:
         """Return one past the last number that any hub may hold of the stream, likewise."""
-        return max(ends.get(stream, 0) for ends in self._ends.values())
+        return max(ends.get(stream, 0) for hub, ends in self._ends.items() if hub != PEER)
 
     @property
     def is_unsent(self) -> bool:
@@ -239,7 +241,8 @@ def hub_ends(filesystem: FileSystem, data_dir: str, log_id: int) -> Callable[[st
     file = _decoded(filesystem, os.path.join(data_dir, *FILE))
     if file.log_id != format_log_id(log_id):
         raise ValueError(f"it belongs to log {file.log_id}")
-    hubs = {hub: ends for hub, ends in file.hubs.items() if hub != OTHER_HUBS} or file.hubs
+    hubs = {hub: ends for hub, ends in file.hubs.items() if hub not in (OTHER_HUBS, PEER)}
+    hubs = hubs or {OTHER_HUBS: file.hubs[OTHER_HUBS]}
 
     def end(stream: str) -> int | None:
         known = [ends.get(stream, 0) for ends in hubs.values()]

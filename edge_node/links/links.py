@@ -60,7 +60,7 @@ WARNED_AFTER_S = 1.0
 
 
 async def compared(
-    links: Mapping[str, Link],
+    holds: Mapping[str, float],
     statuses: Sequence[LinkStatus],
     stopping: asyncio.Event | None = None,
     *,
@@ -70,7 +70,7 @@ async def compared(
     ``hold_at_start``.
 
     Args:
-        links: links that the start waits for.
+        holds: link that the start waits for -> its ``hold_at_start`` in seconds.
         statuses: of all links of the node.
         stopping: ends the wait.
         clock: monotonic seconds.
@@ -81,16 +81,14 @@ async def compared(
         open_ = [
             status.name
             for status in statuses
-            if status.name in links
-            and links[status.name].hold_at_start_s > 0
-            and not (status.is_compared or status.conflict)
+            if holds.get(status.name, 0) > 0 and not (status.is_compared or status.conflict)
         ]
-        late = [name for name in open_ if links[name].hold_at_start_s > waited]
+        late = [name for name in open_ if holds[name] > waited]
         if not late or (stopping is not None and stopping.is_set()):
             break
         if not has_warned and waited >= WARNED_AFTER_S:
             has_warned = True
-            longest = max(links[name].hold_at_start_s for name in late)
+            longest = max(holds[name] for name in late)
             logger.info(
                 "clients wait until the hub of %s has reported what it holds of this log, at most %s (hold_at_start)",
                 _names(late),
@@ -334,6 +332,10 @@ def without_policy(link: Link) -> Link:
     return msgspec.structs.replace(link, **{name: getattr(defaults, name) for name in LinkPolicy.__struct_fields__})
 
 
+PEER_LINK = "to the peer"
+"""Name of the link to the node's peer beside those of the configuration, which have no spaces."""
+PEER_HOLD_S = 10.0
+"""Longest time for which a start waits for the peer's word, beside ``alone_after``."""
 LAST_WORD_S = 1.0
 """Time in which connected links announce that the node stops. A hub without a last word cannot know what it lacks."""
 
@@ -366,13 +368,12 @@ class Links:
         self._config_door = config_door
         self._config = config
         self._flow = Flow(config)
-        self._log = log
-        self._wall_clock = wall_clock
+        self.log, self.wall_clock = log, wall_clock
         boot = clock_reading().boot_id if clock_reading is not None else 0
-        self._identity = LinkIdentity(config.tenant, config.node, log.log_id, software, boot)
+        self.identity = LinkIdentity(config.tenant, config.node, log.log_id, software, boot)
         self._filesystem = filesystem or disk_of(config.data_dir)
         self._tls = tls
-        self._epochs = epoch_file(self._filesystem, os.path.join(config.data_dir, "links", "epoch"))
+        self.epochs = epoch_file(self._filesystem, os.path.join(config.data_dir, "links", "epoch"))
         self._rng = rng or random.Random()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Link -> its task, until that has ended."""
@@ -381,16 +382,18 @@ class Links:
         self._keeper: asyncio.Task[None] | None = None
         self._stopping = Stopping()
         self._carried = _carried(config)
-        self._watermarks = self._high_watermarks()
+        self.watermarks = self._high_watermarks()
         path = os.path.join(config.data_dir, "links", high_watermarks.ACKNOWLEDGED_FILE)
         self._acknowledged = high_watermarks.AcknowledgedFile(self._filesystem, path, log.log_id)
         self.statuses = [LinkStatus(name) for name in config.links]
         """Status of each link, updated while it runs."""
+        self.peer = LinkStatus(PEER_LINK) if config.pair is not None else None
+        """Status of the link to the node's peer, likewise; None for a node without one."""
         parties = {
-            self._log.stream(stream): [Party("link", link) for link, own in self._carried.items() if stream in own]
+            self.log.stream(stream): [Party("link", link) for link, own in self._carried.items() if stream in own]
             for stream in self._streams()
         }
-        self.ledger = ReleaseLedger(parties, self._log.release)
+        self.ledger = ReleaseLedger(parties, self.log.release)
         """Records that the log may forget once all readers have them."""
         self.clocks = BootClocks(log, clock_reading, wall_clock, clock_error)
         """The clocks of the boots that wrote the log. They need ``look`` now and then."""
@@ -402,7 +405,7 @@ class Links:
         self.taker: Callable[[str], MessageTaker | None] = lambda _: None
         """Taker of the hub's messages, by link; None for a link that takes none."""
         self.conflicts = self._known_conflicts()
-        """Links that hubs refuse because another copy of the log has taken over. They need ``look`` now and then."""
+        """Links that hubs refuse because another copy of the log has taken over."""
 
     def start(self) -> None:
         """Start every link; links connect, and reconnect after trouble, by themselves."""
@@ -418,13 +421,50 @@ class Links:
         Args:
             stopping: ends the wait.
         """
+        holds = {name: link.hold_at_start_s for name, link in self._config.links.items()}
+        if self._config.pair is not None:
+            holds[PEER_LINK] = min(self._config.pair.alone_after_s, PEER_HOLD_S)
         awaited = {
-            name: self._config.links[name]
+            name: holds[name]
             for name, streams in self._carried_if_conflicts_count().items()
-            if streams and not self._log.recovery.created and name not in self.conflicts.reasons
+            if streams and not self.log.recovery.created and name not in self.conflicts.reasons
         }
-        await compared(awaited, self.statuses, stopping, clock=asyncio.get_running_loop().time)
-        self.conflicts.look(self.statuses)
+        statuses = self.statuses if self.peer is None else [*self.statuses, self.peer]
+        await compared(awaited, statuses, stopping, clock=asyncio.get_running_loop().time)
+        self.look()
+
+    def look(self) -> None:
+        """Note which links are in conflict, now and then. While the peer has other records under this log's numbers,
+        no link runs: hubs keep the records that come first."""
+        self.conflicts.look(self.statuses if self.peer is None else [*self.statuses, self.peer])
+        if self.peer is None:
+            return
+        is_held = PEER_LINK in self.conflicts.reasons
+        for status in self.statuses:
+            if is_held and status.name in self._tasks:
+                self._end(status.name)
+                status.state = LinkState.WAITING
+                status.last_error = f"nothing is sent: {self.conflicts.reasons[PEER_LINK]}"
+            elif not is_held and self._keeper is not None and status.name not in self._tasks:
+                self._start(status)
+
+    @property
+    def compared_hubs(self) -> set[str] | None:
+        """Return the ids of the hubs with which this log was compared since the start; None while one is missing."""
+        found = set()
+        for status in self.statuses:
+            if self._carried[status.name]:
+                if not status.is_compared or status.conflict:
+                    return None
+                found.add(status.cluster_id)
+        return found
+
+    def _end(self, name: str) -> None:
+        """End a link; another one waits until it has ended."""
+        task = self._tasks.pop(name)
+        task.cancel()
+        self._ended.add(task)
+        task.add_done_callback(self._ended.discard)
 
     def adopt(self, config: EdgeConfig) -> None:
         """Run the links of another configuration of the same node from now on. Unchanged links continue, and take over
@@ -437,27 +477,24 @@ class Links:
             ValueError: the log cannot have one of the streams; nothing has changed.
         """
         flow, carried = Flow(config), _carried(config)
-        numbers = {stream: self._log.stream(stream) for streams in carried.values() for stream in streams}
+        numbers = {stream: self.log.stream(stream) for streams in carried.values() for stream in streams}
         same = {
             name
             for name, link in config.links.items()
             if (before := self._config.links.get(name)) is not None
             and without_policy(link) == without_policy(before)
-            and {stream: _offered(flow, stream) for stream in carried[name]}
-            == {stream: _offered(self._flow, stream) for stream in self._carried[name]}
+            and {stream: offered(flow, stream) for stream in carried[name]}
+            == {stream: offered(self._flow, stream) for stream in self._carried[name]}
         }
         for name in self._tasks.keys() - same:
-            task = self._tasks.pop(name)
-            task.cancel()
-            self._ended.add(task)
-            task.add_done_callback(self._ended.discard)
+            self._end(name)
         # Joins before leaves: a stream that moves to another link always has a party that holds its records.
         for party, streams in ((Party("link", name), streams) for name, streams in carried.items()):
             for stream in set(streams) - set(self._carried.get(party.name, ())):
                 self.ledger.join(party, numbers[stream])
         for party, streams in ((Party("link", name), streams) for name, streams in self._carried.items()):
             for stream in set(streams) - set(carried.get(party.name, ())):
-                self.ledger.leave(party, self._log.stream(stream))
+                self.ledger.leave(party, self.log.stream(stream))
         self._config, self._flow, self._carried = config, flow, carried
         for name in same:
             self.orders.control(name, config.links[name])
@@ -471,16 +508,12 @@ class Links:
 
     def _start(self, status: LinkStatus) -> None:
         name = status.name
-        streams = {stream: _offered(self._flow, stream) for stream in self._carried[name]}
+        if PEER_LINK in self.conflicts.reasons:
+            return
+        streams = {stream: offered(self._flow, stream) for stream in self._carried[name]}
         released = functools.partial(self._released, name, self._carried[name])
         source = SegmentLogSource(
-            self._log,
-            streams,
-            released,
-            self._wall_clock,
-            self._watermarks,
-            self.clocks,
-            self._acknowledged.acknowledged,
+            self.log, streams, released, self.wall_clock, self.watermarks, self.clocks, self._acknowledged.acknowledged
         )
         self._tasks[name] = asyncio.create_task(self._run(status, self._config.links[name], source))
 
@@ -524,7 +557,7 @@ class Links:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
         await self.orders.save(self._config.links)
-        await asyncio.to_thread(self._watermarks.close)
+        await asyncio.to_thread(self.watermarks.close)
         await self._acknowledged.save()
 
     async def _send_last_words(self) -> None:
@@ -535,19 +568,19 @@ class Links:
             async with asyncio.timeout(LAST_WORD_S):
                 # The last word covers all records of the log: links send only durable ones, so it has to wait for the
                 # disk.
-                await self._log.durable()
+                await self.log.durable()
                 self._stopping.set()
                 await asyncio.wait(taken)
 
     @property
     def is_unsent(self) -> bool:
         """Return whether no hub has records of this log under the node's name; False also when that is unknown."""
-        return self._watermarks.is_unsent
+        return self.watermarks.is_unsent
 
     def record_new_name(self, name: NodeName) -> None:
         """Note that the log was given a name. Blocks on the disk; a failure is logged."""
         try:
-            self._watermarks.record_new_name(name)
+            self.watermarks.record_new_name(name)
         except OSError as error:
             logger.warning("another rename will need the hubs, also if they get nothing until then: %s", error)
 
@@ -557,11 +590,11 @@ class Links:
         Pairs that the hub knows completely are left out.
         """
         found = {}
-        begins = self._log.begins()
+        begins = self.log.begins()
         for link, streams in self._carried.items():
             for name in streams:
-                stream = self._log.stream(name)
-                held, end = self._log.ranges(stream), self._log.next_seq(stream)
+                stream = self.log.stream(name)
+                held, end = self.log.ranges(stream), self.log.next_seq(stream)
                 held.remove(0, begins.get(stream, 0))
                 party = Party("link", link)
                 counts = self.ledger.lacks(party, stream, held), self.ledger.lacks(party, stream, [(0, end)])
@@ -575,7 +608,7 @@ class Links:
     def _released(self, link: str, streams: tuple[str, ...], stream: int, ranges: RangeSet) -> None:
         # A task that is ending may still report acknowledgements for a stream that the link no longer carries.
         if self._carried.get(link) == streams or any(
-            self._log.stream(name) == stream for name in self._carried.get(link, ())
+            self.log.stream(name) == stream for name in self._carried.get(link, ())
         ):
             self.ledger.released(Party("link", link), stream, ranges)
 
@@ -584,10 +617,10 @@ class Links:
         return LinkPuller(
             status,
             lambda: link.pull if (link := self._config.links.get(name)) else None,
-            self._log,
+            self.log,
             lambda stream, hub: carrier(stream, hub, self._carried, self.statuses),
-            lambda stream: _offered(self._flow, stream),
-            self._watermarks.get,
+            lambda stream: offered(self._flow, stream),
+            self.watermarks.get,
             lambda: self._may_pull(name),
         )
 
@@ -598,24 +631,27 @@ class Links:
         return name in allowed or not allowed
 
     def _carried_if_conflicts_count(self) -> dict[str, list[int]]:
-        """Return link -> the numbers of its streams, of links that stop the node at a conflict."""
-        return {
-            name: [self._log.stream(stream) for stream in streams]
+        """Return link -> the numbers of its streams, of links that stop the node at a conflict, and of the peer's."""
+        found = {
+            name: [self.log.stream(stream) for stream in streams]
             for name, streams in self._carried.items()
             if self._config.links[name].on_conflict == "stop"
         }
+        if self._config.pair is not None:
+            found[PEER_LINK] = [self.log.stream(stream) for stream in self._streams()]
+        return found
 
     def _known_conflicts(self) -> Conflicts:
         path = os.path.join(self._config.data_dir, "links", CONFLICTS_FILE)
-        return Conflicts(self._filesystem, path, self._carried_if_conflicts_count(), self._log.refuse)
+        return Conflicts(self._filesystem, path, self._carried_if_conflicts_count(), self.log.refuse)
 
     def _high_watermarks(self) -> HubHighWatermarks:
         # A stream that is new to the log begins at a number that cannot have been used before.
-        opened = {stream: self._log.next_seq(self._log.stream(stream)) for stream in self._streams()}
-        opened.update(self._log.recovery.lanes)
+        opened = {stream: self.log.next_seq(self.log.stream(stream)) for stream in self._streams()}
+        opened.update(self.log.recovery.lanes)
         path = os.path.join(self._config.data_dir, *high_watermarks.FILE)
         name = NodeName(self._config.tenant, self._config.node)
-        return HubHighWatermarks(self._filesystem, path, self._log.log_id, opened, name=name)
+        return HubHighWatermarks(self._filesystem, path, self.log.log_id, opened, name=name)
 
     async def _run(self, status: LinkStatus, link: Link, source: SegmentLogSource) -> None:
         settings = link_settings(link, self.report)
@@ -627,13 +663,13 @@ class Links:
             try:
                 await run_link(
                     source,
-                    self._identity,
+                    self.identity,
                     settings,
-                    self._epochs,
+                    self.epochs,
                     status,
                     tls=self._tls,
                     rng=self._rng,
-                    wall_clock=self._wall_clock,
+                    wall_clock=self.wall_clock,
                     clocks=self.clocks,
                     acknowledged=self._acknowledged.acknowledged,
                     stopping=self._stopping,
@@ -647,7 +683,7 @@ class Links:
                 # the node.
                 logger.exception("link %s failed", status.name)
                 status.state, status.last_error = LinkState.WAITING, f"internal fault: {error!r}"
-                status.last_error_time = self._wall_clock()
+                status.last_error_time = self.wall_clock()
             if self._stopping.is_set():
                 return
             await asyncio.sleep(settings.retry_max_s)
@@ -660,7 +696,8 @@ def _carried(config: EdgeConfig) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _offered(flow: Flow, stream: str) -> OfferedStream:
+def offered(flow: Flow, stream: str) -> OfferedStream:
+    """Return the declaration of a stream to a hub."""
     return OfferedStream(flow.patterns(stream), PayloadKind[flow.payload(stream).kind.upper()])
 
 
@@ -736,6 +773,11 @@ class LinksPart(Part):
     async def close(self) -> None:
         """Send the last words, and end the links."""
         await self._links.close()
+
+    def of_all(self) -> dict[str, Any]:
+        """Return how each link is, that to the node's peer among them."""
+        peer = [] if self._links.peer is None else [self._links.peer]
+        return {link.name: _facts_of(link) for link in [*self.statuses, *peer]}
 
     def facts(self) -> Mapping[str, Any]:
         """Return the sections of the status."""

@@ -7,6 +7,7 @@ Service managers and load balancers ask ``/healthz`` and ``/readyz``.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from datetime import UTC, datetime
 from html import escape
 from itertools import islice
 from typing import Any
@@ -189,6 +190,8 @@ def tables(facts: dict[str, Any]) -> str:
         (name, link["state"], link["pending_records"], approximate_duration(link["pending_seconds"]), trouble(link))
         for name, link in facts["links"].items()
     ]
+    pair = facts.get("pair")
+    copies = [] if pair is None else [_copy_row(each) for each in pair["copies"].values()]
     functions = [
         (
             name,
@@ -227,9 +230,29 @@ def tables(facts: dict[str, Any]) -> str:
         + (_table(_SCHEMAS, schemas) if schemas else "")
         + (_table(_FUNCTIONS, functions) if functions else "")
         + _table(("link", "state", "records waiting", "behind by", "trouble"), links)
+        + ("" if pair is None else _table((), _pair_rows(pair)) + _table(_COPIES, copies))
         + (_table(("topic that no stream matches", "messages"), busiest) if busiest else "")
         + '<p><a href=".">page</a> · <a href="status">JSON</a> · <a href="metrics">metrics</a></p></html>'
     )
+
+
+_COPIES = ("copy of", "state", "records for the hubs", "size", "trouble")
+
+
+def _pair_rows(pair: dict[str, Any]) -> list[tuple[str, Any]]:
+    alone = pair["alone_since"]
+    return [
+        ("pair", f"{pair['state']} to {', '.join(pair['peer'])}, acks: {pair['acks']}"),
+        ("records with one disk", pair["records_with_one_disk"]),
+        ("alone since", "" if alone is None else datetime.fromtimestamp(alone, UTC).strftime("%F %T UTC")),
+        ("last trouble", pair["last_error"]),
+    ]
+
+
+def _copy_row(copy: dict[str, Any]) -> tuple[Any, ...]:
+    state = "taking over" if copy["taking_over"] else "connected" if copy["connected"] else "away"
+    size = f"{approximate_size(copy['bytes'])} of {approximate_size(copy['budget_bytes'])}"
+    return f"{copy['tenant']}/{copy['node']}", state, copy["records"], size, copy["trouble"]
 
 
 GAPS_SHOWN = 3

@@ -351,7 +351,9 @@ def _session(settings: LinkSettings, control: LinkControl) -> aiohttp.ClientSess
     # Without a cache of names and of connections, each attempt asks for the addresses of the hub's name, and tries all
     # of them.
     connector = aiohttp.TCPConnector(use_dns_cache=False, force_close=True, socket_factory=control.meter.make_socket)
-    return aiohttp.ClientSession(timeout=timeout, trust_env=True, connector=connector, trace_configs=[_no_redirects()])
+    return aiohttp.ClientSession(
+        timeout=timeout, trust_env=settings.follows_environment, connector=connector, trace_configs=[_no_redirects()]
+    )
 
 
 def _no_redirects() -> aiohttp.TraceConfig:

@@ -112,9 +112,6 @@ MESSAGE_SLACK_BYTES = 2 << 20
 """Longest WebSocket message beyond the largest batch: a HELLO or a WELCOME with every range it may have."""
 CLOSE_TIMEOUT_S = 2.0
 """Longest time in which a peer has to read the rest and answer a close frame."""
-ACK_INTERVAL_S = 0.25
-"""Least time between acknowledgements while less than half of the window is in flight: a hub may commit more often, and
-on a metered line each acknowledgement costs as much as some messages."""
 
 _CHECKS = ThreadPoolExecutor(1, "batch-checks")
 """Checks of long batches, one at a time: each may take as much memory as a batch takes uncompressed, several times."""
@@ -217,13 +214,14 @@ class LinkSession:
         socket: web.WebSocketResponse,
         handler: LinkHandler,
         receiver: Receiver,
-        silence_s: float,
+        settings: ReceiverSettings,
         clock: Callable[[], int],
     ) -> None:
         self._socket = socket
         self._handler = handler
         self._receiver = receiver
-        self._silence_s = silence_s
+        self._silence_s = settings.silence / SECOND
+        self._ack_interval_s = settings.ack_interval / SECOND
         self._clock = clock
         self._wake = asyncio.Event()
         self._reason = ""
@@ -258,13 +256,13 @@ class LinkSession:
         if self._wake.is_set():  # by an acknowledgement of the same commit, mostly
             return
         if self._loop.time() >= self._acks_from or self._receiver.window_is_half_used:
-            self._acks_from = self._loop.time() + ACK_INTERVAL_S
+            self._acks_from = self._loop.time() + self._ack_interval_s
             self._wake.set()
         elif self._later is None:
             self._later = self._loop.call_at(self._acks_from, self._send_later)
 
     def _send_later(self) -> None:
-        self._later, self._acks_from = None, self._loop.time() + ACK_INTERVAL_S
+        self._later, self._acks_from = None, self._loop.time() + self._ack_interval_s
         self._wake.set()
 
     def lane_opened(self, lane: int, held: RangeSet) -> None:
@@ -469,7 +467,7 @@ async def serve_link(
         return web.Response(status=400)
     receiver = Receiver(settings, cluster_id, software, wall_clock, clock(), in_turns=True)
     try:
-        await LinkSession(socket, handler, receiver, settings.silence / SECOND, clock).run()
+        await LinkSession(socket, handler, receiver, settings, clock).run()
     finally:
         with contextlib.suppress(TimeoutError, ConnectionError, aiohttp.ClientError):
             await asyncio.wait_for(socket.close(), 2 * CLOSE_TIMEOUT_S)

@@ -168,6 +168,8 @@ class LinkSettings:
     """Hosts to which the hub may send the link on, ``*`` for any characters; None for those near ``urls``."""
     proxy: LinkProxy = field(default_factory=LinkProxy)
     """Proxy for all URLs."""
+    follows_environment: bool = True
+    """False if the link passes over the proxies that environment variables name."""
     retry_min_s: float = 0.5
     retry_max_s: float = 30.0
     conflict_retry_s: float = 300.0

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from weft.protocols.batch import KEY_BYTES_MAX, ClockReading, HeaderPairs
+from weft.protocols.batch import KEY_BYTES_MAX, BatchHeader, ClockReading, HeaderPairs
 from weft.protocols.lane import NAME_RULE, NodeName, valid_name
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
@@ -264,6 +264,52 @@ class SegmentLog(LogAnswers, LogSpace):
             if not state.queue.due or (state.queue.wake_bytes and state.queue.is_awaited):
                 self._make_due()
         return base_seq
+
+    def append_stored(self, name: str, batches: Sequence[tuple[BatchHeader, bytes]]) -> int:
+        """Append batches of another log as they are, under its numbers: this log is a copy of it. Owner's thread only.
+
+        A batch that is here already is left out. Numbers that are left out before a batch get a notice of reason
+        ``ABSENT``. The batches are durable when ``on_durable`` calls back.
+
+        Args:
+            name: name of their stream, which gets their number here too.
+            batches: verified, ascending.
+
+        Returns:
+            The number of the stream.
+
+        Raises:
+            LogFull: there is no room. Nothing was appended.
+            LogFailed: the log is poisoned. Nothing was appended.
+            ValueError: a batch overlaps the end of the stream, or its stream's number is another stream's here. Batches
+                before it were appended.
+        """
+        if not valid_name(name):
+            raise ValueError(f"{name!r} cannot name a stream: {NAME_RULE}")
+        state, now = self._state, self._wall_clock()
+        with state.lock:
+            if state.failed:
+                raise state.failed
+            self._admit(sum(len(data) + 2 * BATCH_OVERHEAD_BYTES for _, data in batches))
+            stream = state.declare(name, batches[0][0].stream)
+            lane = state.lane(stream)
+            for header, data in batches:
+                if header.end_seq <= lane.next_seq:
+                    continue
+                if header.stream != stream or header.base_seq < lane.next_seq:
+                    raise ValueError(
+                        f"stream {name} ends at {lane.next_seq} here, and a batch has {header.base_seq} to "
+                        f"{header.end_seq} of stream number {header.stream}"
+                    )
+                # Otherwise a later opening of the log would take the numbers for lost ones.
+                if header.base_seq > lane.next_seq:
+                    left_out = [(lane.next_seq, header.base_seq)]
+                    state.queue.add_gaps(notices(stream, left_out, GapReason.ABSENT, now))
+                state.queue.add_stored(header, data, now)
+                lane.next_seq = header.end_seq
+            if not state.queue.due or (state.queue.wake_bytes and state.queue.is_awaited):
+                self._make_due()
+        return stream
 
     def lead(self, stream: int) -> None:
         """Put this stream's batches first in each commit from now on.

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import zstandard
 
 from weft.protocols import batch
-from weft.protocols.batch import ClockReading, ClockState, HeaderPairs
+from weft.protocols.batch import BatchHeader, ClockReading, ClockState, HeaderPairs
 from weft.protocols.lane import Origin
 from weft.protocols.segment import ClockNotice, GapNotice
 from weft.storage.segment_log.index import add_merged, origin_bytes
@@ -139,6 +139,23 @@ class PendingBatch:
         return batch.encode(self.stream, self.base_seq, columns, self.clock, compressor, origin=self.origin)
 
 
+class StoredBatch:
+    """A batch of another log, encoded there, which is stored as it is."""
+
+    __slots__ = ("_data", "clock", "payload_bytes", "raw_bytes", "stream")
+
+    def __init__(self, header: BatchHeader, data: bytes, clock: ClockReading) -> None:
+        self.stream = header.stream
+        self.raw_bytes = self.payload_bytes = len(data)
+        self.clock = clock
+        """Reading of this machine's clocks when it was appended."""
+        self._data = data
+
+    def encode(self, _compressor: zstandard.ZstdCompressor | None) -> bytes:
+        """Return the batch as it came."""
+        return self._data
+
+
 class PendingCommit:
     """Batches and notices that one write and fsync will make durable."""
 
@@ -161,7 +178,7 @@ class PendingCommit:
     )
 
     def __init__(self) -> None:
-        self.batches: list[PendingBatch] = []
+        self.batches: list[PendingBatch | StoredBatch] = []
         self.gaps: list[GapNotice] = []
         self.callbacks: list[Callback] = []
         self.first_times: dict[int, int] = {}
@@ -307,6 +324,19 @@ class PendingQueue:
         before = commit.raw_bytes
         commit.add(stream, base_seq, run, clock_reading, leads=stream in self.leading)
         self.raw_bytes += commit.raw_bytes - before
+
+    def add_stored(self, header: BatchHeader, data: bytes, now: int) -> None:
+        """Queue a batch of another log.
+
+        Args:
+            now: the wall clock; ns since 1970.
+        """
+        commit = self._last()
+        commit.count_append(now)
+        commit.batches.append(StoredBatch(header, data, self._clock_reading()))
+        commit.records += header.count
+        commit.raw_bytes += len(data) + BATCH_OVERHEAD_BYTES
+        self.raw_bytes += len(data) + BATCH_OVERHEAD_BYTES
 
     def add_gaps(self, gaps: list[GapNotice]) -> None:
         """Queue gap notices."""

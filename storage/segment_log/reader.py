@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -388,6 +388,19 @@ class LogAnswers:
         with self._state.changed:
             return self._state.lane(stream).held.copy()
 
+    def kept(self, stream: int) -> tuple[RangeSet, RangeSet]:
+        """Return the durable records that are not released, and those that are, as far as the log still has them.
+
+        Other released numbers may be those of a gap notice, whose records are not at a hub.
+        """
+        with self._state.changed:
+            lane = self._state.lane(stream)
+            kept, released = lane.held.copy(), RangeSet()
+            for first, end in lane.released:
+                released.update(lane.held.within(first, end))
+                kept.remove(first, end)
+            return kept, released
+
     def gaps(self, stream: int) -> list[GapNotice]:
         """Return the durable notices of records that can never come."""
         with self._state.changed:
@@ -424,6 +437,12 @@ class LogAnswers:
         """Return the number that the next record will get."""
         with self._state.changed:
             return self._state.lane(stream).next_seq
+
+    def ends(self, streams: Iterable[int]) -> dict[int, int]:
+        """Return ``next_seq`` of streams, all at one instant."""
+        with self._state.changed:
+            lanes = self._state.lanes
+            return {stream: lanes[stream].next_seq for stream in streams}
 
     def durable_end(self, stream: int) -> int:
         """Return the number after the last durable record."""

@@ -881,8 +881,15 @@ class LogSpace:
         """
         with self._state.changed:
             self._state.lane(stream).released.update(ranges)
+            self._state.released_lately.add(stream)
             self._state.changes += 1
             forget_released(self._state)
+
+    def take_released(self) -> set[int]:
+        """Return the streams of which something was released since the last call."""
+        with self._state.changed:
+            found, self._state.released_lately = self._state.released_lately, set()
+            return found
 
     def ask_room(self, runs: Iterable[AskedRun], time: int) -> None:
         """Make sure that streams that may refuse, or have a size of their own, have room for all of these runs. Call it

@@ -226,6 +226,8 @@ class LogState:
         self.expired = ExpiryLog()
         self.refused_bytes = 0
         """The longest append that was refused for lack of disk space since the last accepted one."""
+        self.released_lately: set[int] = set()
+        """Streams of which something was released since ``LogSpace.take_released``."""
         self.changes = 0
         """Counter of events that may make room after a refusal: releases, deletions, dropped records."""
         self.room_bytes = 0
@@ -269,16 +271,27 @@ class LogState:
             raise ValueError(f"stream {stream} was not declared: get its number from stream(name)")
         return lane
 
-    def declare(self, name: str) -> int:
+    def declare(self, name: str, number: int | None = None) -> int:
         """Return the number of a stream, a new one if the name is new. A new stream then needs a notice below
-        ``first_seq``."""
-        number = self.numbers.get(name)
-        if number is None:
+        ``first_seq``.
+
+        Args:
+            number: number of a new stream; None for the next free one.
+
+        Raises:
+            ValueError: the number is another stream's, or the stream has another one.
+        """
+        known = self.numbers.get(name)
+        if known is None and number in self.lanes:
+            raise ValueError(f"stream {name} has number {number}, which is that of {self.lanes[number].name} here")
+        if known is None:
             # Never a number that was used before: entries of a former stream may still be in old segments.
-            number = self.numbers[name] = max(self.lanes, default=0) + 1
-            self.lanes[number] = StreamState(name, self.first_seq, self.first_seq)
-            self.unmarked.add(number)
-        return number
+            known = self.numbers[name] = max(self.lanes, default=0) + 1 if number is None else number
+            self.lanes[known] = StreamState(name, self.first_seq, self.first_seq)
+            self.unmarked.add(known)
+        elif number is not None and number != known:
+            raise ValueError(f"stream {name} has number {number}, and {known} here")
+        return known
 
     def add_gap(self, gap: GapNotice) -> None:
         """Account for a durable gap notice."""

@@ -15,10 +15,11 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("queues",),
         ("servers", "sources"),
         ("derived", "links"),
-        ("inspect", "reconfigure", "status"),
+        ("inspect", "pair", "reconfigure", "status"),
         ("node", "preflight"),
         ("doctor",),
     ),
+    "edge_node.pair": (("copies", "second_disk"), ("part",)),
     "edge_node.servers": (("listeners",), ("clients",), ("mqtt", "amqp", "amqp1", "http")),
     "config": (
         ("release",),

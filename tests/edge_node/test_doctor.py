@@ -100,6 +100,15 @@ def test_what_the_check_finds_is_in_the_lines_and_a_good_part_has_one(tmp_path: 
     assert not is_well([good("a", "b"), act("a", "b")])
 
 
+def test_copies_that_a_former_pair_left_are_named(tmp_path: Path) -> None:
+    (tmp_path / "pair" / "00000000000000ab-2").mkdir(parents=True)
+    (tmp_path / "pair" / "alone").touch()
+    found = examine(configuration(tmp_path), (), time.monotonic, lambda: NOW, software=THIS)
+    (pair,) = [verdict for verdict in found if verdict.check == "pair"]
+    assert pair.state is Standing.ACT
+    assert "`pair` is not set: 00000000000000ab-2." in pair.says
+
+
 def test_open_files_are_counted_for_a_node_that_would_start_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,7 +298,7 @@ def test_status_and_metrics_tell_what_happened(run: Callable[..., Node], config:
         name
         for metric in (*EDGE_METRICS, *PROCESS_METRICS)
         if not {"link", "listener", "bound", "source"} & {*metric.labels}
-        and not metric.name.startswith("weft_edge_function_")
+        and not metric.name.startswith(("weft_edge_function_", "weft_edge_pair_"))
         for name in metric.series
     }
     assert set(values) == without_labels, "every metric is in the catalogue, and every one in the catalogue is exported"

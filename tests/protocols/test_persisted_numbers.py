@@ -42,7 +42,7 @@ ENUMS = {
     },
     segment.GapReason: {"BUDGET": 1, "CORRUPTION": 2, "EXPIRED": 3, "OPERATOR": 4, "RENAMED": 5, "ABSENT": 6},
     lane.OriginKind: {"FUNCTION": 1, "SCHEMA": 2},
-    chunk.LaneFlag: {"PARTIAL": 1, "RELAY": 2, "LAST_WORD": 4},
+    chunk.LaneFlag: {"PARTIAL": 1, "RELAY": 2, "LAST_WORD": 4, "UNCOMPARED": 8},
     chunk.ControlKind: {
         "SCHEMA": 1,
         "CONFIG": 2,

@@ -13,6 +13,7 @@ from weft.protocols import batch
 from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.errors import Corrupt
 from weft.protocols.link import (
+    PAIR,
     STREAM_WINDOW_LOG_MAX,
     Ack,
     Canary,
@@ -196,6 +197,7 @@ def test_a_frame_that_this_release_does_not_know_is_answered_with_the_version_th
         (opening(3, "telemetry"), RefuseCode.BAD_HELLO, "open already"),
         (opening(3, "s", flags=4), RefuseCode.VERSION, "later release"),
         (opening(3, "s", flags=LaneFlag.RELAY), RefuseCode.BAD_HELLO, "claims no epoch"),
+        (opening(3, "s", flags=LaneFlag.UNCOMPARED), RefuseCode.BAD_HELLO, "only the peer of a pair"),
     ],
 )
 def test_a_lane_that_cannot_be_is_closed_and_the_others_go_on(lane: LaneOpen, code: RefuseCode, word: str) -> None:
@@ -208,6 +210,11 @@ def test_a_lane_that_cannot_be_is_closed_and_the_others_go_on(lane: LaneOpen, co
     assert closed.advice
     (event,) = peer.say(Data(1, make_batch(1, 4, 1)))
     assert isinstance(event, BatchesReceived)
+
+
+def test_the_peer_of_a_pair_takes_a_lane_that_was_not_compared() -> None:
+    peer = Peer(ReceiverSettings(features=(PAIR,))).opened()
+    assert peer.say(lane := opening(3, "s", flags=LaneFlag.UNCOMPARED)) == [LaneOpenReceived(lane)]
 
 
 def test_what_is_on_the_way_of_a_closed_lane_is_dropped_and_frees_the_window() -> None:

@@ -16,7 +16,9 @@ from weft.protocols.batch import ClockReading, ClockState, decode_header
 from weft.protocols.chunk_index import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane, Origin, OriginKind
 from weft.protocols.link import (
+    ENCRYPTED,
     LAST_WORDS,
+    PAIR,
     Ack,
     Data,
     Frame,
@@ -71,6 +73,33 @@ def test_a_hub_of_another_cluster_gets_nothing_and_releases_nothing(log: ModelLo
         assert "cluster cluster" in refusal.message
         assert peer.sender.closed
         assert not peer.heard()
+    else:
+        assert Acked(1, RangeSet([(0, 4)]), by_opening=True) in events
+
+
+@pytest.mark.parametrize(
+    ("demands", "features", "why"),
+    [
+        (set(), {PAIR}, "keeps a copy"),
+        ({PAIR}, set(), "leads to a hub"),
+        ({PAIR, ENCRYPTED}, {PAIR}, "its copy would be readable"),
+        ({PAIR, ENCRYPTED}, {PAIR, ENCRYPTED}, ""),
+        ({PAIR}, {PAIR, ENCRYPTED}, ""),
+        (set(), set(), ""),
+    ],
+)
+def test_a_copy_counts_as_no_hub_and_what_is_encrypted_stays_so(
+    log: ModelLog, demands: set[str], features: set[str], why: str
+) -> None:
+    peer = Peer(log, SenderSettings(demands=frozenset(demands)))
+    greeting, *lanes = welcome((0, 4))
+    assert isinstance(greeting, Welcome)
+    events = peer.say(msgspec.structs.replace(greeting, features=sorted(features)), *lanes)
+    if why:
+        [refusal] = events
+        assert isinstance(refusal, Refusal)
+        assert why in refusal.message
+        assert peer.sender.closed
     else:
         assert Acked(1, RangeSet([(0, 4)]), by_opening=True) in events
 

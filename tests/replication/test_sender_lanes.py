@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.protocols.chunk_index import LaneFlag
+from weft.protocols.chunk_index import GapRange, LaneFlag
 from weft.protocols.lane import Lane
+from weft.protocols.link import Gap
 from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
 from weft.replication.policy import Order, PolicyRules, SendPolicy, StreamWindows
 from weft.replication.sender_lanes import FairTurns, SenderLane, SenderLanes
 from weft.replication.source import LaneSnapshot, OfferedLane
@@ -133,3 +135,29 @@ def test_a_schedule_holds_a_pull_too() -> None:
     offer(lanes, PULLED, 3)
     offer(lanes, LIVE, 1)
     assert [read(lanes) for _ in range(2)] == [LIVE, None]
+
+
+# --- Numbers that the receiver need not keep
+
+
+def test_a_receiver_is_told_what_is_safe_elsewhere_also_of_records_that_it_has_and_of_each_number_once() -> None:
+    offered = OfferedLane(1, "s", (), tells_safe=True)
+    lane = SenderLane(offered, Lane("t", "e", 7, "s"), 1, LaneSnapshot(RangeSet([(0, 20)]), 20, [], None))
+    lane.open(4)
+    lane.opened(RangeSet([(0, 10)]))
+
+    def told(*safe: tuple[int, int], reading: tuple[tuple[int, int], ...] = ()) -> list[Gap]:
+        held = RangeSet([(0, 20)])
+        for first, end in safe:
+            held.remove(first, end)
+        gaps = [GapRange(first, end, GapReason.ABSENT) for first, end in safe]
+        lane.offer(LaneSnapshot(held, 20, gaps, None))
+        frames = lane.gap_frames(100, RangeSet(reading))
+        assert all(isinstance(frame, Gap) for frame in frames)
+        return [frame for frame in frames if isinstance(frame, Gap)]
+
+    assert told((0, 5)) == [Gap(4, 0, 5, GapReason.ABSENT)]
+    assert told((0, 12), reading=((10, 14),)) == [Gap(4, 5, 10, GapReason.ABSENT)]
+    assert told((0, 12)) == [Gap(4, 10, 12, GapReason.ABSENT)], "it comes behind its records"
+    assert told((0, 12)) == []
+    assert not lane.reported, "nothing is lost"

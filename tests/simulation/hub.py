@@ -15,6 +15,7 @@ from weft.cloud_hub.facts.tenants import DeclaredQuotas, Quotas
 from weft.cloud_hub.links.edge_link import EdgeLink, HubLinkLog
 from weft.cloud_hub.quotas import LinkQuota, TenantCounts, Tenants
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.link import PEERS
 from weft.replication.flow_control import ReceiverSettings
 from weft.replication.liveness import SECOND
 from weft.replication.receiver import Receiver
@@ -49,7 +50,7 @@ class VirtualNode(SequencerNode):
         self, inner: ObjectStore, rng: random.Random, cluster: Cluster = CLUSTER, *, peers: bool = False
     ) -> None:
         super().__init__(inner, rng, cluster=cluster)
-        self._receiving = replace(RECEIVING, peers=peers)
+        self._receiving = replace(RECEIVING, features=(PEERS,) if peers else ())
         self._links: dict[asyncio.Task[None], tuple[EdgeLink, Connection]] = {}
         self._log = HubLinkLog(lambda: now_ns() / NS)
         self._refusals = Refusals(lambda: now_ns() / NS)
@@ -88,7 +89,7 @@ class VirtualNode(SequencerNode):
         socket = cast(Any, connection.server)
         try:
             handler = cast(Any, link)  # nothing is asked of these edges
-            await LinkSession(socket, handler, receiver, RECEIVING.silence / SECOND, now_ns).run()
+            await LinkSession(socket, handler, receiver, RECEIVING, now_ns).run()
         finally:
             await socket.close()
 

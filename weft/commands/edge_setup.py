@@ -1,4 +1,5 @@
-"""``weft edge init``, ``pair`` and ``rename``: a first configuration, a token for the machine, another name."""
+"""``weft edge init``, ``pair``, ``rename`` and ``take-over``: a first configuration, a token for the machine, another
+name, and the records of a lost peer."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
@@ -26,13 +28,14 @@ from weft.commands.acts import ordering
 from weft.commands.common import config_argument, confirm, json_option, load_edge, tenant_option, using, yes_option
 from weft.commands.credentials import password_of, password_option
 from weft.commands.new_files import check_place, check_user, print_next, user_line, write_new
-from weft.commands.node_log import NodeLog, readable
+from weft.commands.node_log import NodeLog, readable, target_argument
 from weft.config.errors import ConfigError
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.config.release import SOFTWARE
 from weft.config.units import Address, parse_bind, parse_duration
 from weft.edge_node.check.rules import check
+from weft.edge_node.control.client import ControlFailed, ask_take_over
 from weft.network.reload import TOKEN_BYTES_MAX, read_token, token_in
 from weft.network.tls import ClientTlsFiles, TlsUnusable, client_context
 from weft.output import Failed, Refused, counted, print_json
@@ -585,3 +588,61 @@ def _undelivered(config_file: str, facts: dict[str, Any]) -> str:
         f"the records instead: weft log drop {config_file} {waiting[0]['stream']} --all"
     )
     return "\n".join(lines)
+
+
+# ``weft edge take-over``: bring the records of a lost peer to the hubs.
+
+TAKE_OVER_POLL_S = 0.5
+
+
+@click.command("take-over")
+@target_argument
+@json_option
+def edge_take_over(target: str, *, as_json: bool) -> None:
+    """Send what a running node keeps of its peer (`pair`) to the hubs, and wait until they have it.
+
+    Name the node that is left by its CONFIG or its data_dir. The records reach the hubs under the lost node's own name.
+    Hubs take each record once, and keep what came first. The hub's token needs the right `relay`. The command can be
+    interrupted: the node continues.
+
+    At the end it says up to when the copy has everything that the peer took in. Begin it only for a node that is gone,
+    or has lost records. A node that comes back may report a conflict, if its hubs were out of reach since its start.
+    The command goes through DATA_DIR/control.sock, from the node's own user or root.
+
+    \b
+    weft edge take-over edge.yaml
+    """
+    directory = NodeLog.of(target).directory
+    trouble = ""
+    try:
+        with ordering(directory, "the peer"):
+            pair = ask_take_over(directory)
+        while any(each["taking_over"] and _unsent(each) for each in pair["copies"].values()):
+            said = "; ".join(each["trouble"] for each in pair["copies"].values() if each["trouble"])
+            if said and said != trouble:
+                click.echo(f"waiting: {said}", err=True)
+            trouble = said or trouble
+            time.sleep(TAKE_OVER_POLL_S)
+            pair = ask_take_over(directory)
+    except ControlFailed as error:
+        raise Failed(str(error)) from None
+    if as_json:
+        print_json(pair)
+        return
+    for each in pair["copies"].values():
+        name = f"{each['tenant']}/{each['node']} (log {each['log_id']})"
+        took, had = counted(each["hubs_took"], "record"), counted(each["hubs_had"], "record")
+        click.echo(f"{name}: the hubs took {took} of the copy, and had {had} under the same numbers before")
+        for stream, count in each["not_carried"].items():
+            click.echo(f"  {counted(count, 'record')} of {stream} stay here: no link of this node carries it")
+        if each["complete_to"] is None:
+            click.echo("  up to when the copy has everything that the node took in is unknown")
+        else:
+            until = datetime.fromtimestamp(each["complete_to"], UTC).strftime("%F %T UTC")
+            click.echo(f"  the copy has everything that the node took in until {until}, by the node's clock")
+    for name, why in pair["copies_unopened"].items():
+        click.echo(f"the copy {name} cannot be opened, and stays as it is: {why}")
+
+
+def _unsent(copy: Mapping[str, Any]) -> bool:
+    return bool(copy["records"] > sum(copy["not_carried"].values()))

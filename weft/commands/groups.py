@@ -177,6 +177,7 @@ configuration, 130 Ctrl-C. With --json an error is one line of JSON on standard 
                 "status": Command("edge_status:edge_status"),
                 "support-bundle": Command("support_bundle:edge_support_bundle"),
                 "tail": Command("edge_log:edge_tail"),
+                "take-over": Command("edge_setup:edge_take_over"),
                 "test-function": Command("edge_functions:edge_test_function"),
                 "test-source": Command("edge_source:edge_test_source"),
                 "trust": Command("edge_source:edge_trust"),

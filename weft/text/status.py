@@ -75,11 +75,41 @@ def show_running(facts: dict[str, Any], now: float) -> None:
     ]
     if rows:
         print_table(("link", "state", "records waiting", "behind by", "next try", "trouble"), rows)
+    if pair := facts.get("pair"):
+        show_pair(pair, now)
     if imports := facts.get("imported", {}):
         print_table(
             ("imported log", "state", "records waiting", "trouble"),
             [(log_id, each["state"], each["pending_records"], each["trouble"]) for log_id, each in imports.items()],
         )
+
+
+def show_pair(pair: dict[str, Any], now: float) -> None:
+    """Print how a node and its peer keep each other's records."""
+    known = {"pair": f"{pair['state']} to {', '.join(pair['peer'])}, acks: {pair['acks']}"}
+    # Of a connection that lasts, it is about a stream that the peer does not take.
+    if pair["last_error"] and (pair["state"] != "connected" or pair["records_with_one_disk"]):
+        known["of the peer"] = pair["last_error"]
+    if pair["alone_since"] is not None:
+        known["ALONE"] = f"for {approximate_duration(max(now - pair['alone_since'], 0))}: records have one disk"
+    known["records with one disk"] = str(pair["records_with_one_disk"])
+    if not pair["compared"]:
+        known["take-over"] = "by command alone: this log was not compared with all of its hubs yet"
+    for name, why in pair["copies_unopened"].items():
+        known[f"copy {name}"] = f"cannot be opened: {why}"
+    print_facts(known)
+    rows = [
+        (
+            f"{each['tenant']}/{each['node']}",
+            each["records"],
+            f"{approximate_size(each['bytes'])} of {approximate_size(each['budget_bytes'])}",
+            "connected" if each["connected"] else "taking over" if each["taking_over"] else "away",
+            each["trouble"],
+        )
+        for each in pair["copies"].values()
+    ]
+    if rows:
+        print_table(("copy of", "records for the hubs", "size", "state", "trouble"), rows)
 
 
 def clock_trouble(facts: dict[str, Any]) -> str | None:

@@ -350,3 +350,41 @@ def test_a_listener_for_amqp_says_where_the_engine_of_1_0_is_missing(monkeypatch
     assert "weft-fabric[amqp1]" in note
     monkeypatch.setattr(rules, "is_installed", lambda: True)
     assert notes(with_amqp) == []
+
+
+PAIR = GOOD + "links: {cloud: {to: 'https://hub'}}\npair: {peer: 'https://b:7443'"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            PAIR + ", listen: '0.0.0.0:7443'}",
+            "pair.listen: 0.0.0.0:7443 can be reached from other machines: set `token_fi",
+        ),
+        (PAIR + ", listen: '*:7443', token_file: t}", "*:7443 can be reached from other machines: set `tls`"),
+        (
+            PAIR.replace("https://b", "http://b") + ", token_file: t}",
+            "pair.peer: the token would cross the network in cl",
+        ),
+        (
+            GOOD + "pair: {peer: 'http://127.0.0.1:7443'}",
+            "pair: copies streams that a link carries, and there is no link",
+        ),
+        (PAIR + ", alone_after: 10ms}", "pair.alone_after: expected at least 100ms"),
+        (PAIR + ", budget: 1MiB}", "pair.budget: expected at least 8MiB"),
+    ],
+)
+def test_a_pair_that_strangers_can_reach_or_that_copies_nothing_is_refused(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        edge(text + "\n")
+    assert error in str(raised.value)
+
+
+def test_streams_whose_messages_have_one_disk_in_a_pair_are_pointed_out() -> None:
+    tls = ", listen: '0.0.0.0:7443', token_file: t, tls: {certificate: c, key: k}}\n"
+    assert not any(note.startswith("pair") for note in notes(edge(PAIR + ", acks: both" + tls)))
+    more = "  local: {from: 'l/#', replicate: false}\n  hot: {from: 'h/#', functions: [{where: 'true'}]}\nlinks:"
+    config = edge(PAIR.replace("links:", more) + ", acks: both" + tls)
+    (note,) = [note for note in notes(config) if note.startswith("pair")]
+    assert note.startswith("pair.acks: messages for local, hot are acknowledged with one disk")

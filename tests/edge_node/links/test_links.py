@@ -30,8 +30,9 @@ from weft.config.streams import Stream
 from weft.edge_node.links.high_watermarks import HubHighWatermarks
 from weft.edge_node.links.links import Links, epoch_file, link_settings
 from weft.edge_node.links.source import OfferedStream, SegmentLogSource
+from weft.edge_node.pair.second_disk import PairSource, SecondDisk
 from weft.protocols.batch import Buffer, ClockReading, ClockState, decode_header
-from weft.protocols.chunk_index import GapRange
+from weft.protocols.chunk_index import GapRange, LaneFlag
 from weft.protocols.lane import NodeName
 from weft.protocols.link import RefuseCode
 from weft.protocols.payloads import PayloadKind
@@ -634,6 +635,73 @@ async def test_a_restored_old_copy_is_noticed_however_often_it_ran_since(
         # Counted at the next look: the conflict may be noticed before the log's news of the 80 is.
         await until(lambda: life.links.statuses[0].pending_records == 50 + 80 * (offline_lives + 1))
     assert links_restored_hub.held[life.telemetry] == RangeSet([(0, 100)])
+
+
+# --- What a peer has of the log, and may bring to the hub
+
+
+async def give_to_peer(life: Life) -> PairSource:
+    second = SecondDisk(life.log, 2.0, None, wall_clock=wall_clock, answered=lambda: None)
+    second.follow([life.telemetry])
+    source = PairSource(second, {"telemetry": OfferedStream(("t/#",))}, life.links)
+    await source.follow_hubs()
+    await source.prepare_to_send("a peer", {life.telemetry: life.log.next_seq(life.telemetry)})
+    return source
+
+
+async def test_a_peer_hides_no_restored_old_copy_from_its_hub(tmp_path: Path, links_restored_hub: Hub) -> None:
+    directory, copy = tmp_path / "node", tmp_path / "copy"
+    async with Life(directory, cloud=link_to(links_restored_hub)) as life:
+        await life.append(50)
+        await life.until_at(links_restored_hub, 50)
+        await until(lambda: life.links.compared_hubs is not None)
+        await give_to_peer(life)
+        shutil.copytree(directory, copy)
+        await life.append(50)
+        await life.until_at(links_restored_hub, 100)
+    put_back(copy, directory)
+    for _ in range(2):
+        async with Life(directory, cloud=NOBODY) as life:
+            await life.append(80)
+            source = await give_to_peer(life)
+            assert source.lanes()[0].flags == LaneFlag.UNCOMPARED, "the peer brings it to no hub by itself"
+            assert source.high_watermark("a peer", life.telemetry) == life.log.next_seq(life.telemetry)
+    async with Life(directory, cloud=link_to(links_restored_hub)) as life:
+        await until(lambda: life.state() is LinkState.CONFLICT)
+        assert "up to seq 100, but this log gave it none beyond 50" in life.links.statuses[0].last_error
+
+
+async def test_a_hub_may_have_from_the_peer_what_the_node_gave_it(tmp_path: Path, links_restored_hub: Hub) -> None:
+    directory = tmp_path / "node"
+    async with Life(directory, cloud=link_to(links_restored_hub)) as life:
+        await life.append(50)
+        await life.until_at(links_restored_hub, 50)
+        await links_restored_hub.stop()
+        await life.append(50)
+        source = await give_to_peer(life)
+        assert source.lanes()[0].flags == 0
+        links_restored_hub.held[life.telemetry] = RangeSet([(0, 100)])
+        await links_restored_hub.start()
+        await until(lambda: life.state() is LinkState.CONNECTED)
+    async with Life(directory, cloud=link_to(links_restored_hub)) as life:
+        await until(lambda: life.state() is LinkState.CONNECTED)
+        await until(lambda: not life.links.statuses[0].pending_records)
+
+
+async def test_a_peer_keeps_what_the_node_lost_and_forgets_what_it_dropped_or_hubs_have(tmp_path: Path) -> None:
+    async with Life(tmp_path / "node", cloud=NOBODY) as life:
+        for _ in range(40):
+            await life.append(1)
+        source = await give_to_peer(life)
+        life.log.drop_backlog(life.telemetry, 10, 12)
+        life.log.release(life.telemetry, RangeSet([(0, 5)]))
+        await life.log.durable()
+        state = source.states([life.telemetry])[life.telemetry]
+        assert sorted(state.gaps, key=lambda gap: gap.first) == [
+            GapRange(0, 5, GapReason.ABSENT),
+            GapRange(10, 12, GapReason.ABSENT),
+        ]
+        assert list(state.held) == [(5, 10), (12, 40)]
 
 
 async def test_a_hub_that_lags_does_not_hide_what_another_hub_holds(tmp_path: Path, links_restored_hub: Hub) -> None:

@@ -149,9 +149,6 @@ def end_of(node: EdgeNode) -> int:
 # --- A start waits for the first answer of its hubs, and for none longer than its link says
 
 
-LINK = Link(to=("http://127.0.0.1:9",), hold_at_start_s=10.0)
-
-
 def seconds() -> itertools.count[float]:
     """A clock on which each look takes a second."""
     return itertools.count(0.0, 1.0)
@@ -161,9 +158,9 @@ async def test_a_node_without_network_takes_messages_after_the_time_that_a_setti
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    clock, links = seconds(), {"near": LINK, "far": LINK}
+    clock, holds = seconds(), {"near": 10.0, "far": 10.0}
     statuses = [LinkStatus("near", is_compared=True), LinkStatus("far"), LinkStatus("of no interest")]
-    await compared(links, statuses, clock=lambda: next(clock))
+    await compared(holds, statuses, clock=lambda: next(clock))
     assert 10 <= next(clock) < 13
     reported, ended = [record.getMessage() for record in caplog.records]
     assert "link far has reported what it holds of this log, at most 10 seconds (hold_at_start)" in reported
@@ -184,7 +181,7 @@ async def test_it_waits_no_longer_than_it_has_to(
     clock, stopping = seconds(), asyncio.Event()
     if is_stopping:
         stopping.set()
-    await compared({"cloud": LINK}, [status], stopping, clock=lambda: next(clock))
+    await compared({"cloud": 10.0}, [status], stopping, clock=lambda: next(clock))
     assert next(clock) < 3
     assert not caplog.records
 

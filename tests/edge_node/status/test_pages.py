@@ -83,6 +83,22 @@ def test_the_page_shows_what_people_ask_and_escapes_what_others_wrote() -> None:
     assert "<b>" not in text
 
 
+def test_both_halves_of_a_pair_are_on_the_page() -> None:
+    copy = {"tenant": "t", "node": "press-8", "taking_over": False, "connected": True, "records": 12, "trouble": ""}
+    pair = {
+        "state": "connected",
+        "peer": ["https://press-8:7443"],
+        "acks": "both",
+        "records_with_one_disk": 34,
+        "alone_since": 86400.0,
+        "last_error": "the copy is full",
+        "copies": {"a": {**copy, "bytes": 1 << 20, "budget_bytes": 8 << 20}},
+    }
+    text = tables({**FACTS, "pair": pair})
+    for shown in ("https://press-8:7443, acks: both", "34", "1970-01-02 00:00:00 UTC", "t/press-8", "1 MiB of 8 MiB"):
+        assert shown in text
+
+
 def test_a_store_that_takes_nothing_is_trouble_of_a_connected_link() -> None:
     link = {"state": "connected", "last_error": "no <route>", "canary_alarm": "its store has taken nothing"}
     assert trouble(link) == "its store has taken nothing"

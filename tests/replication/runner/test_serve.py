@@ -13,10 +13,12 @@ from tests.replication.test_receiver import Peer
 from weft.protocols.link import Ack, Data
 from weft.protocols.ranges import RangeSet
 from weft.replication.flow_control import ReceiverSettings
-from weft.replication.runner.serve import ACK_INTERVAL_S, LinkSession
+from weft.replication.liveness import SECOND
+from weft.replication.runner.serve import LinkSession
 
 PERIOD_S = 0.04
 """Time from one commit of the hub to the next."""
+ACK_INTERVAL_S = ReceiverSettings().ack_interval / SECOND
 
 
 class Socket:
@@ -57,7 +59,9 @@ class Taker:
 async def acknowledged(peer: Peer, commits: int) -> Socket:
     """Let a hub commit a record some times, while the edge sends more, and return what the edge heard."""
     socket, handler = Socket(), Taker()
-    session = LinkSession(cast("Any", socket), cast("Any", handler), peer.receiver, 60, virtual_time.now_ns)
+    session = LinkSession(
+        cast("Any", socket), cast("Any", handler), peer.receiver, ReceiverSettings(), virtual_time.now_ns
+    )
     running = asyncio.create_task(session.run())
     for seq in range(4, 4 + commits):
         session.acknowledge(1, RangeSet([(seq, seq + 1)]))

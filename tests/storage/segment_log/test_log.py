@@ -34,6 +34,7 @@ from tests.support.waiting import PATIENCE_S
 from weft.protocols.batch import (
     CLOCK_STEP_NS_MAX,
     HEADER_PAIRS_MAX,
+    BatchHeader,
     ClockState,
     Flag,
     HeaderPairs,
@@ -812,3 +813,100 @@ def test_a_reader_beside_the_writer_is_shown_no_half_of_a_group() -> None:
         content[at:end] = bytes(end - at)
         shown = [item for item in inspected(disk) if item.kind is EntryKind.BATCH and item.offset >= begin]
         assert shown == []
+
+
+def stored_in(log: SegmentLog, stream: int, seq: int = 0) -> list[tuple[BatchHeader, bytes]]:
+    found: list[tuple[BatchHeader, bytes]] = []
+    while batches := log.read(stream, seq, 1 << 20):
+        found += [(decode_header(data), data) for data in batches]
+        seq = found[-1][0].end_seq
+    return found
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_copy_of_a_log_is_its_batches_and_a_power_cut_takes_only_what_was_not_durable(data: st.DataObject) -> None:
+    log, disk = open_log(FakeFileSystem()), FakeFileSystem()
+    streams = [log.stream(name) for name in ("zero", "one", "two")]
+    for _ in range(data.draw(st.integers(1, 12))):
+        put(log, data.draw(st.sampled_from(streams[1:])), *[b"x" * 40] * data.draw(st.integers(1, 5)))
+    copied = open_log(disk, log_id=log.log_id)
+    durable, left_out = dict[int, RangeSet](), dict[int, RangeSet]()
+    for stream, name in zip(streams[1:], ("one", "two"), strict=True):
+        durable[stream], left_out[stream] = RangeSet(), RangeSet()
+        for header, batch in stored_in(log, stream):
+            if data.draw(st.booleans()):
+                left_out[stream].add(header.base_seq, header.end_seq)
+                continue
+            assert copied.append_stored(name, [(header, batch)]) == stream
+            if data.draw(st.booleans()):
+                commit_all(copied)
+                durable[stream] = copied.ranges(stream)
+            if data.draw(st.booleans()):
+                copied.append_stored(name, [(header, batch)])
+    disk = disk.power_cut(random.Random(data.draw(st.integers(0, 1 << 16))))
+    again = open_log(disk, log_id=1)
+    assert again.log_id == log.log_id
+    for stream in streams[1:]:
+        if not durable[stream]:
+            continue
+        end = again.next_seq(stream)
+        held = again.ranges(stream)
+        assert all(held.covers(*part) for part in durable[stream])
+        assert {gap.reason for gap in again.gaps(stream)} <= {GapReason.ABSENT}
+        assert all(not held.within(*part) for part in left_out[stream])
+        expected = {seq: value for seq, value in read_all(log, stream).items() if seq < end and seq in held}
+        assert read_all(again, stream) == expected
+
+
+def test_a_copy_takes_no_batch_across_its_end_and_no_number_of_another_stream(disk: FakeFileSystem) -> None:
+    log, copied = open_log(FakeFileSystem()), open_log(disk)
+    one, two = log.stream("one"), log.stream("two")
+    put(log, one, b"a", b"b")
+    put(log, two, b"c")
+    copied.append_stored("one", stored_in(log, one))
+    other = open_log(FakeFileSystem())
+    put(other, other.stream("one"), b"a", b"b", b"c")
+    with pytest.raises(ValueError, match="ends at 2 here"):
+        copied.append_stored("one", stored_in(other, 1))
+    with pytest.raises(ValueError, match="number 2, and 1 here"):
+        copied.append_stored("one", stored_in(log, two))
+    with pytest.raises(ValueError, match="which is that of one here"):
+        copied.append_stored("two", stored_in(other, 1))
+    commit_all(copied)
+    assert read_all(copied, one) == {0: b"a", 1: b"b"}
+
+
+def test_a_full_copy_refuses(disk: FakeFileSystem) -> None:
+    log, copied = open_log(FakeFileSystem(), LogSettings()), open_log(disk)
+    stream, chance = log.stream("one"), random.Random(3)
+
+    def fill() -> None:
+        for _ in range(2000):
+            put(log, stream, chance.randbytes(1000))
+            copied.append_stored("one", stored_in(log, stream, log.next_seq(stream) - 1))
+            commit_all(copied)
+
+    with pytest.raises(LogFull):
+        fill()
+    assert disk.used_bytes() <= SMALL.budget_bytes
+    copied.release(stream, RangeSet([(0, copied.next_seq(stream) // 2)]))
+    copied.append_stored("one", stored_in(log, stream, log.next_seq(stream) - 1))
+
+
+def test_what_is_kept_and_what_is_released_are_told_apart_and_a_lost_record_is_neither(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    for _ in range(4):
+        put(log, stream, b"a" * 900, b"b" * 900)
+    log.release(stream, RangeSet([(0, 3)]))
+    assert log.take_released() == {stream}
+    assert log.take_released() == set()
+    kept, released = log.kept(stream)
+    assert (list(kept), list(released)) == ([(3, 8)], [(0, 3)])
+    log.drop_backlog(stream, 4, 6)
+    commit_all(log)
+    log.release(stream, RangeSet([(4, 6)]))  # a hub has the notice
+    kept, released = log.kept(stream)
+    assert (list(kept), list(released)) == ([(3, 4), (6, 8)], [(0, 3)])
+    assert log.ends([stream]) == {stream: 8}

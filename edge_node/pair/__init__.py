@@ -1,0 +1,1 @@
+"""A pair: two nodes, each the other's second disk."""

@@ -1,0 +1,378 @@
+"""Copies that a peer writes: who may, what they keep, forget and bring to hubs, and how many there are."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tests.storage.fakes import FakeFileSystem
+from tests.storage.segment_log.helpers import open_log, put, read_all
+from weft.edge_node.check.streams import COPIES_MAX
+from weft.edge_node.pair.copies import Copies, CopyLink, CopySource, _read_about
+from weft.protocols.batch import decode_header
+from weft.protocols.chunk_index import GapRange, LaneFlag, Mark
+from weft.protocols.lane import Lane, NodeName, Origin
+from weft.protocols.link import PROTOCOL_VERSION, Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.replication.events import LaneTaken, LinkRefused
+from weft.replication.runner import LinkSession
+from weft.storage.filesystem import OSFileSystem
+from weft.storage.segment_log import LogSettings, SegmentLog
+
+BUDGET = 8 << 20
+OWN = NodeName("default", "b"), 77
+
+
+class Session:
+    """What a connection tells the node at its other end."""
+
+    def __init__(self) -> None:
+        self.opened: dict[int, RangeSet] = {}
+        self.acked: dict[int, RangeSet] = {}
+        self.closed: dict[int, tuple[RefuseCode, str]] = {}
+        self.refused: list[RefuseCode] = []
+
+    def lane_opened(self, lane: int, held: RangeSet) -> None:
+        self.opened[lane] = held
+
+    def acknowledge(self, lane: int, ranges: RangeSet) -> None:
+        self.acked.setdefault(lane, RangeSet()).update(ranges)
+
+    def close_lane(self, lane: int, code: RefuseCode, message: str, advice: str) -> None:
+        self.closed[lane] = code, f"{message}: {advice}"
+
+    def refuse(self, code: RefuseCode, *_: str) -> None:
+        self.refused.append(code)
+
+
+def open_copies(folder: Path) -> Copies:
+    loop = asyncio.get_running_loop()
+
+    def post(do: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(do)
+
+    return Copies(OSFileSystem(), str(folder), BUDGET, OWN, wall_clock=lambda: 123, post=post)
+
+
+@asynccontextmanager
+async def started(folder: Path) -> AsyncIterator[Copies]:
+    copies = open_copies(folder)
+    await copies.start()
+    try:
+        yield copies
+    finally:
+        await copies.close()
+
+
+def log_of(log_id: int = 5, *payloads: bytes) -> SegmentLog:
+    log = open_log(FakeFileSystem(), log_id=log_id)
+    log.stream("s")
+    for payload in payloads:
+        put(log, 1, payload)
+    return log
+
+
+async def connect(
+    copies: Copies, log: SegmentLog, epoch: int, *, edge: str = "a", flags: int = 0
+) -> tuple[CopyLink, Session]:
+    link, session = CopyLink(copies), Session()
+    hello = Hello(PROTOCOL_VERSION, "default", edge, log.log_id, 9, 1, "weft", [])
+    link.connected(cast("LinkSession", session))
+    await link.open(hello)
+    await link.open_lane(LaneOpen(1, "default", edge, log.log_id, "s", epoch, [], ["t/#"], 1, flags))
+    return link, session
+
+
+async def send(link: CopyLink, session: Session, log: SegmentLog) -> None:
+    """Bring everything behind what the copy said that it has."""
+    seq = session.opened[1].end
+    while batches := log.read(1, seq, 1 << 20):
+        pairs = [(decode_header(batch), memoryview(batch)) for batch in batches]
+        link.data(1, pairs)
+        await link.room()
+        seq = pairs[-1][0].end_seq
+    assert link._copy is not None
+    await link._copy.log.durable()
+
+
+async def test_a_copy_is_the_log_over_restarts_and_goes_to_hubs_under_its_name(tmp_path: Path) -> None:
+    log = log_of(5, b"one", b"two", b"three")
+    async with started(tmp_path) as copies:
+        link, session = await connect(copies, log, 3)
+        assert list(session.opened[1]) == []
+        link.add_origins(LaneOrigins(1, [Origin(4, 1, "f", "1", b"")]))
+        await link.clock(Clock(5, 9, 1, 2, 3))
+        await send(link, session, log)
+        assert list(session.acked[1]) == [(0, 3)]
+        link.marks(1000, [(1, 3)])
+        await link.room()
+        link.closed("gone")
+    async with started(tmp_path) as copies:
+        (copy,) = copies.open.values()
+        assert copy.owner == NodeName("default", "a")
+        assert copy.waiting() == {"s": 3}
+        had = list[tuple[str, RangeSet]]()
+        source = CopySource(copy, lambda _: True, lambda stream, ranges: had.append((stream, ranges)))
+        (lane,) = source.lanes()
+        assert (lane.identity, lane.flags, lane.topics) == (Lane("default", "a", 5, "s"), LaneFlag.RELAY, ("t/#",))
+        assert (lane.origin(4), lane.clock(9)) == (Origin(4, 1, "f", "1", b""), Clock(5, 9, 1, 2, 3))
+        state = source.states([1])[1]
+        assert (list(state.held), state.gaps, state.mark) == ([(0, 3)], [], Mark(1000, 3))
+        assert await source.read(1, 0, 1 << 20) == log.read(1, 0, 1 << 20)
+        copy.forget("s", RangeSet([(0, 2)]))
+        assert copy.waiting() == {"s": 1}
+
+
+async def test_only_a_higher_epoch_may_write_and_an_earlier_connection_ends(tmp_path: Path) -> None:
+    log = log_of(5, b"one", b"two")
+    async with started(tmp_path) as copies:
+        first, said = await connect(copies, log, 3)
+        await send(first, said, log)
+        with pytest.raises(LinkRefused) as refused:
+            await connect(copies, log, 3)
+        assert refused.value.code is RefuseCode.IDENTITY_CONFLICT
+        second, session = await connect(copies, log, 4)
+        assert said.refused == [], "an old copy would see now that it is one, and leave"
+        put(log, 1, b"three")
+        await send(second, session, log)
+        assert said.refused == [RefuseCode.IDENTITY_CONFLICT]
+        with pytest.raises(LinkRefused):
+            await send(first, said, log_of(5, b"one", b"two", b"other"))
+        first.closed("over")
+        assert list(session.acked[1]) == [(2, 3)]
+    async with started(tmp_path) as copies:
+        with pytest.raises(LinkRefused):
+            await connect(copies, log, 4)
+
+
+async def test_what_every_hub_has_leaves_and_what_the_node_lost_stays(tmp_path: Path) -> None:
+    log = log_of(5, b"one", b"two", b"three")
+    async with started(tmp_path) as copies:
+        link, session = await connect(copies, log, 3)
+        await send(link, session, log)
+        (copy,) = copies.open.values()
+        await link.gap(1, GapRange(0, 1, GapReason.CORRUPTION))
+        assert copy.waiting() == {"s": 3}
+        await link.gap(1, GapRange(0, 2, GapReason.ABSENT))
+        assert copy.waiting() == {"s": 1}
+        await link.gap(1, GapRange(2, 100, GapReason.ABSENT))
+        assert copy.waiting() == {}
+        await copy.log.durable()
+        assert list(session.acked[1]) == [(0, 100)]
+
+
+async def test_a_damaged_copy_is_continued_by_a_new_one_and_stays_until_hubs_have_it(tmp_path: Path) -> None:
+    log = log_of(5, *(random.Random(at).randbytes(2000) for at in range(60)))
+    async with started(tmp_path) as copies:
+        link, session = await connect(copies, log, 3)
+        await send(link, session, log)
+    (segment, *_) = sorted(tmp_path.glob("*/*.seg"))
+    data = bytearray(segment.read_bytes())
+    data[40_000] ^= 255
+    segment.write_bytes(data)
+    async with started(tmp_path) as copies:
+        (damaged,) = copies.open.values()
+        read_all(damaged.log, 1)
+        await damaged.log.durable()
+        assert not damaged.is_sound
+        link, session = await connect(copies, log, 4)
+        await send(link, session, log)
+        assert [copy.waiting()["s"] for copy in copies.open.values()][1] == 60
+        await copies.tidy()
+        assert len(copies.open) == 2
+        assert damaged.waiting()["s"] > 50, "what it still has stays for the hubs"
+        damaged.forget("s", RangeSet([(0, 60)]))
+        await copies.tidy()
+        assert [each is damaged for each in copies.open.values()] == [False]
+        assert not Path(damaged.path).exists()
+
+
+async def test_a_full_copy_closes_the_lane_and_keeps_what_it_has(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    async with started(tmp_path) as copies:
+        log = open_log(FakeFileSystem(), log_id=5, settings=LogSettings())
+        log.stream("s")
+        link, session = await connect(copies, log, 3)
+        for _ in range(200):
+            put(log, 1, chance.randbytes(60_000))
+            if 1 in session.closed:
+                break
+            batches = log.read(1, log.next_seq(1) - 1, 1 << 20)
+            link.data(1, [(decode_header(batch), memoryview(batch)) for batch in batches])
+            await link.room()
+            (copy,) = copies.open.values()
+            await copy.log.durable()
+        assert session.closed[1][0] is RefuseCode.OVERLOADED
+        assert "the copy is full" in session.closed[1][1]
+        assert "give `weft edge take-over` at the peer" in session.closed[1][1]
+        assert copy.log.stats().bytes_on_disk <= BUDGET
+        assert copy.waiting()["s"] == session.acked[1].count()
+
+
+@pytest.mark.parametrize(("edge", "log_id"), [("b", 5), ("a", 77)])
+async def test_a_node_is_not_its_own_peer(tmp_path: Path, edge: str, log_id: int) -> None:
+    async with started(tmp_path) as copies:
+        with pytest.raises(LinkRefused, match="is this node itself, or has its name"):
+            await connect(copies, log_of(log_id), 1, edge=edge)
+        assert not copies.open
+
+
+async def test_a_hostile_peer_makes_no_more_than_a_few_copies_and_no_lanes_of_others(tmp_path: Path) -> None:
+    async with started(tmp_path) as copies:
+        for log_id in range(1, 1 + COPIES_MAX):
+            log = log_of(log_id, b"one")
+            link, session = await connect(copies, log, 1)
+            await send(link, session, log)
+        with pytest.raises(LinkRefused, match="keeps 3 copies already") as refused:
+            await connect(copies, log_of(50), 1)
+        assert refused.value.code is RefuseCode.OVERLOADED
+        _, session = await connect(copies, log_of(1), 2, flags=int(LaneFlag.RELAY))
+        assert session.closed[1][0] is RefuseCode.UNAUTHORISED
+
+
+# --- What explains the records of a copy, and what it says of itself
+
+
+async def test_a_copy_without_the_file_beside_it_is_not_continued_and_goes_to_hubs(tmp_path: Path) -> None:
+    log = log_of(5, b"one", b"two", b"three")
+    async with started(tmp_path) as copies:
+        link, session = await connect(copies, log, 3)
+        await send(link, session, log)
+        link.marks(1000, [(1, 3)])
+        await link.room()
+        (copy,) = copies.open.values()
+        await copy.log.durable()
+        assert copy.complete_to() == 1000
+    (about,) = tmp_path.glob("*.about")
+    data = bytearray(about.read_bytes())
+    data[len(data) // 2] ^= 1
+    about.write_bytes(data)
+    async with started(tmp_path) as copies:
+        (copy,) = copies.open.values()
+        assert "its checksum does not match" in copy.damage
+        assert not copy.is_sound
+        assert copy.complete_to() is None
+        assert copy.waiting(compared=True) == {}, "whether its numbers were compared is unknown"
+        assert list(CopySource(copy, lambda _: True, lambda *_: None).states([1])[1].held) == [(0, 3)]
+        link, session = await connect(copies, log, 4)
+        await send(link, session, log)
+        assert [each.waiting() for each in copies.open.values()] == [{"s": 3}, {"s": 3}]
+
+
+async def test_a_copy_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    log = log_of(5, b"one")
+    async with started(tmp_path) as copies:
+        link, session = await connect(copies, log, 3)
+        await send(link, session, log)
+    folder = tmp_path / f"{5:016x}"
+    shutil.rmtree(folder)
+    folder.write_text("no folder")
+    async with started(tmp_path) as copies:
+        assert copies.open == {}
+        assert list(copies.unopened) == [f"{5:016x}"]
+
+
+async def test_a_copy_that_lags_says_up_to_when_it_has_everything(tmp_path: Path) -> None:
+    log = log_of(5, b"one", b"two")
+    async with started(tmp_path) as copies:
+        link, session = await connect(copies, log, 3)
+        (copy,) = copies.open.values()
+        link.marks(500, [(1, 0)])
+        await link.room()
+        await copy.log.durable()
+        assert copy.complete_to() == 500
+        await send(link, session, log)
+        assert copy.complete_to() == 500, "data say nothing of other records"
+        link.marks(1000, [(1, 2)])
+        await link.room()
+        await copy.log.durable()
+        assert copy.complete_to() == 1000
+        opening = LaneOpen(2, "default", "a", log.log_id, "other", 3, [], [], 1, 0)
+        await link.open_lane(opening)
+        assert copy.complete_to() is None, "nothing is known of another stream"
+        link.close_lane(2)
+        assert copy.complete_to() == 1000
+
+
+async def test_what_explains_records_is_on_the_disk_before_they_are_however_often_it_changes(tmp_path: Path) -> None:
+    log = log_of(5)
+    async with started(tmp_path) as copies:
+        link, session = await connect(copies, log, 3)
+        await link.room()
+        for number in range(1, 30):
+            put(log, 1, b"x")
+            link.add_origins(LaneOrigins(1, [Origin(number, 1, "f", str(number), b"")]))
+            batches = log.read(1, number - 1, 1 << 20)
+            link.data(1, [(decode_header(batch), memoryview(batch)) for batch in batches])
+            saving = asyncio.gather(copies.tidy(), link.room())
+            await asyncio.sleep(0)
+            link.marks(number, [(1, number)])
+            await saving
+            (copy,) = copies.open.values()
+            assert copy.log.next_seq(1) == number
+            again = _read_about(OSFileSystem(), copy.path + ".about")
+            assert number in again.origins
+        await copy.log.durable()
+        assert list(session.acked[1]) == [(0, 29)]
+        assert not session.refused
+
+
+async def test_numbers_that_may_be_of_others_at_hubs_are_taken_over_by_order_alone(tmp_path: Path) -> None:
+    log = log_of(5, b"one", b"two")
+    async with started(tmp_path) as copies:
+        link, session = await connect(copies, log, 3)
+        await send(link, session, log)
+        link.closed("restart")
+        put(log, 1, b"three")
+        link, session = await connect(copies, log, 4, flags=int(LaneFlag.UNCOMPARED))
+        await send(link, session, log)
+        link.marks(1000, [(1, 3)])
+        await link.room()
+        (copy,) = copies.open.values()
+        await copy.log.durable()
+        assert (copy.waiting(), copy.waiting(compared=True)) == ({"s": 3}, {"s": 2})
+        assert CopySource(copy, lambda _: True, copy.forget).states([1])[1].mark is None
+        let_go = list[list[tuple[int, int]]]()
+        alone = CopySource(copy, lambda _: True, lambda _, ranges: let_go.append(list(ranges)), compared=True)
+        state = alone.states([1])[1]
+        assert (list(state.held), state.mark) == ([(0, 2)], None), "the hub's other record would make the mark true"
+        alone.released(1, RangeSet([(0, 3)]))
+        assert (alone.brought, let_go) == (2, [[(0, 2)]]), "the hub may have another record under the last number"
+    async with started(tmp_path) as copies:
+        (copy,) = copies.open.values()
+        assert copy.waiting(compared=True) == {"s": 2}
+        link, session = await connect(copies, log, 5)
+        link.marks(1, [(1, 3)])
+        await link.room()
+        assert copy.waiting(compared=True) == {"s": 3}, "it has compared its log now"
+        await copy.log.durable()
+        assert CopySource(copy, lambda _: True, copy.forget).states([1])[1].mark == Mark(1, 3)
+
+
+async def test_a_hub_says_what_it_had_under_the_numbers_of_a_copy(tmp_path: Path) -> None:
+    log = log_of(5, b"one", b"two", b"three")
+    async with started(tmp_path) as copies:
+        link, session = await connect(copies, log, 3)
+        await send(link, session, log)
+        (copy,) = copies.open.values()
+        source = CopySource(copy, lambda _: True, copy.forget)
+        (lane,) = source.lanes()
+        lane.answered(LaneTaken(1))
+        source.released(1, RangeSet([(0, 2)]))
+        await asyncio.sleep(0)
+        source.released(1, RangeSet([(2, 3)]))
+        assert (source.had, source.brought) == (2, 1)
+
+
+async def test_an_epoch_that_leaves_no_others_is_refused(tmp_path: Path) -> None:
+    async with started(tmp_path) as copies:
+        with pytest.raises(LinkRefused):
+            await connect(copies, log_of(5, b"one"), (1 << 64) - 1)

@@ -1,0 +1,301 @@
+"""Pairs of real nodes: what is acknowledged survives the loss of either disk and is at the hub once, and times with one
+disk have a name."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.demo.fabric import DemoHub, Relay, free_port
+from tests.end_to_end.test_lost_disk import stamp
+from tests.support.processes import Node, publish, weft
+from tests.support.waiting import wait_until
+from weft.config.metrics.edge import EDGE_METRICS
+from weft.storage.hub_keys import table_key
+from weft.storage.object_store import open_store
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+PATIENCE_S = 60.0
+STREAM = "telemetry"
+CONFIG = """\
+node: {name}
+data_dir: {name}
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+http: {{bind: "127.0.0.1:0"}}
+disk: {{budget: 64MiB, segment: 4MiB}}
+streams:
+  telemetry: {{from: "plant/{{device}}/telemetry"}}
+links:
+  hub: {{to: "http://127.0.0.1:{hub}", retry_min: 50ms, retry_max: 300ms, mark_interval: 1s}}
+pair:
+  listen: 127.0.0.1:{own}
+  peer: http://127.0.0.1:{other}
+  acks: {acks}
+  alone_after: {alone}
+  take_over_after: {after}
+"""
+
+
+class Side:
+    """One node of the pair, with lines to its hub and to its peer that can be cut."""
+
+    def __init__(self, folder: Path, name: str, hub: DemoHub) -> None:
+        self.folder, self.name = folder, name
+        self.port = free_port()
+        self.to_hub = Relay(hub.port)
+        self.config = folder / f"{name}.yaml"
+        self.node: Node
+
+    def meet(self, other: Side, *, acks: str, alone: str, after: str) -> None:
+        self.to_peer = Relay(other.port)
+        self.config.write_text(
+            CONFIG.format(
+                name=self.name,
+                hub=self.to_hub.port,
+                own=self.port,
+                other=self.to_peer.port,
+                acks=acks,
+                alone=alone,
+                after=after,
+            )
+        )
+
+    def start(self) -> None:
+        self.node = Node("edge", self.config, popen=subprocess.Popen)
+
+    def publish(self, first: int, end: int) -> None:
+        publish(self.node.mqtt_port, f"plant/{self.name}/telemetry", [str(number) for number in range(first, end)])
+
+    @property
+    def pair(self) -> Any:
+        return self.node.json("status")["pair"]
+
+    @property
+    def copy(self) -> Any:
+        (copy,) = self.pair["copies"].values()
+        return copy
+
+    def is_ready(self) -> bool:
+        """Whether the peer copies its records, and may bring them to the hub by itself."""
+        return bool(self.pair["state"] == "connected" and self.pair["compared"])
+
+    def burn(self) -> None:
+        self.node.kill()
+        shutil.rmtree(self.folder / self.name)
+
+
+class Site:
+    """A hub and a pair."""
+
+    def __init__(self, folder: Path, *, acks: str = "both", alone: str = "30s", after: str = "null") -> None:
+        self.hub = DemoHub(folder, settings="mark_interval: 1s\n")
+        self.hub.start()
+        self.a, self.b = Side(folder, "a", self.hub), Side(folder, "b", self.hub)
+        self.sides = self.a, self.b
+        for side, other in ((self.a, self.b), (self.b, self.a)):
+            side.meet(other, acks=acks, alone=alone, after=after)
+        for side in self.sides:
+            side.start()
+        for side in self.sides:
+            wait_until(side.is_ready, PATIENCE_S, lambda side=side: side.pair)  # type: ignore[misc]
+
+    def rows(self) -> dict[str, list[int]]:
+        """The numbers in the table by device, counted without the hub."""
+        from deltalake import DeltaTable
+
+        uri, options = open_store(self.hub.store).location(table_key("default", STREAM))
+        rows = DeltaTable(uri, storage_options=options).to_pyarrow_table(columns=["device", "payload"]).to_pylist()
+        found: dict[str, list[int]] = {}
+        for row in rows:
+            found.setdefault(row["device"], []).append(int(row["payload"]))
+        return found
+
+    def wait_for_rows(self, count: int) -> None:
+        wait_until(lambda: self.hub.table_rows() >= count, PATIENCE_S, lambda: [side.pair for side in self.sides])
+
+    def stop(self) -> None:
+        for side in self.sides:
+            if side.node.process.poll() is None:
+                side.node.kill()
+        self.hub.stop()
+
+
+Make = Callable[..., Site]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Site] = []
+
+    def site(**settings: str) -> Site:
+        made.append(Site(tmp_path, **settings))
+        return made[-1]
+
+    yield site
+    for each in made:
+        each.stop()
+
+
+def test_a_node_burns_and_its_peer_brings_the_hub_everything_that_was_acknowledged(make: Make) -> None:
+    site = make()
+    a, b = site.a, site.b
+    for side in site.sides:
+        side.to_hub.cut()
+    a.publish(0, 300)
+    b.publish(0, 50)
+    assert a.pair["alone_since"] is None
+    a.burn()
+    b.to_hub.restore()
+    done = weft("edge", "take-over", b.config)
+    assert done.exit_code == 0, done.output
+    assert "the hubs took 300 records of the copy, and had 0 records under the same numbers before" in done.output
+    assert "the copy has everything that the node took in until" in done.output
+    site.wait_for_rows(350)
+    assert {device: sorted(numbers) for device, numbers in site.rows().items()} == {
+        "a": [*range(300)],
+        "b": [*range(50)],
+    }
+    # A new disk under the same name: another log, and the pair continues.
+    a.to_hub.restore()
+    a.start()
+    wait_until(lambda: a.pair["state"] == "connected", PATIENCE_S, lambda: a.pair)
+    a.publish(300, 350)
+    site.wait_for_rows(400)
+    assert sorted(site.rows()["a"]) == [*range(350)]
+
+
+def test_a_peer_takes_over_by_itself_and_the_return_of_the_node_doubles_nothing(make: Make) -> None:
+    site = make(after="1s")
+    a, b = site.a, site.b
+    a.to_hub.cut()
+    b.to_hub.cut()
+    a.publish(0, 200)
+    a.node.kill()
+    b.to_hub.restore()
+    site.wait_for_rows(200)
+    wait_until(lambda: not b.copy["records"], PATIENCE_S, lambda: b.pair)
+    a.to_hub.restore()
+    a.start()
+    a.publish(200, 250)
+    site.wait_for_rows(250)
+    assert sorted(site.rows()["a"]) == [*range(250)]
+    now = stamp()
+    wait_until(lambda: (site.hub.complete_up_to()[STREAM] or "") >= now, PATIENCE_S, site.hub.complete_up_to)
+
+
+def test_a_restored_old_copy_is_noticed_at_the_peer_and_takes_nothing_in(make: Make) -> None:
+    """The hub has none of the records that only the peer remembers: without it the copy would use their numbers."""
+    site = make()
+    a, b = site.a, site.b
+    for side in site.sides:
+        side.to_hub.cut()
+    a.publish(0, 50)
+    a.node.stop()
+    image = a.folder / "image"
+    shutil.copytree(a.folder / "a", image)
+    epoch = (a.folder / "a" / "links" / "epoch").read_bytes()
+    a.start()
+    wait_until(lambda: a.pair["state"] == "connected", PATIENCE_S, lambda: a.pair)
+    a.publish(50, 100)
+    assert a.pair["records_with_one_disk"] == 0
+    assert (a.folder / "a" / "links" / "epoch").read_bytes() == epoch, "a peer takes no epoch that hubs know"
+    a.burn()
+    shutil.copytree(image, a.folder / "a")
+    a.to_hub.restore()
+    a.start()
+    assert list(a.node.json("status")["conflicts"]) == ["to the peer"]
+    assert "up to seq 100" in a.pair["conflict"]
+    b.to_hub.restore()
+    assert weft("link", "pause", b.config).exit_code == 0
+    asked = subprocess.Popen([sys.executable, "-m", "weft", "edge", "take-over", str(b.config)])
+    wait_until(lambda: "paused" in b.copy["trouble"], PATIENCE_S, lambda: b.pair)
+    assert b.copy["records"] == 100
+    assert weft("link", "resume", b.config).exit_code == 0
+    assert asked.wait(PATIENCE_S) == 0
+    site.wait_for_rows(100)
+    assert sorted(site.rows()["a"]) == [*range(100)]
+
+
+def test_a_split_costs_nothing_but_times_alone_which_both_name(make: Make) -> None:
+    site = make(alone="200ms")
+    a, b = site.a, site.b
+    for side in site.sides:
+        side.to_peer.cut()
+        side.to_hub.cut()
+    for side in site.sides:
+        side.publish(0, 100)
+        assert side.pair["alone_since"] is not None
+        assert side.pair["records_with_one_disk"] > 0
+    for side in site.sides:
+        side.to_peer.restore()
+    for side in site.sides:
+        wait_until(lambda side=side: side.pair["alone_since"] is None, PATIENCE_S, lambda side=side: side.pair)  # type: ignore[misc]
+        assert side.pair["records_with_one_disk"] == 0
+        assert len(side.pair["times_alone"]) == 1
+    a.publish(100, 120)
+    assert len(a.pair["times_alone"]) == 1, "it waits for its peer again"
+    shown = a.node.text("metrics")
+    assert [each.name for each in EDGE_METRICS if "_pair_" in each.name and f"\n{each.name} " not in shown] == []
+    b.burn()
+    a.to_hub.restore()
+    assert weft("edge", "take-over", a.config).exit_code == 0
+    site.wait_for_rows(220)
+    assert {device: sorted(numbers) for device, numbers in site.rows().items()} == {
+        "a": [*range(120)],
+        "b": [*range(100)],
+    }
+
+
+def test_what_hubs_have_leaves_the_copy_and_a_copy_that_follows_says_how_far_it_is(make: Make) -> None:
+    site = make(acks="own")
+    a, b = site.a, site.b
+    a.to_hub.cut()
+    a.publish(0, 100)
+    wait_until(lambda: b.copy["records"] == 100, PATIENCE_S, lambda: b.pair)
+    wait_until(lambda: not a.pair["records_with_one_disk"], PATIENCE_S, lambda: a.pair)
+    assert a.pair["times_alone"] == []
+    a.to_hub.restore()
+    wait_until(lambda: not b.copy["records"], PATIENCE_S, lambda: b.pair)
+    b.node.kill()
+    a.publish(100, 150)
+    a.to_peer.cut()
+    site.wait_for_rows(150)
+
+
+def test_numbers_that_the_hub_has_for_others_make_it_neither_complete_nor_the_copy_empty(make: Make) -> None:
+    """Neither the hub nor the peer knows both logs: the node, which would, burns before it is asked."""
+    site = make(alone="200ms", after="1s")
+    a, b = site.a, site.b
+    a.to_peer.cut()
+    a.publish(0, 50)
+    site.wait_for_rows(50)
+    a.node.stop()
+    image = a.folder / "image"
+    shutil.copytree(a.folder / "a", image)
+    a.start()
+    a.publish(50, 100)
+    site.wait_for_rows(100)
+    a.burn()
+    shutil.copytree(image, a.folder / "a")
+    a.to_hub.cut()
+    a.to_peer.restore()
+    a.start()
+    wait_until(lambda: a.pair["state"] == "connected", PATIENCE_S, lambda: a.pair)
+    a.publish(150, 200)
+    wait_until(lambda: a.pair["records_with_one_disk"] == 0, PATIENCE_S, lambda: a.pair)
+    acknowledged, now = stamp(), time.time()
+    wait_until(lambda: (b.copy["complete_to"] or 0) >= now + 1, PATIENCE_S, lambda: b.pair)
+    a.burn()
+    wait_until(lambda: b.copy["taking_over"], PATIENCE_S, lambda: b.pair)
+    wait_until(lambda: not b.copy["taking_over"], PATIENCE_S, lambda: b.pair)
+    assert (b.copy["records"], b.copy["only_by_order"]) == (100, 100)
+    assert (site.hub.complete_up_to()[STREAM] or "") < acknowledged
+    assert sorted(site.rows()["a"]) == [*range(100)]
