@@ -551,14 +551,14 @@ class IcebergTable:
         draft = _Draft(self._place, base, schema, snapshot, now_ms)
         if changes.is_whole:
             await draft.replace_all(changes.base, changes.changed)
-            changes.changed = _Change()
-        if changes.appended:
-            await draft.append(changes.appended)
-        if changes.joined.added or changes.joined.removed:
-            await draft.change("replace", changes.joined)
-        if changes.changed.added or changes.changed.removed:
-            operation = "overwrite" if changes.changed.added else "delete"
-            await draft.change(operation if changes.changed.removed else "append", changes.changed)
+        else:
+            if changes.appended:
+                await draft.append(changes.appended)
+            if changes.joined.added or changes.joined.removed:
+                await draft.change("replace", changes.joined)
+            if changes.changed.added or changes.changed.removed:
+                operation = "overwrite" if changes.changed.added else "delete"
+                await draft.change(operation if changes.changed.removed else "append", changes.changed)
         await draft.join()
         made = draft.metadata(metadata, uuid, said, self._keep_ms)
         if self._monotonic() - began > self.sweep_s / 2:

@@ -117,6 +117,7 @@ AT_EDGES = {
     ("edge", "reload"),
     ("edge", "rename"),
     ("edge", "replay"),
+    ("edge", "take-over"),
     ("link", "acknowledge"),
     ("link", "pause"),
     ("link", "resume"),

@@ -201,7 +201,7 @@ YAML = [
         "a list in place of settings",
         "edge check edge.yaml",
         "weft: edge.yaml:1: expected keys and values (node, data_dir, tenant, listeners, auth, http, encryption, disk, "
-        "commit_interval, streams, functions_signed_by, unrouted, links, sparkplug and 5 more), got a list",
+        "commit_interval, streams, functions_signed_by, unrouted, links, pair and 6 more), got a list",
         files=edge("- node: a\n- data_dir: data\n"),
         in_process=True,
     ),
@@ -393,7 +393,7 @@ SETTINGS = [
         "a setting that is none",
         "edge check edge.yaml",
         "weft: edge.yaml:3: colour: is not a setting. Known here: node, tenant, data_dir, listeners, auth, "
-        "http, encryption, disk, commit_interval, streams, functions_signed_by, unrouted, links, sparkplug and 5 more",
+        "http, encryption, disk, commit_interval, streams, functions_signed_by, unrouted, links, pair and 6 more",
         files=edge(NODE + "colour: b\n"),
         in_process=True,
     ),
