@@ -29,7 +29,7 @@ PROJECT = FOLDER.parent / "pyproject.toml"
 SETS: dict[str, list[str]] = {
     "build": ["setuptools==84.2.1"],
     "edge": ["weft-fabric[encryption]"],
-    "hub": ["weft-fabric[hub]"],
+    "hub": ["weft-fabric[hub,iceberg,sql]"],
 }
 """File -> what it brings together with all that this requires. Weft itself is left out: it is built from the source."""
 LEFT_OUT = ("weft-fabric", "pip")
@@ -112,7 +112,8 @@ def hashes(name: str, version: Version) -> list[str]:
     wheels, sources = set[str](), set[str]()
     for file in files:
         text, of = file["filename"], f"sha256:{file['hashes']['sha256']}"
-        if text.endswith(".whl") and canonicalize_name(text.split("-")[0]) == name:
+        # Of other versions, old names may be such as no longer parse.
+        if text.endswith(".whl") and f"-{version}-" in text and canonicalize_name(text.split("-")[0]) == name:
             _, its, _, tags = parse_wheel_filename(text)
             if its == version and any(fits(tag) for tag in tags):
                 wheels.add(of)

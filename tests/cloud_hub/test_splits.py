@@ -9,6 +9,7 @@ import random
 import struct
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -38,7 +39,7 @@ from weft.protocols import batch
 from weft.protocols.lane import Lane
 from weft.protocols.shard.placement import TENANT_APART_EDGE, digest_of
 from weft.protocols.shard.shard_state import ShardState
-from weft.replication.runner import LinkIdentity, serve
+from weft.replication.runner import LinkIdentity
 from weft.storage import hub_keys
 from weft.storage.chunk_log import NotBegun, ShardLog, first_logs, load_every_shard, log_of_edge
 from weft.storage.cluster import Cluster, ClusterUnusable, declare_split, open_cluster, read_cluster
@@ -373,7 +374,8 @@ def test_splits_are_as_far_apart_as_load_has_to_last(samples: list[tuple[float, 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process is busy whatever it does, at once, and acknowledges at once."""
-    monkeypatch.setattr(serve, "ACK_INTERVAL_S", 0.0)
+    receiver = HubSettings.receiver
+    monkeypatch.setattr(HubSettings, "receiver", lambda hub: replace(receiver(hub), ack_interval=0))
     monkeypatch.setattr(splits, "SAMPLE_S", 0.15)
     monkeypatch.setattr(splits, "SUSTAINED_S", 0.2)
     monkeypatch.setattr(splits, "BUSY", -1.0)
