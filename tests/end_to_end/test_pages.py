@@ -234,6 +234,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         ("operator.md", "sh"),
         ("check-a-release.md", "sh"),
         *[("ask-in-sql.md", "sh")] * 2,
+        ("ask-in-sql.md", "sql"),
         ("share-tables.md", "sh"),
         ("share-tables.md", "python"),
         ("install-by-package.md", "sh"),
