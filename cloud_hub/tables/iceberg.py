@@ -8,6 +8,7 @@ its files are taken over as they are.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -50,11 +51,12 @@ from weft.storage.table.iceberg import (
     commit,
     current,
     metadata_folder,
+    new_object,
     number_of,
     point,
     table_uri,
 )
-from weft.storage.table.manifests import Columns, Manifest, Written
+from weft.storage.table.manifests import Columns, Manifest
 from weft.storage.table_writer.service import TableService
 
 FEATURES = frozenset({"deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
@@ -67,7 +69,8 @@ SNAPSHOTS_MAX = 200
 """Maximum number of snapshots that readers may name; each takes a kilobyte of every version of the metadata."""
 METADATA_KEPT = 10
 """Number of versions of the metadata that are kept for readers that have read an older hint."""
-TABLE_PROPERTIES = (VERSION_PROPERTY, ENTRY_PROPERTY, COMPLETE_PROPERTY)
+TABLE_PROPERTIES = (VERSION_PROPERTY, ENTRY_PROPERTY, POSITIONS_PROPERTY, COMPLETE_PROPERTY)
+"""Properties of the table: a window without files makes no snapshot that could have them."""
 T = TypeVar("T")
 
 
@@ -107,19 +110,19 @@ class Changes(FileFollower[AddedFile]):
 
     Args:
         begin: the version, and the hash of its entry; None for all files.
-        encode: makes a manifest of files, by the metadata of the table.
+        store: stores a manifest of files that a version has, by the metadata of the table; called in a thread.
         is_long: the vacuum may have deleted files that came and went in it.
     """
 
     def __init__(
         self,
         begin: tuple[int, bytes] | None,
-        encode: Callable[[Mapping[str, Any], Sequence[AddedFile]], Written],
+        store: Callable[[int, Mapping[str, Any], Sequence[AddedFile]], Manifest],
         applications: str,
         *,
         is_long: bool = False,
     ) -> None:
-        self._encode, self._applications, self._is_long = encode, applications, is_long
+        self._store, self._applications, self._is_long = store, applications, is_long
         super().__init__()
         if begin is not None:
             self.version, self.entry_hash = begin
@@ -129,8 +132,8 @@ class Changes(FileFollower[AddedFile]):
         """Forget the table."""
         super().clear()
         self.is_whole = True
-        self.base: list[Written] = []
-        """Manifests of the files of a checkpoint."""
+        self.base: list[Manifest] = []
+        """Manifests of the files of a checkpoint, in the store."""
         self.appended: dict[str, AddedFile] = {}
         self.joined, self.changed = _Change(), _Change()
         self.metadata: dict[str, Any] | None = None
@@ -164,10 +167,12 @@ class Changes(FileFollower[AddedFile]):
         """Take a checkpoint, or a part of one, in a thread. Raises as ``take_facts``."""
         take_facts(file, name, self._fact)
         file.seek(0)
-        for files in _batched(checkpoint_files(file, name), MANIFEST_FILES):  # a million files are never in memory
+        version = int(name.rpartition("/")[2].partition(".")[0])
+        # Neither a million files nor their manifests are ever in memory.
+        for files in _batched(checkpoint_files(file, name), MANIFEST_FILES):
             if self.metadata is None:
                 raise TableError(f"{name} names files before the table's schema: write a checkpoint again")
-            self.base.append(self._encode(self.metadata, [*map(_plain, files)]))
+            self.base.append(self._store(version, self.metadata, [*map(_plain, files)]))
 
     def finish(self) -> None:
         """Take the end of an entry: what it is, the flags of all of its files say."""
@@ -252,11 +257,9 @@ class _Place:
         """URI of the table's folder."""
         self.location = f"{self.files}/{FOLDER}"
 
-    def uri(self, name: str) -> str:
-        return f"{self.location}/metadata/{name}"
-
-    def new_uri(self) -> str:
-        return self.uri(f"{secrets.token_hex(16)}.avro")
+    def new_uri(self, version: int) -> str:
+        """Return that of a new object; see ``new_object``."""
+        return f"{self.location}/metadata/{new_object(version)}"
 
     async def put(self, uri: str, data: bytes) -> None:
         await self._store.create(f"{self._folder}/{uri.rpartition('/')[2]}", data)
@@ -270,10 +273,13 @@ class _Draft:
 
     Args:
         snapshot: id of the first one.
+        version: the Delta version with which the window begins.
     """
 
-    def __init__(self, place: _Place, known: _Known | None, schema: Schema, snapshot: int, now_ms: int) -> None:
-        self._place, self._schema, self._now_ms = place, schema, now_ms
+    def __init__(
+        self, place: _Place, known: _Known | None, schema: Schema, snapshot: int, version: int, *, now_ms: int
+    ) -> None:
+        self._place, self._schema, self._version, self._now_ms = place, schema, version, now_ms
         self._columns = Columns.of(place.files, schema)
         self._next = snapshot
         self._sequence = known.metadata.last_sequence_number if known else 0
@@ -288,16 +294,15 @@ class _Draft:
         """Add files."""
         await self._snapshot("append", await self._written(files), self.manifests, (0, 0))
 
-    async def replace_all(self, base: Sequence[Written], what: _Change) -> None:
+    async def replace_all(self, base: Sequence[Manifest], what: _Change) -> None:
         """Put files in the place of all that were there: those of new manifests, with a change."""
         left, new = self._uris(what.removed), await self._written(what.added)
         wanted = manifests.digests_of(left)
-        for each in base:
-            if not each.manifest.may_have(wanted):
-                await self._place.put(each.manifest.file.manifest_path, each.data)
-                new.append(each)
+        for manifest in base:
+            if not manifest.may_have(wanted):
+                new.append(manifest)
                 continue
-            entries = await in_thread(partial(manifests.read, each.manifest.file, each.data))
+            entries = await self._entries(manifest)
             if stay := [manifests.added(entry) for entry in entries if entry.data_file.file_path not in left]:
                 new.append(await self._put(stay))
         removed = self._totals()
@@ -316,18 +321,19 @@ class _Draft:
         new, kept, gone_rows = await self._written(what.added), list[Manifest](), 0
         wanted = manifests.digests_of(left)
         for manifest in self.manifests:
-            gone = list[ManifestEntry]()
-            if left and manifest.may_have(wanted):
-                entries = await self._entries(manifest)
-                gone = [entry for entry in entries if entry.data_file.file_path in left]
-            if not gone:
+            if not left or not manifest.may_have(wanted):
                 kept.append(manifest)
                 continue
-            paths = {entry.data_file.file_path for entry in gone}
-            left -= paths
+            entries = await self._entries(manifest)
+            gone = [entry for entry in entries if entry.data_file.file_path in left]
+            if not gone:  # the next change need not read it
+                paths = manifests.digests_of(entry.data_file.file_path for entry in entries)
+                kept.append(manifest._replace(paths=paths))
+                continue
             gone_rows += sum(entry.data_file.record_count for entry in gone)
             # Without bounds: a person's values must not stay where the rows are gone.
-            stay = [entry for entry in entries if entry.data_file.file_path not in paths]
+            stay = [entry for entry in entries if entry.data_file.file_path not in left]
+            left -= {entry.data_file.file_path for entry in gone}
             new.append(await self._put([*stay, *map(manifests.forgotten, gone)]))
         if left:
             raise _Unknown
@@ -339,23 +345,22 @@ class _Draft:
         if len(small) > SMALL_MAX:
             entries = chain.from_iterable([await self._entries(each) for each in small])
             new = [await self._put(each) for each in _batched(entries, MANIFEST_FILES)]
-            paths = {each.file.manifest_path for each in small}
-            kept = [each for each in self.manifests if each.file.manifest_path not in paths]
+            kept = [each for each in self.manifests if each.live >= MANIFEST_FILES]
             await self._snapshot("replace", new, kept, (0, 0))
 
     async def _entries(self, manifest: Manifest) -> list[ManifestEntry]:
         data = await self._place.get(manifest.file.manifest_path)
         return await in_thread(lambda: manifests.read(manifest.file, data))
 
-    async def _written(self, files: Mapping[str, AddedFile]) -> list[Written]:
+    async def _written(self, files: Mapping[str, AddedFile]) -> list[Manifest]:
         made = await in_thread(lambda: [*map(self._columns.entry, files.values())])
         return [await self._put(each) for each in _batched(made, MANIFEST_FILES)]
 
-    async def _put(self, entries: Sequence[ManifestEntry]) -> Written:
-        uri, snapshot = self._place.new_uri(), self._next
+    async def _put(self, entries: Sequence[ManifestEntry]) -> Manifest:
+        uri, snapshot = self._place.new_uri(self._version), self._next
         written = await in_thread(lambda: manifests.write(self._schema, snapshot, uri, entries))
         await self._place.put(uri, written.data)
-        return written
+        return written.manifest
 
     def _totals(self) -> tuple[int, int]:
         files = sum(each.live for each in self.manifests)
@@ -364,17 +369,17 @@ class _Draft:
         )
 
     async def _snapshot(
-        self, operation: str, new: Sequence[Written], kept: Sequence[Manifest], removed: tuple[int, int]
+        self, operation: str, new: Sequence[Manifest], kept: Sequence[Manifest], removed: tuple[int, int]
     ) -> None:
         """Make a snapshot of manifests; ``removed``: number of removed files, and of their rows."""
         parent = self.snapshots[-1].snapshot_id if self.snapshots else None
-        uri, self._sequence = self._place.new_uri(), self._sequence + 1
+        uri, self._sequence = self._place.new_uri(self._version), self._sequence + 1
         # Those that name only removed files belong to the snapshot before.
-        listed = [*(each.manifest for each in new), *(each for each in kept if each.live)]
+        listed = [*new, *(each for each in kept if each.live)]
         snapshot, sequence = self._next, self._sequence
         self.manifests, data = await in_thread(lambda: manifests.write_list(uri, snapshot, parent, sequence, listed))
         await self._place.put(uri, data)
-        added = [each.manifest.file for each in new]
+        added = [each.file for each in new]
         files, rows = self._totals()
         counts = {
             "added-data-files": sum(each.added_files_count for each in added),
@@ -449,6 +454,12 @@ def _schema_of(fields: Sequence[Mapping[str, Any]], known: Metadata | None) -> S
     return found if equal is None else manifests.iceberg_schema(fields, equal)
 
 
+def _current_schema(metadata: Metadata) -> Schema:
+    return Schema.model_validate(
+        next(each for each in metadata.schemas if each["schema-id"] == metadata.current_schema_id)
+    )
+
+
 class IcebergTable:
     """The Iceberg metadata of one table. Used by one task.
 
@@ -500,7 +511,24 @@ class IcebergTable:
             self._known, version = await self._made(known, claim, is_whole=False)
         except _Unknown:
             self._known, version = await self._made(known, claim, is_whole=True)
+        except TableConflict:
+            raise
+        except TableError:
+            await self._expire(known)
+            raise
         return version
+
+    async def _expire(self, known: _Known | None) -> None:
+        """Drop old snapshots though there is no new one: the vacuum and erasures do not wait for this writer."""
+        now_ms = self._clock() // 1_000_000
+        if known is None or known.metadata.location != self._place.location:
+            return
+        if any(now_ms - each.timestamp_ms >= self._keep_ms for each in known.metadata.snapshots[:-1]):
+            metadata = known.metadata
+            schema, version = _current_schema(metadata), metadata.delta_version
+            draft = _Draft(self._place, known, schema, new_id(), version, now_ms=max(now_ms, metadata.last_updated_ms))
+            made = draft.metadata(metadata, metadata.table_uuid, metadata.properties, self._keep_ms)
+            await commit(self._store, self._table, known.number + 1, made)
 
     async def _load(self) -> _Known | None:
         found = await current(self._store, self._table)
@@ -523,8 +551,8 @@ class IcebergTable:
         metadata, snapshot = base.metadata if base else None, new_id()
         # A snapshot lives that long, and the vacuum leaves a removed file twice as long.
         is_long = base is not None and self._clock() // 1_000_000 - base.metadata.last_updated_ms >= self._keep_ms
-        encode = partial(self._encoded, metadata, snapshot)
-        changes = Changes(begin, encode, self._applications, is_long=is_long)
+        store = partial(self._stored, metadata, snapshot, loop=asyncio.get_running_loop())
+        changes = Changes(begin, store, self._applications, is_long=is_long)
         await self._log.follow(changes)
         changes.finish()
         changes.check()
@@ -544,11 +572,9 @@ class IcebergTable:
             uuid = changes.metadata["id"]
         else:
             assert metadata is not None, "a table that is read from its beginning has a schema"
-            schema = Schema.model_validate(
-                next(each for each in metadata.schemas if each["schema-id"] == metadata.current_schema_id)
-            )
-            uuid = metadata.table_uuid
-        draft = _Draft(self._place, base, schema, snapshot, now_ms)
+            schema, uuid = _current_schema(metadata), metadata.table_uuid
+        first = changes.version if changes.is_whole or metadata is None else metadata.delta_version
+        draft = _Draft(self._place, base, schema, snapshot, first, now_ms=now_ms)
         if changes.is_whole:
             await draft.replace_all(changes.base, changes.changed)
         else:
@@ -566,21 +592,31 @@ class IcebergTable:
         await commit(self._store, self._table, number + 1, made)
         return _Known(number + 1, made, draft.manifests), changes.version
 
-    def _encoded(
-        self, known: Metadata | None, snapshot: int, metadata: Mapping[str, Any], files: Sequence[AddedFile]
-    ) -> Written:
+    def _stored(
+        self,
+        known: Metadata | None,
+        snapshot: int,
+        version: int,
+        metadata: Mapping[str, Any],
+        files: Sequence[AddedFile],
+        *,
+        loop: asyncio.AbstractEventLoop,
+    ) -> Manifest:
+        """Store a manifest, from a thread."""
         schema = _schema_of(msgspec.json.decode(metadata["schemaString"])["fields"], known)
-        columns = Columns.of(self._place.files, schema)
-        return manifests.write(schema, snapshot, self._place.new_uri(), [*map(columns.entry, files)])
+        columns, uri = Columns.of(self._place.files, schema), self._place.new_uri(version)
+        made = manifests.write(schema, snapshot, uri, [*map(columns.entry, files)])
+        asyncio.run_coroutine_threadsafe(self._place.put(uri, made.data), loop).result()
+        return made.manifest
 
     def _said(self, changes: Changes, known: Metadata | None, claim: Claim | None) -> dict[str, str]:
         """Return the properties of the newest snapshot."""
-        before = known.snapshots[-1].summary if known else {}
+        before = known.properties if known else {}
         positions = msgspec.json.decode(before.get(POSITIONS_PROPERTY, "{}"), type=dict[str, int]) | changes.positions
         held = [each for each in (claim, self._claim) if each is not None and each.holds(positions)]
         if self._claim is None or self._claim in held:
             self._claim = claim
-        last = known.properties.get(COMPLETE_PROPERTY) if known else None
+        last = before.get(COMPLETE_PROPERTY)
         moment = max((*(each.moment for each in held), *([last] if last else ())), default=None)
         said = {
             VERSION_PROPERTY: str(changes.version),
@@ -634,11 +670,18 @@ class _Followed(SideWork):
     """Work on the Iceberg metadata of one stream's table of all rows."""
 
     def __init__(
-        self, key: StreamKey, table: IcebergTable, tables: TableService, moments: StreamCompleteness, interval_s: float
+        self,
+        key: StreamKey,
+        table: IcebergTable,
+        tables: TableService,
+        moments: StreamCompleteness,
+        interval_s: float,
+        *,
+        monotonic: Callable[[], float],
     ) -> None:
         super().__init__(f"the Iceberg metadata of {key[0]}/{key[1]} is not being updated", 0.0)
         self._key, self._table, self._tables, self._moments = key, table, tables, moments
-        self._interval_s = interval_s
+        self._interval_s, self._monotonic = interval_s, monotonic
         self._version = -1
         self._due_at = self._sweep_at = 0.0
 
@@ -646,13 +689,15 @@ class _Followed(SideWork):
         """Write a snapshot if there is something new, and its time has come; see ``SideWork``."""
         tierer = self._tables.tierer(self._key)
         version = -1 if tierer is None else tierer.version
-        # Also without a new version after some time: what is old must not stay, and others write versions as well.
-        if now >= self._due_at or version - self._version >= VERSIONS_MAX:
-            self._version = await self._table.write(await self._claim())
-            self._due_at = now + self._interval_s
-        if now >= self._sweep_at:
-            await self._table.sweep()
-            self._sweep_at = now + self._table.sweep_s
+        try:
+            # Also without a new version after some time: what is old must not stay, and others write versions as well.
+            if now >= self._due_at or version - self._version >= VERSIONS_MAX:
+                self._version = await self._table.write(await self._claim())
+                self._due_at = self._monotonic() + self._interval_s
+        finally:
+            if now >= self._sweep_at:  # what nothing names goes also where no snapshot can be made
+                await self._table.sweep()
+                self._sweep_at = self._monotonic() + self._table.sweep_s
         return LOOK_S
 
     async def _claim(self) -> Claim | None:
@@ -710,4 +755,4 @@ class IcebergWork(SideWorks):
             clock=self._clock.now,
             monotonic=self._monotonic,
         )
-        return _Followed(key, table, self._tables, self._moments, self._interval_s)
+        return _Followed(key, table, self._tables, self._moments, self._interval_s, monotonic=self._monotonic)

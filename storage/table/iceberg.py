@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,6 +29,7 @@ AFTER_PROPERTY = "weft.after-delta-version"
 POSITIONS_PROPERTY, COMPLETE_PROPERTY = "weft.positions", "weft.complete-until"
 """Properties of snapshots: the next offset of each shard, in JSON, and the moment up to which the rows are complete."""
 _NAME = re.compile(r"v(\d+)\.metadata\.json")
+_OBJECT = re.compile(rb"(\d{20})-[0-9a-f]{32}\.avro")
 NUMBERS_MAX = 1000
 """Maximum number of versions by which the hint is behind before a look gives up."""
 
@@ -124,6 +126,12 @@ def number_of(key: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def new_object(version: int) -> str:
+    """Return the name of a new manifest, or list of them, that has no rows which the Delta table lost before a version,
+    and may have some that it lost since."""
+    return f"{version:020d}-{secrets.token_hex(16)}.avro"
+
+
 def table_uri(store: ObjectStore, key: str) -> str:
     """Return the URI of an object or folder, as engines on any machine take it.
 
@@ -160,15 +168,43 @@ async def _hinted(store: ObjectStore, table: str) -> int | None:
 
 
 async def has_before(store: ObjectStore, table: str, version: int) -> bool:
-    """Return whether a snapshot may have the rows of versions before one of the Delta table. Raises as ``current``, and
-    TableError."""
-    found = await current(store, table)
-    if found is None:
-        return False
-    metadata = found.metadata()
-    # Snapshots of one window are made together: the last one has the version, the others have the one before all.
-    of = (each.summary.get(VERSION_PROPERTY) or each.summary.get(AFTER_PROPERTY) for each in metadata.snapshots[:-1])
-    return metadata.delta_version < version or any(int(each) < version for each in of if each is not None)
+    """Return whether a snapshot may have the rows of versions before one of the Delta table, or a manifest that no
+    snapshot names, and the next sweeps delete, their bounds.
+
+    Raises:
+        StoreError: as ``current``.
+        TableError: the metadata is damaged.
+    """
+    found, snapshots = await current(store, table), list[Snapshot]()
+    if found is not None:
+        metadata = found.metadata()
+        snapshots = metadata.snapshots
+        # Snapshots of one window are made together: the last one has the version, the others have the one before all.
+        of = (each.summary.get(VERSION_PROPERTY) or each.summary.get(AFTER_PROPERTY) for each in snapshots[:-1])
+        if metadata.delta_version < version or any(int(each) < version for each in of if each is not None):
+            return True
+    folder, old, after = metadata_folder(table), set[str](), None
+    while page := await store.list(folder, after=after, limit=1000):
+        after = page[-1].key
+        names = [item.key.rpartition("/")[2] for item in page]
+        old |= {each for each in names if each.endswith(".avro") and _is_before(each, version)}
+    # Manifests that the snapshots took over have the rows of today alone.
+    old -= {each.manifest_list.rpartition("/")[2] for each in snapshots}
+    for each in reversed(snapshots):
+        if not old:
+            break
+        try:
+            listed = await store.get(f"{folder}/{each.manifest_list.rpartition('/')[2]}")
+        except NotFound:
+            return True  # swept meanwhile: a later look tells
+        # The lists are not compressed, so the names are there as they are; what is not found counts as left over.
+        old -= {name[0].decode() for name in _OBJECT.finditer(listed.data)}
+    return bool(old)
+
+
+def _is_before(name: str, version: int) -> bool:
+    found = _OBJECT.fullmatch(name.encode())
+    return found is None or int(found[1]) < version
 
 
 async def commit(store: ObjectStore, table: str, number: int, metadata: Metadata) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -35,7 +36,7 @@ from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.completeness import Completeness
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table import iceberg
+from weft.storage.table import iceberg, manifests
 from weft.storage.table.actions import TableConflict, TableError, app_ids
 from weft.storage.table.schemas import StreamSchema
 from weft.storage.table_writer.maintenance import Maintenance
@@ -324,7 +325,9 @@ async def test_completeness_is_said_once_the_rows_are_there(directory: ObjectSto
     assert len(found.snapshots()) == 3
 
 
-async def work_of(store: ObjectStore, log: LogWriter, **settings: Any) -> tuple[IcebergWork, list[ShardView]]:
+async def work_of(
+    store: ObjectStore, log: LogWriter, monotonic: Any = time.monotonic, **settings: Any
+) -> tuple[IcebergWork, list[ShardView]]:
     """The work of a process that makes the table of telemetry alone, and what it has read of the log."""
     views = await load_shards(store, log.cluster)
     tables: Any = SimpleNamespace(
@@ -334,9 +337,8 @@ async def work_of(store: ObjectStore, log: LogWriter, **settings: Any) -> tuple[
     )
     declared: Any = SimpleNamespace(expected_edges={})
     options = HubSettings(store="", iceberg_interval_s=60.0, **settings)
-    return IcebergWork(
-        store, log.cluster, tables, declared, HubClock(time.time_ns, time.monotonic_ns), settings=options
-    ), views
+    clock = HubClock(time.time_ns, time.monotonic_ns)
+    return IcebergWork(store, log.cluster, tables, declared, clock, settings=options, monotonic=monotonic), views
 
 
 async def test_a_moment_by_a_chunk_that_comes_while_it_is_computed_waits_for_the_chunks_rows(
@@ -376,6 +378,98 @@ async def test_many_manifests_are_joined_and_a_snapshot_reads_none_of_the_others
     found = await opened(directory)
     assert len(found.current_snapshot().manifests(found.io)) <= 4 + 3
     assert calls[-1] <= max(calls[1:4]) + 12, "it does not grow with the table"
+
+
+async def test_a_manifest_is_looked_through_once_after_a_start(
+    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await LogWriter.open(directory)
+    for n in range(4):
+        log.created = START + n * HOUR
+        await grow(directory, log, 10 * n)
+        await of(directory, log).write()
+    table_of, reads, read = of(directory, log), [0], manifests.read
+    monkeypatch.setattr(manifests, "read", lambda *options: reads.append(1) or read(*options))
+    numbers = []
+    for n in (2, 3):
+        await retention(directory, log, START + n * HOUR + SECOND).look(TableDocument(retain_s=3600))
+        reads.clear()
+        await table_of.write()
+        numbers.append(len(reads))
+    assert numbers == [4, 1], "the second one reads the manifest that it changes"
+
+
+async def test_manifests_of_a_checkpoint_are_in_memory_one_at_a_time(
+    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "MANIFEST_FILES", 2)
+    log = await LogWriter.open(directory)
+    for first in (0, 10, 20):
+        await grow(directory, log, first)
+    table(directory).create_checkpoint()
+    boundaries, write = Boundaries(), manifests.write
+    monkeypatch.setattr(manifests, "write", lambda *options: boundaries.calls.append("write") or write(*options))
+    await of(WatchedStore(directory, boundaries), log).write()
+    steps = [name for name in boundaries.calls if name in ("write", "create")]
+    assert steps[:6] == ["write", "create"] * 3
+    assert await check(directory) == ["append"]
+
+
+async def test_a_window_without_files_moves_the_positions(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    await grow(directory, log, 0)
+    await of(directory, log).write()
+    folder = Path(directory.location(TABLE)[0]) / "_delta_log"
+    for shard, end in ((0, 20), (1, 30)):
+        version = table(directory).version() + 1
+        moved = {"txn": {"appId": f"{app_ids(log.cluster.cluster_id, 'telemetry')}{shard}", "version": end}}
+        (folder / f"{version:020d}.json").write_text(json.dumps(moved))
+        assert await of(directory, log).write() == version
+    assert json.loads((await opened(directory)).properties["weft.positions"]) == {"0": 20, "1": 30}
+
+
+async def test_a_writer_that_fails_drops_old_snapshots_and_sweeps(directory: ObjectStore) -> None:
+    log, now = await LogWriter.open(directory), START
+    table_of = of(directory, log, clock=lambda: now)
+    for first in (0, 10):
+        await grow(directory, log, first)
+        await table_of.write()
+    folder = Path(directory.location(TABLE)[0]) / "_delta_log"
+    actions = [json.loads(line) for line in (folder / f"{0:020d}.json").read_text().splitlines()]
+    (metadata,) = [each for each in actions if "metaData" in each]
+    metadata["metaData"]["configuration"]["delta.columnMapping.mode"] = "name"
+    (folder / f"{table(directory).version() + 1:020d}.json").write_text(json.dumps(metadata))
+    with pytest.raises(TableError, match="columnMapping"):
+        await table_of.write()
+    assert await counts(directory) == [("append", 7), ("append", 14)]
+    now += int(DAY * SECOND)
+    with pytest.raises(TableError, match="columnMapping"):
+        await table_of.write()
+    assert await counts(directory) == [("append", 14)]
+
+
+async def test_a_sweep_comes_after_a_write_that_failed_and_its_time_is_from_its_end(
+    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, now, sweeps = await LogWriter.open(directory), 1000.0, list[float]()
+
+    async def write(*_: Any) -> int:
+        nonlocal now
+        now += 0 if sweeps else 30 * 3600
+        raise TableError("it cannot be expressed")
+
+    async def sweep(_: Any) -> int:
+        sweeps.append(now)
+        return 0
+
+    monkeypatch.setattr(IcebergTable, "write", write)
+    monkeypatch.setattr(IcebergTable, "sweep", sweep)
+    await log.append(0, Run(LANE, 0, 4))
+    work, _ = await work_of(directory, log, monotonic=lambda: now)
+    for _ in range(3):
+        await work.look()
+        now += 61
+    assert sweeps == [1000 + 30 * 3600], "the next one is a quarter of the snapshots' time later"
 
 
 async def test_of_two_writers_one_is_told_to_decide_again(directory: ObjectStore) -> None:
@@ -451,45 +545,73 @@ async def test_duckdb_reads_it_by_its_folder(directory: ObjectStore, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("window", ["first", "grown"])
 async def test_dying_at_any_step_leaves_the_old_or_the_new_snapshot(tmp_path: Path, window: str) -> None:
-    prepared = tmp_path / "prepared"
-    made = await LogWriter.open(open_store(str(prepared)))
+    place, prepared = tmp_path / "store", tmp_path / "prepared"
+    made = await LogWriter.open(open_store(str(place)))
     await grow(made.store, made, 0)
     if window == "grown":
         await grow(made.store, made, 10, key=PERSON)
         await of(made.store, made).write()
-        await grow(made.store, made, 20)
-        await join(made.store, made)
         await erased(made.store, made, _key=PERSON.decode())
+        await grow(made.store, made, 20)
+        await join(made.store, made, compact_files_max=2)
+    place.rename(prepared)
 
-    async def die(fatal: int | None, after: bool) -> list[str]:
-        log = await LogWriter.of_copy(prepared, tmp_path / f"{fatal}-{after}")
-        boundaries = Boundaries(fatal, after)
+    async def die(fatal: int | None) -> list[str]:
+        shutil.rmtree(place, ignore_errors=True)
+        log = await LogWriter.of_copy(prepared, place)  # in the same place, which the metadata names
+        boundaries = Boundaries(fatal)
+        store = WatchedStore(log.store, boundaries) if fatal is not None else Watched(log.store, boundaries)
         try:
-            await of(WatchedStore(log.store, boundaries), log).write()
+            await of(store, log).write()
             assert fatal is None
         except Crash:
             assert fatal is not None
-        if await iceberg.current(log.store, TABLE) is not None:
-            found = await opened(log.store)
-            version = int(found.properties[iceberg.VERSION_PROPERTY])
-            older = DeltaTable(table(log.store).table_uri, version)
-            with outcome():
-                assert in_order(found.scan().to_arrow()) == in_order(older.to_pyarrow_table()), "old or new, and whole"
-        else:
-            assert window == "first"
+            await Watched(log.store, boundaries).look()
         last = of(log.store, log)
         await last.write()
-        await check(log.store)
         await last.sweep()
         await last.sweep()
         await check(log.store)
         return boundaries.calls
 
-    calls = await die(None, False)
-    assert calls.count("create") >= (4 if window == "first" else 5)
-    for fatal in range(len(calls)):
-        for after in (False, True):
-            await die(fatal, after)
+    calls = await die(None)
+    assert calls.count("create") == (4 if window == "first" else 9)
+    # To die after a change is to die before the next one, and reading changes nothing.
+    for fatal, name in enumerate(calls):
+        if name in ("create", "swap"):
+            await die(fatal)
+
+
+class Watched(WatchedStore):
+    """A store that readers read at each of the writer's calls: one that begins then, and one that began before."""
+
+    begun: StaticTable | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        call = super().__getattr__(name)
+        if name not in ("create", "swap", "delete"):
+            return call
+
+        async def watched(*arguments: Any, **named: Any) -> Any:
+            try:
+                return await call(*arguments, **named)
+            finally:
+                await self.look()
+
+        return watched
+
+    async def look(self) -> None:
+        if self.begun is not None:
+            self.read(self.begun)
+        if (hinted := await iceberg.current(self._store, TABLE)) is not None:
+            uri = iceberg.table_uri(self._store, iceberg.metadata_key(TABLE, hinted.number))
+            self.begun = StaticTable.from_metadata(uri, self._store.location(TABLE)[1])
+            self.read(self.begun)
+
+    def read(self, found: StaticTable) -> None:
+        older = DeltaTable(table(self._store).table_uri, int(found.properties[iceberg.VERSION_PROPERTY]))
+        with outcome():
+            assert in_order(found.scan().to_arrow()) == in_order(older.to_pyarrow_table()), "old or new, and whole"
 
 
 async def test_an_erasure_is_not_over_while_a_snapshot_has_the_rows(directory: ObjectStore) -> None:
@@ -502,14 +624,59 @@ async def test_an_erasure_is_not_over_while_a_snapshot_has_the_rows(directory: O
 
     async def waits() -> bool:
         (state,) = await erasures(directory, ("default", "telemetry"))
-        return any("has snapshots from before it" in each for each in state.waits)
+        found = [each for each in state.waits if "has snapshots from before it" in each]
+        assert all("If Iceberg is off, delete the folder" in each for each in found)
+        return bool(found)
 
     assert await waits()
     await table_of.write()
     assert await waits(), "the snapshot before is still there"
     now += int(DAY * SECOND)
     await table_of.write()
+    assert len((await opened(directory)).snapshots()) == 1
+    for _ in range(2):
+        assert await waits(), "its manifest is still there"
+        assert b"mara" in await everything(directory)
+        await table_of.sweep()
     assert not await waits()
+    assert b"mara" not in await everything(directory)
+
+
+class Dying:
+    """A store whose process dies before it makes an object with an ending."""
+
+    def __init__(self, store: ObjectStore, ending: str) -> None:
+        self._store, self._ending = store, ending
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def create(self, key: str, data: bytes) -> str:
+        if key.endswith(self._ending):
+            raise Crash(key)
+        return await self._store.create(key, data)
+
+
+async def test_an_erasure_waits_for_manifests_of_a_writer_that_died(directory: ObjectStore) -> None:
+    log, now = await LogWriter.open(directory), START
+    await grow(directory, log, 0)
+    table_of = of(directory, log, clock=lambda: now)
+    await table_of.write()
+    await grow(directory, log, 10, key=PERSON)
+    with pytest.raises(Crash):
+        await of(Dying(directory, ".metadata.json"), log).write()
+    assert b"mara" in await everything(directory)
+    await erased(directory, log, _key=PERSON.decode())
+    await table_of.write()
+    version = table(directory).version()
+    assert await counts(directory) == [("append", 7), ("append", 10)], "no snapshot has had the rows"
+    now += int(DAY * SECOND)
+    await table_of.write()
+    for _ in range(2):
+        assert await iceberg.has_before(directory, TABLE, version)
+        await table_of.sweep()
+    assert not await iceberg.has_before(directory, TABLE, version)
+    assert b"mara" not in await everything(directory)
 
 
 async def test_an_erasure_waits_for_snapshots_on_the_way_to_its_version(directory: ObjectStore) -> None:
@@ -530,6 +697,8 @@ async def test_an_erasure_waits_for_snapshots_on_the_way_to_its_version(director
     assert await iceberg.has_before(directory, TABLE, version)
     now += int(DAY * SECOND) // 2
     await table_of.write()
+    await table_of.sweep()
+    await table_of.sweep()
     assert not await iceberg.has_before(directory, TABLE, version)
 
 
