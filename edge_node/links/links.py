@@ -41,7 +41,7 @@ from weft.replication.policy import BudgetRule, Order, PolicyRules, StreamWindow
 from weft.replication.runner import ConfigReceiver, LinkIdentity, LinkSettings, no_token, run_link
 from weft.replication.runner.control import LinkControl
 from weft.replication.runner.settings import LinkProxy, MessageTaker, Stopping
-from weft.replication.source import Epochs, Party, ReleaseLedger
+from weft.replication.source import Epochs, Party, ReleaseLedger, intersection
 from weft.storage.filesystem import FileSystem, write_atomically
 from weft.storage.segment_log import LogError, SegmentLog
 from weft.storage.segment_log.encryption import disk_of
@@ -458,6 +458,15 @@ class Links:
                     return None
                 found.add(status.cluster_id)
         return found
+
+    def at_all_hubs(self, stream: str) -> RangeSet:
+        """Return the numbers of a stream that the hub of each link that carries it has, by its word since the start,
+        also where the log has them no more. Empty while a hub was not compared with this log."""
+        carriers = [status.cluster_id for status in self.statuses if stream in self._carried[status.name]]
+        if not carriers or self.compared_hubs is None:
+            return RangeSet()
+        held = [self._acknowledged.acknowledged.held(hub, stream) for hub in carriers]
+        return functools.reduce(intersection, held)
 
     def _end(self, name: str) -> None:
         """End a link; another one waits until it has ended."""

@@ -456,6 +456,9 @@ class PairSource(SegmentLogSource):
 
     def _kept(self, lane: int, state: LaneSnapshot) -> LaneSnapshot:
         kept, safe = self._second_disk.kept(lane)
+        # Those, too, that hubs had before this start, and that the log does not have any more: the copy may have them.
+        at_hubs = self._links.at_all_hubs(self._streams[lane])
+        safe.update((first, min(end, state.end)) for first, end in at_hubs if first < state.end)
         gaps = [gap for gap in state.gaps if gap.reason not in _NEED_NO_COPY]
         dropped = [gap for gap in state.gaps if gap.reason in _NEED_NO_COPY and gap.reason != GapReason.ABSENT]
         gaps += [GapRange(gap.first, gap.end, GapReason.ABSENT) for gap in dropped]

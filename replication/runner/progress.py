@@ -246,6 +246,17 @@ class Acknowledged:
             if not lost.missing:
                 del self._lost[key]
 
+    def held(self, hub: str, stream: str) -> RangeSet:
+        """Return the records of a stream that a hub has by its own word on the newest connection; an independent set.
+
+        Empty before the first connection since the start.
+        """
+        newest = self._newest.get((hub, stream))
+        if newest is None:
+            return RangeSet()
+        # It acknowledges a notice of lost records as it does records.
+        return newest.safe.minus(newest.reported)
+
     def state(self) -> tuple[dict[HubStream, RangeSet], dict[HubStream, Lost]]:
         """Return the acknowledged and the lost ranges, to store them. The caller must not change them."""
         for key in self._newest:

@@ -704,6 +704,30 @@ async def test_a_peer_keeps_what_the_node_lost_and_forgets_what_it_dropped_or_hu
         assert list(state.held) == [(5, 10), (12, 40)]
 
 
+async def test_a_peer_forgets_what_hubs_had_before_the_start_and_the_log_has_no_more(
+    tmp_path: Path, links_restored_hub: Hub
+) -> None:
+    disk = FakeFileSystem()
+    log = links_gaps_open_log(disk)
+    for _ in range(30):
+        put(log, "telemetry", 10)
+        log.release(1, RangeSet([(0, log.durable_end(1))]))
+    ((_, gone),) = log.snapshot(1).gone
+    disk.kill_process()
+    log = links_gaps_open_log(disk)
+    links_restored_hub.held[1] = RangeSet([(0, 5), (7, 300)])
+    links = links_of(tmp_path, log, links_restored_hub.url, streams=("telemetry",))
+    links.start()
+    await until(lambda: links.compared_hubs is not None)
+    second = SecondDisk(log, 2.0, None, wall_clock=wall_clock, answered=lambda: None)
+    second.follow([1])
+    told = PairSource(second, {"telemetry": OfferedStream(("t/#",))}, links).states([1])[1].gaps
+    assert [gap for gap in told if gap.end <= gone] == [GapRange(0, 5, GapReason.ABSENT)]
+    assert [(gap.first, gap.end) for gap in told if gap.end > gone] == [(7, 300)]
+    await links.close()
+    log.close()
+
+
 async def test_a_hub_that_lags_does_not_hide_what_another_hub_holds(tmp_path: Path, links_restored_hub: Hub) -> None:
     directory, copy = tmp_path / "node", tmp_path / "copy"
     async with running("laggard") as laggard:

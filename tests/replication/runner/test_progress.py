@@ -12,8 +12,9 @@ from tests.replication.model import ModelLog, Peer
 from tests.storage.fakes import FakeFileSystem
 from weft.config.log_lines import STABLE_S
 from weft.protocols.link import Clock, Ping, Pong, Welcome
+from weft.protocols.ranges import RangeSet
 from weft.replication.events import LinkState
-from weft.replication.runner.progress import ASKS_MAX, WAIT_NS, HubTime, LinkLog
+from weft.replication.runner.progress import ASKS_MAX, WAIT_NS, Acknowledged, HubTime, LinkLog
 
 URL = "https://hub.example.com"
 DOWN = f"{URL}: cannot connect (Connection refused)"
@@ -183,3 +184,12 @@ def test_a_hub_that_cannot_say_the_time_holds_no_record_for_long() -> None:
     assert not [frame for frame in link.peer.heard() if isinstance(frame, Ping)], "it is not asked for ever"
     assert link.time.is_awaited(WAIT_NS - 1)
     assert not link.time.is_awaited(WAIT_NS)
+
+
+def test_a_hub_has_the_records_of_its_word_and_not_those_of_notices_that_it_took() -> None:
+    known, safe, reported = Acknowledged({("hub", "s"): RangeSet([(0, 40)])}), RangeSet([(0, 10)]), RangeSet()
+    assert not known.held("hub", "s"), "what it had before the start, it may have lost"
+    known.opened("hub", "s", safe, reported, [])
+    safe.add(10, 20)
+    reported.add(10, 15)
+    assert list(known.held("hub", "s")) == [(0, 10), (15, 20)]
