@@ -38,6 +38,8 @@ from weft.edge_node.sources.opcua_client import Session, failure_text
 from weft.edge_node.sources.opcua_space import (
     AT_A_TIME,
     EVENTS_LOST,
+    REFRESH_BEGINS,
+    REFRESH_ENDS,
     Found,
     Item,
     Missing,
@@ -88,6 +90,8 @@ TIMEOUTS_MAX = 2
 """Tries without an answer after which another session is made."""
 RESUMES_MAX = 2
 """Connections in a row on which a resumed subscription may say nothing, before another one takes its place."""
+REFRESH_INTERVAL_S = 10.0
+"""Shortest time between two requests for the state of all conditions, which fills the server's queue of events."""
 MISSING_INTERVAL_S = 60.0
 """Interval at which nodes that the server does not have are looked for again."""
 _ANSWER = struct.Struct(">IB")
@@ -284,6 +288,7 @@ class OpcuaConnection(SourceConnection):
             self._notice("away", away.why, away.since, until, lost="none")
         if not subscription.items:
             raise SourceDown(f"the server has none of the nodes: {self._missing_text()}")
+        await self._refresh(subscription)
         if not why:
             # Before the first value: a crash behind it would leave nothing that says of a gap.
             await self._write(subscription, Position(subscription.id, 0, subscription.through))
@@ -291,6 +296,31 @@ class OpcuaConnection(SourceConnection):
         self._wake.set()
         if before is not None and before.id != subscription.id:
             await self._delete(before.id)
+
+    async def _refresh(self, subscription: Subscription) -> None:
+        """Have the state of all conditions sent again where it is due.
+
+        It comes before the position is written: after a crash in between, the gap is there again, and this.
+        """
+        now, former = self._loop.time(), subscription.refreshed_at
+        if not subscription.refresh:
+            return
+        if former is not None and now < former + REFRESH_INTERVAL_S:
+            self._loop.call_at(former + REFRESH_INTERVAL_S, self._wake.set)
+            return
+        subscription.refreshed_at, subscription.refresh = now, False
+        subscription.refreshing.clear()
+        try:
+            await self.space.refresh(subscription.id)
+        except (ua.UaStatusCodeError, TimeoutError) as error:
+            if isinstance(error, ua.UaStatusCodeError) and error.code == ua.StatusCodes.BadRefreshInProgress:
+                subscription.refresh = True
+                self._loop.call_later(REFRESH_INTERVAL_S, self._wake.set)
+            else:
+                self._say("refresh", f"alarms are known with their next event only: {failure_text(error)}")
+        except BaseException:
+            subscription.refresh = True
+            raise
 
     async def _delete(self, subscription: int) -> None:
         """Have the server forget a subscription that is not resumed; one of another session ends by its lifetime."""
@@ -354,6 +384,7 @@ class OpcuaConnection(SourceConnection):
                 if result.StatusCode.is_good():
                     subscription.items[handle].monitored = True
                     subscription.is_written = False
+                    subscription.refresh |= each.settings.events
                     asked = self._settings.sampling_s if each.settings.sampling_s is None else each.settings.sampling_s
                     if (slower := result.RevisedSamplingInterval / 1000) > asked * 1.01 + 0.001:
                         slowest = max(slowest, (slower, asked))
@@ -602,11 +633,18 @@ class OpcuaConnection(SourceConnection):
         payload, item = self.space.event(fields), subscription.items[handle]
         time = next((field.Value for field in fields if isinstance(field.Value, datetime)), None)
         at = nanoseconds(time) or self.node.wall_clock()
-        if payload.get("type") == EVENTS_LOST:
+        kind = payload.get("type")
+        if kind in (REFRESH_BEGINS, REFRESH_ENDS):
+            (subscription.refreshing.add if kind == REFRESH_BEGINS else subscription.refreshing.discard)(handle)
+            self._answered(answer)
+            return
+        if kind in EVENTS_LOST:
             self.status.overflows = (self.status.overflows or 0) + 1
             since = item.last or subscription.through - subscription.margin
-            why = "the server's queue of events was full. Raise `queue`, or publish more often"
-            self._lost("overflow", why, since, at, handles=(handle,))
+            self._lost("overflow", EVENTS_LOST[kind], since, at, handles=(handle,))
+            subscription.refresh = True
+        elif handle in subscription.refreshing and "condition_node" in payload:
+            payload["refresh"] = True
         item.is_first, item.last = False, max(at, item.last)
         self._store(handle, item, payload, time, answer, flags)
 
@@ -652,6 +690,8 @@ class OpcuaConnection(SourceConnection):
         if until is not None:
             since = min(since, until)  # the server's clock may have been set back
         self._notice(kind, why, since or None, until, topics, sequence=sequence)
+        if subscription is not None and handles is None and any(each.events for each in self._settings.nodes):
+            subscription.refresh = True
         if since and self._settings.history:
             chosen = range(len(items)) if handles is None else handles
             kept = tuple(items[handle] for handle in chosen if items[handle].has_history and items[handle].monitored)
@@ -757,6 +797,7 @@ class OpcuaConnection(SourceConnection):
             await self._settled()
             if self._is_refused:
                 return  # perhaps the notice of the gap before it: it is made again
+            await self._refresh(subscription)
             stored = list(subscription.stored)
             position = Position(subscription.id, subscription.durable, subscription.through)
             if subscription.taken != subscription.durable and subscription.saved is not None:

@@ -75,8 +75,13 @@ EVENT_FIELDS = {
 }
 """Field of a record -> the type of events that has it, and its browse path there (OPC 10000-5, 6.4.2; OPC 10000-9, 5.5
 to 5.8); the condition's own node has an empty one. Events of other types lack it."""
-EVENTS_LOST = "EventQueueOverflowEventType"
-"""Type of the event that a server sends in place of those that its queue had no room for (OPC 10000-4, 7.22.3)."""
+EVENTS_LOST = {
+    "EventQueueOverflowEventType": "the server's queue of events was full. Raise `queue`, or publish more often",
+    "RefreshRequiredEventType": "the server asks for a refresh of conditions: it may have left out events",
+}
+"""Type of the event that a server sends in place of those that are missing -> why they are (OPC 10000-4, 7.22.3;
+OPC 10000-9, 5.11.4)."""
+REFRESH_BEGINS, REFRESH_ENDS = "RefreshStartEventType", "RefreshEndEventType"
 
 
 def event_filter() -> ua.EventFilter:
@@ -366,6 +371,19 @@ class Space:
             point = result.ContinuationPoint or b""
             if not point:
                 return
+
+    async def refresh(self, subscription: int) -> None:
+        """Have the server send the present state of all conditions (ConditionRefresh, OPC 10000-9, 5.5.7).
+
+        Raises:
+            UaStatusCodeError, TimeoutError, OSError: it does not.
+        """
+        request = ua.CallMethodRequest()
+        request.ObjectId = ua.NodeId(ua.Int32(_OF_CONDITIONS))
+        request.MethodId = ua.NodeId(ua.Int32(ua.ObjectIds.ConditionType_ConditionRefresh))
+        request.InputArguments = [ua.Variant(subscription, ua.VariantType.UInt32)]
+        for result in await self._services.call([request]):
+            result.StatusCode.check()
 
     def event(self, fields: Sequence[ua.Variant]) -> dict[str, Any]:
         """Return the payload of an event: the fields of ``EVENT_FIELDS`` that it has."""

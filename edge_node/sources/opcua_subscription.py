@@ -148,6 +148,12 @@ class Subscription:
     why: str = ""
     stale: str = ""
     """Reason why it cannot be resumed; empty if it can."""
+    refresh: bool = False
+    """True while the server is to send the state of all conditions again: events of theirs may be missing."""
+    refreshed_at: float | None = None
+    """Time of the last request for that, by the loop's clock."""
+    refreshing: set[int] = field(default_factory=set)
+    """Handles of nodes whose events are such states at present."""
 
 
 def digest(settings: OpcuaSource) -> str:

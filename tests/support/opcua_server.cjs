@@ -30,7 +30,13 @@ async function main() {
   await server.initialize();
   const space = server.engine.addressSpace;
   const own = space.registerNamespace("urn:example:press");
-  const press = own.addObject({ organizedBy: space.rootFolder.objects, browseName: "Press", nodeId: "s=Press" });
+  const press = own.addObject({
+    organizedBy: space.rootFolder.objects,
+    browseName: "Press",
+    nodeId: "s=Press",
+    eventNotifier: 1,
+    notifierOf: options.events ? space.rootFolder.objects.server : undefined,
+  });
   const variables = [];
   for (let number = 0; number < options.variables; number++) {
     const name = `v${number}`;
@@ -51,6 +57,27 @@ async function main() {
     accessLevel: "CurrentRead | CurrentWrite",
     value: { dataType: DataType.Double, value: 0 },
   });
+  if (options.events) {
+    space.installAlarmsAndConditionsService();
+    const oil = own.addVariable({
+      componentOf: press,
+      eventSourceOf: press,
+      browseName: "Oil",
+      nodeId: "s=oil",
+      dataType: "Double",
+      value: { dataType: DataType.Double, value: 10 },
+    });
+    const limits = { lowLowLimit: 1, lowLimit: 5, highLimit: 90, highHighLimit: 95 };
+    own.instantiateExclusiveLimitAlarm("ExclusiveLimitAlarmType", {
+      browseName: "OilLow",
+      conditionName: "OilLow",
+      conditionSource: oil,
+      inputNode: oil,
+      ...limits,
+    });
+    // Before the first client: only a refresh tells of it.
+    oil.setValueFromSource({ dataType: DataType.Double, value: 2 });
+  }
   await server.start();
   process.stdout.write("ready\n");
   let number = options.first;

@@ -52,7 +52,8 @@ class Options:
     sampling_ms: int = 0
     """Shortest interval of samples, of node-opcua."""
     events: bool = False
-    """Whether each change comes with an event of the press, an alarm whose message is its number."""
+    """Whether each change comes with an event of the press, an alarm whose message is its number. Of node-opcua:
+    whether the press has an alarm, which is active before the first client comes, and stays so."""
     long_bytes: int = 0
     """Length of a text that a variable has from the twentieth value on."""
 

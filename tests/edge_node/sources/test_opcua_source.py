@@ -349,6 +349,7 @@ def test_events_that_a_server_had_no_room_for_are_a_gap() -> None:
     OpcuaConnection._take_event(connection, subscription, 0, list(event.values()), b"", 0)
     assert lost == [("overflow", (5, 10**9), (0,))]
     assert kept == [{"type": "EventQueueOverflowEventType", "source_time": "1970-01-01T00:00:01.000000Z"}]
+    assert subscription.refresh, "alarms among the lost events have other states now"
 
 
 async def test_a_variable_is_named_by_its_path(tmp_path: Path, server: OpcuaServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -87,6 +88,22 @@ async def test_a_restart_is_a_named_gap_where_the_server_hands_nothing_over(
         (gap,) = gaps(await node.stored())
     assert gap["reason"].startswith("the server does not hand over the subscription: BadUserAccessDenied")
     assert gap["lost"] == "possible"
+
+
+async def test_the_state_of_an_alarm_is_known_again_after_a_gap(tmp_path: Path, node_opcua: NodeOpcuaServer) -> None:
+    node_opcua.kill()
+    node_opcua.options.events = True
+    await asyncio.to_thread(node_opcua.start)
+    nodes = "[{id: i=2253, events: true, topic: press/alarms}]"
+    async with running(tmp_path, opcua(node_opcua.port, nodes=nodes), PRESS) as node:
+        await node.whole(1)
+        node_opcua.kill()
+        await asyncio.to_thread(node_opcua.start)
+        found = await node.whole(3, 120)
+    first, again = (json.loads(each.payload) for each in found if each.key == b"press/alarms")
+    assert [each.key for each in found] == [b"press/alarms", b"press/$gap", b"press/alarms"]
+    for alarm in (first, again):
+        assert (alarm["condition"], alarm["active"], alarm["refresh"]) == ("OilLow", True, True)
 
 
 async def test_variables_of_node_opcua_are_written(tmp_path: Path, node_opcua: NodeOpcuaServer) -> None:
