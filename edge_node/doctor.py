@@ -39,6 +39,7 @@ from weft.config.machine import of_ports, of_settings
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size, format_size
 from weft.edge_node.check.data_directory import copies_in
+from weft.edge_node.check.sources import PORTS
 from weft.edge_node.control.client import ControlFailed, LinksRequest, ask_links, socket_path
 from weft.edge_node.inspect.view import is_locked
 from weft.edge_node.preflight import EdgeFindings, look, ports
@@ -306,6 +307,56 @@ def _limit_of(process: int) -> int | None:
         return None
 
 
+# The way to each source.
+
+SOURCE_S_MAX = 5.0
+"""Longest wait for a broker, server or line of devices to take a connection."""
+_MODBUS_PORT = 502
+
+
+def of_sources(config: EdgeConfig, clock: Callable[[], float], *, is_running: bool) -> Iterator[Verdict]:
+    """Yield whether each source can be reached from here: what listens there is not asked for anything. Blocks."""
+    for name, source in config.sources.items():
+        check = f"source {name}"
+        for url in source.urls[:URLS_MAX]:
+            parts = urlsplit(url)
+            if source.modbus is not None and is_running:
+                says = f"the running node has {url}, which may take one connection. Look at `weft edge status`"
+                yield unknown(check, says)
+            elif parts.hostname is None:
+                yield _of_serial_port(check, parts.path)
+            else:
+                yield _of_server(
+                    check, url, (parts.hostname, parts.port or PORTS.get(parts.scheme, _MODBUS_PORT)), clock
+                )
+
+
+def _of_server(check: str, url: str, address: tuple[str, int], clock: Callable[[], float]) -> Verdict:
+    begun = clock()
+    try:
+        socket.create_connection(address, SOURCE_S_MAX).close()
+    except socket.gaierror:
+        advice = f"Check it, and the machine's DNS: `getent hosts {address[0]}`"
+        return act(check, f"{url}: the name {address[0]} cannot be resolved. {advice}")
+    except TimeoutError:
+        says = (
+            f"{url}: no answer within {SOURCE_S_MAX:g} s. Check the address, and that firewalls let this port through"
+        )
+        return act(check, says)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        return act(check, f"{url}: {why}. Check that it runs, and that it listens at port {address[1]}")
+    return good(check, f"{url} takes connections, in {(clock() - begun) * 1000:.0f} ms")
+
+
+def _of_serial_port(check: str, port: str) -> Verdict:
+    if not os.path.exists(port):
+        return act(check, f"there is no {port}. Is the adapter plugged in? `ls /dev/serial/by-id` has those that are")
+    if not os.access(port, os.R_OK | os.W_OK):
+        return act(check, f"this user may not open {port}. Add the node's user to the group of the port (`dialout`)")
+    return good(check, f"{port} exists, and this user may open it")
+
+
 _BUDGET: KeyPath = ("disk", "budget")
 
 
@@ -340,6 +391,7 @@ def examine(
             f"{config.data_dir} has copies of other nodes' logs, and `pair` is not set: {', '.join(left)}. Set it "
             "again and run `weft edge take-over`, or delete them if hubs have their records",
         )
+    yield from of_sources(config, clock, is_running=is_running)
     if is_running:
         yield from _links_of_node(config)
     for name, link in config.links.items():

@@ -27,7 +27,7 @@ from weft.config.machine import Standing, Verdict, act, good, is_well, unknown
 from weft.config.models import EdgeConfig
 from weft.edge_node import doctor
 from weft.edge_node.check.rules import check
-from weft.edge_node.doctor import HubCalls, examine, open_files
+from weft.edge_node.doctor import HubCalls, examine, of_sources, open_files
 from weft.protocols.lane import NodeName
 from weft.storage.host import DiskSpeed, disk_speed, disk_wear, judged, measure
 
@@ -203,6 +203,32 @@ def test_a_hub_that_cannot_be_reached_is_something_to_act_on() -> None:
     with answering(200, {}) as url:
         (plain,) = called(url.replace("http", "https"))
     assert "does not speak TLS" in plain.says
+
+
+def test_the_way_to_each_source_is_tried(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        nodes, devices = "nodes: [{id: i=2256}]", "devices: {meter: {registers: {a: {address: 1}}}}"
+        config = configuration(
+            tmp_path,
+            f"""sources:
+  press: {{opcua: {{url: ["opc.tcp://127.0.0.1:{port}", "opc.tcp://127.0.0.1:{free_port()}"], {nodes}}}}}
+  plant: {{mqtt: {{url: "mqtt://no.such.name.invalid", topics: ["a/#"]}}}}
+  line: {{modbus: {{url: "serial:///dev/no-such-port", {devices}}}}}
+""",
+        )
+        found = list(of_sources(config, time.monotonic, is_running=False))
+        running = list(of_sources(config, time.monotonic, is_running=True))
+    assert [(each.check, each.state) for each in found] == [
+        ("source press", Standing.GOOD),
+        ("source press", Standing.ACT),
+        ("source plant", Standing.ACT),
+        ("source line", Standing.ACT),
+    ]
+    assert "connection refused. Check that it runs" in found[1].says
+    assert "no.such.name.invalid cannot be resolved" in found[2].says
+    assert "there is no /dev/no-such-port" in found[3].says
+    assert running[3].state == Standing.UNKNOWN, "a line of devices may take one connection, and the node has it"
 
 
 def test_a_hub_that_is_silent_is_left_after_a_time() -> None:

@@ -229,12 +229,13 @@ def _seconds(nanoseconds: int | None) -> float | None:
 @config_argument
 @json_option
 def edge_doctor(config_file: str, *, as_json: bool) -> int:
-    """Examine the machine of CONFIG: clock, disk, files, ports, certificates, and the connection to each hub.
+    """Examine the machine of CONFIG: clock, disk, files, ports, certificates, and the network to each hub and source.
 
     Each line is `good`, `unknown` with the reason, or `act` with what to do. The command makes the checks of
     `weft edge check`, measures the disk with at most 20 small syncs, and calls each hub. It asks for /readyz without a
-    token, and a hub that is ready for /v1/whoami with the link's token. It is harmless beside the running node, whose
-    links it asks for. Run it as the node's user. Exit status 1 if something is to be done.
+    token, and a hub that is ready for /v1/whoami with the link's token. It connects to sources, and asks them for
+    nothing. It is harmless beside the running node, whose links it asks for. Run it as the node's user. Exit status 1
+    if something is to be done.
 
     \b
     weft edge doctor edge.yaml
