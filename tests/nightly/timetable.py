@@ -101,6 +101,13 @@ def _regions(seed: int) -> int:
     return 1
 
 
+def _pairs(seed: int) -> int:
+    from tests.simulation.pairs import simulate_pairs
+
+    simulate_pairs(seed)
+    return 1
+
+
 def _clocks(seed: int) -> int:
     from tests.cloud_hub.simulation import simulate_clocks
 
@@ -178,7 +185,7 @@ JOBS: Mapping[str, Job] = {
         "power cuts",
         _power_cuts,
         "tests/storage/segment_log/test_power_cuts.py::test_thousands_of_power_cuts",
-        minutes=25,
+        minutes=23,
         slice_seeds=100,
         slice_units=18_500,
         slice_s=50,
@@ -258,6 +265,17 @@ JOBS: Mapping[str, Job] = {
         slice_s=70,
         repeat=f"{AGAIN} tests.simulation --regions --seed {{seed}}",
     ),
+    "pairs": searched(
+        "pairs",
+        "histories of pairs",
+        _pairs,
+        "tests/simulation/test_simulation.py::test_whatever_fails_a_pair_loses_nothing_with_one_disk_in_many_histories",
+        minutes=14,
+        slice_seeds=250,
+        slice_units=250,
+        slice_s=80,
+        repeat=f"{AGAIN} tests.simulation --pairs --seed {{seed}}",
+    ),
     "clocks": searched(
         "clocks",
         "histories of hubs whose clocks are set",
@@ -283,7 +301,7 @@ JOBS: Mapping[str, Job] = {
         "histories of shards that split",
         _splits,
         "tests/cloud_hub/test_histories.py::test_a_split_loses_and_doubles_nothing_in_many_histories",
-        minutes=45,
+        minutes=42,
         slice_seeds=1000,
         slice_units=1000,
         slice_s=42,
@@ -293,7 +311,7 @@ JOBS: Mapping[str, Job] = {
         "histories of processes that come, go and split",
         _members,
         "tests/cloud_hub/test_histories.py::test_whoever_owns_a_shard_nothing_is_lost_and_edges_are_served_in_many_histories",
-        minutes=43,
+        minutes=40,
         slice_seeds=250,
         slice_units=250,
         slice_s=62,
@@ -387,7 +405,7 @@ JOBS: Mapping[str, Job] = {
         "tests/end_to_end/test_storms.py::test_kills_of_an_s3_server_and_of_two_nodes_lose_and_double_nothing",
         "tests/end_to_end/test_storms.py::test_edges_leave_a_node_whose_store_fails_and_lose_nothing",
         "tests/end_to_end/test_storms.py::test_processes_and_nodes_are_killed_and_stopped_and_lose_and_double_nothing",
-        minutes=37,
+        minutes=34,
         slice_units=45,
         slice_s=740,
     ),
@@ -419,7 +437,7 @@ JOBS: Mapping[str, Job] = {
     "spark_storms": pytest_job(
         "kills of a Spark job",
         "tests/spark_sinks/cluster/test_reading.py::test_tables_equal_those_of_a_run_without_kills",
-        minutes=35,
+        minutes=32,
         slice_units=60,
         slice_s=1140,
     ),
@@ -511,6 +529,7 @@ JOBS: Mapping[str, Job] = {
         "passes of planted faults and of tenants set apart",
         "tests/simulation/test_simulation.py::test_a_planted_fault_is_found",
         "tests/simulation/test_simulation.py::test_a_planted_fault_of_regions_is_found",
+        "tests/simulation/test_simulation.py::test_a_planted_fault_of_pairs_is_found",
         "tests/cloud_hub/test_histories.py::test_a_planted_fault_of_members_is_found",
         "tests/cloud_hub/test_histories.py::test_a_tenant_that_is_set_apart_loses_and_doubles_nothing",
         minutes=7,

@@ -1,6 +1,6 @@
 """Histories of the whole fabric: ``python -m tests.simulation --seed 7``, or ``--histories 1000`` from a seed on.
 
-``--regions`` makes histories of hub clusters that relay to each other.
+``--regions`` makes histories of hub clusters that relay to each other, ``--pairs`` of pairs of edge nodes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from tests.simulation.fabric import simulate
+from tests.simulation.pairs import simulate_pairs
 from tests.simulation.regions import simulate_regions
 
 
@@ -19,8 +20,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first history")
     parser.add_argument("--histories", type=int, default=1)
     parser.add_argument("--regions", action="store_true", help="several hub clusters that relay to each other")
+    parser.add_argument("--pairs", action="store_true", help="two edge nodes, each the other's second disk")
     arguments = parser.parse_args()
     history: Callable[[int], object] = simulate_regions if arguments.regions else simulate
+    if arguments.pairs:
+        history = simulate_pairs
     begun, failed = time.monotonic(), 0
     for seed in range(arguments.seed, arguments.seed + arguments.histories):
         try:

@@ -179,7 +179,7 @@ class VirtualEdge:
             connection.lose_edge(self.rng)
         # The dying tasks would still write: they get a disk that no later start reads.
         old, self.log = self.disk, None
-        self.disk = old.power_cut(self.rng) if power else _copy(old)
+        self.disk = old.power_cut(self.rng) if power else copy_of(old)
         old.fail = lambda call, path: eio()
         functions, self._functions = self._functions, None
         tasks = [*self._tasks, *self.links._tasks.values(), *self.links._ended, self.links._keeper]
@@ -268,7 +268,7 @@ class VirtualEdge:
         return RangeSet((gap.first, gap.end) for gap in self.log.gaps(self.log.stream(stream)))
 
 
-def _copy(disk: FakeFileSystem) -> FakeFileSystem:
+def copy_of(disk: FakeFileSystem) -> FakeFileSystem:
     """The same files for the next process: the page cache survives a kill."""
     disk.calls.clear()
     disk.fail = no_failure

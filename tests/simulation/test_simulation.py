@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 
+from tests.simulation import pairs
 from tests.simulation.fabric import simulate
+from tests.simulation.pairs import simulate_pairs
 from tests.simulation.regions import simulate_regions
 from tests.storage.fakes import FakeFile
 from tests.support.slices import SLICE
+from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.regions.source import RegionSource
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.edge_node.links.source import SegmentLogSource
-from weft.protocols.batch import decode_header
-from weft.protocols.chunk_index import LaneFlag
+from weft.edge_node.pair.copies import Copy, CopyLink, CopySource
+from weft.edge_node.pair.second_disk import SecondDisk, TimesAlone
+from weft.protocols.batch import BatchHeader, decode_header
+from weft.protocols.chunk_index import LaneFlag, Mark
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import LaneState
 from weft.replication.events import Acked
 from weft.replication.runner.connection import SenderConnection
 from weft.replication.sender import Sender
 from weft.replication.sender_lanes import SenderLane
-from weft.replication.source import Epochs, OfferedLane, ReleaseLedger
+from weft.replication.source import Epochs, LaneSnapshot, OfferedLane, ReleaseLedger
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import StoreError
 
@@ -297,6 +302,134 @@ def test_a_planted_fault_of_regions_is_found(plant: Plant, monkeypatch: Patch) -
     for seed in range(REGIONS_HISTORIES):
         try:
             simulate_regions(seed)
+        except BaseException as error:
+            print(f"seed {seed}: {type(error).__name__}: {str(error)[:200]}")
+            return
+    raise AssertionError("no history needs this check")
+
+
+# --- Histories of a pair; ``python -m tests.simulation --pairs --seed SEED`` repeats one
+
+
+PAIRS_HISTORIES = 400
+
+
+def test_whatever_fails_a_pair_loses_nothing_with_one_disk_and_the_hub_gets_it_once() -> None:
+    reports = [simulate_pairs(seed) for seed in range(4)]
+    assert any(report.brought for report in reports), "a disk was lost, and the peer had what was on it"
+
+
+def test_a_pair_behind_one_line_sends_each_record_to_the_hub_once(monkeypatch: Patch) -> None:
+    """The line is away now and then; what the peer has of a node that lives costs the line nothing."""
+    come, take = list[int](), EdgeLink.data
+
+    def counting(link: EdgeLink, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
+        come.extend(header.count for header, _ in batches)
+        take(link, lane, batches)
+
+    monkeypatch.setattr(EdgeLink, "data", counting)
+    monkeypatch.setattr(pairs, "FAULTS", {"refuse": 1})
+    records = sum(simulate_pairs(seed).records for seed in range(2))
+    assert sum(come) == records
+
+
+def test_a_seed_gives_the_same_history_of_a_pair_each_time() -> None:
+    assert simulate_pairs(1) == simulate_pairs(1)
+
+
+@pytest.mark.search
+@pytest.mark.timeout(590)
+def test_whatever_fails_a_pair_loses_nothing_with_one_disk_in_many_histories() -> None:
+    for seed in SLICE.seeds(ci=20, night=250):
+        simulate_pairs(seed)
+
+
+# --- that the search finds mistakes
+
+
+def acknowledge_with_the_own_disk(patch: Patch) -> None:
+    """Acknowledgements do not wait for the peer."""
+    patch.setattr(SecondDisk, "after", lambda _second, callback: callback)
+
+
+def acknowledge_before_the_disk_of_the_peer(patch: Patch) -> None:
+    """A peer acknowledges what it has in memory."""
+    patch.setattr(CopyLink, "_acknowledge", lambda link, _copy, lane, numbers: link._session.acknowledge(lane, numbers))
+
+
+def note_no_time_alone(patch: Patch) -> None:
+    """A node works alone without a word about it on its disk."""
+    patch.setattr(TimesAlone, "begin", lambda _times, _now: None)
+
+
+def forget_what_hubs_lack(patch: Patch) -> None:
+    """A node has its peer let go of all that it has sent there."""
+    kept = SecondDisk.kept
+
+    def hasty(second: SecondDisk, stream: int) -> tuple[RangeSet, RangeSet]:
+        here, safe = kept(second, stream)
+        for first, end in second._has.get(stream, ()):
+            safe.add(first, end)
+        return here, safe
+
+    patch.setattr(SecondDisk, "kept", hasty)
+
+
+def forget_what_was_read_for_hubs(patch: Patch) -> None:
+    """A copy lets go of what a take-over has read, before a hub has it."""
+    read = CopySource.read
+
+    async def hasty(source: CopySource, lane: int, seq: int, bytes_max: int) -> list[bytes]:
+        found = await read(source, lane, seq, bytes_max)
+        headers = [decode_header(batch) for batch in found]
+        source._released(source._names[lane], RangeSet((header.base_seq, header.end_seq) for header in headers))
+        return found
+
+    patch.setattr(CopySource, "read", hasty)
+
+
+def claim_what_the_copy_may_lack(patch: Patch) -> None:
+    """A take-over claims that nothing came behind the copy's end."""
+    states = CopySource.states
+
+    def claiming(source: CopySource, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
+        found = states(source, lanes)
+        now = source._copy.log._wall_clock()
+        return {lane: state._replace(mark=Mark(now, state.end)) for lane, state in found.items()}
+
+    patch.setattr(CopySource, "states", claiming)
+
+
+def count_marks_before_their_records(patch: Patch) -> None:
+    """A copy takes the word of a node for what has not come yet."""
+    patch.setattr(Copy, "_has", lambda _copy, _stream, _end: True)
+
+
+def give_up_a_copy(patch: Patch) -> None:
+    """A copy of a lost disk is taken for one that hubs have."""
+    patch.setattr(Copy, "waiting", lambda _copy, *, compared=False: {})
+
+
+PAIRS_PLANTS: tuple[Plant, ...] = (
+    acknowledge_with_the_own_disk,
+    acknowledge_before_the_disk_of_the_peer,
+    note_no_time_alone,
+    forget_what_hubs_lack,
+    forget_what_was_read_for_hubs,
+    claim_what_the_copy_may_lack,
+    count_marks_before_their_records,
+    give_up_a_copy,
+)
+
+
+@pytest.mark.search(turns=4)
+@pytest.mark.timeout(590)
+@pytest.mark.parametrize("plant", PAIRS_PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_of_pairs_is_found(plant: Plant, monkeypatch: Patch) -> None:
+    plant(monkeypatch)
+    for seed in range(PAIRS_HISTORIES):
+        try:
+            simulate_pairs(seed)
         except BaseException as error:
             print(f"seed {seed}: {type(error).__name__}: {str(error)[:200]}")
             return
