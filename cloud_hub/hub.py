@@ -471,8 +471,8 @@ class Hub:
         self._tails.add_to(application)
         for each in self._shared:
             each.add_to(application)
-        if self._settings.iceberg_interval_s is not None:
-            Catalogue(store, access, self._declared.tables, self._summaries).add_to(application, self._api)
+        tables, has_iceberg = self._declared.tables, self._settings.iceberg
+        Catalogue(store, access, tables, self._summaries, has_iceberg).add_to(application, self._api)
         self._sql.add_to(application)
         ConsolePages(access).add_to(application)
         SelfDescription(access).add_to(application)

@@ -233,8 +233,10 @@ class HubSettings:
     """Bytes of a stream's new records that are written at the next interval."""
     table_write_after_s: float | None = None
     """Time for which fewer bytes wait for more; None for none."""
-    iceberg_interval_s: float | None = None
-    """Interval at which tables get a snapshot of Iceberg; None for none."""
+    iceberg: bool = False
+    """True if tables have Iceberg metadata, unless other formats are declared for the stream."""
+    iceberg_interval_s: float = 600.0
+    """Interval at which such tables get a snapshot."""
     table_joined_bytes: int = 512 * MiB
     """Bytes up to which small files of a table are joined."""
     table_vacuum_after_s: float = 7 * 86_400.0

@@ -446,4 +446,6 @@ def _default(field: inspect.Field, shape: Shape) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     unit = unit_of(shape.type) or shape.unit
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or str(value)
     return UNITS[unit].format(value) if unit else str(value)

@@ -222,6 +222,17 @@ class LatestOfNode(msgspec.Struct, frozen=True):
     """Records that it lacks: the log deleted them before it read them, and no table of all rows has them."""
 
 
+class IcebergOfNode(msgspec.Struct, frozen=True):
+    """A table whose Iceberg metadata the process writes."""
+
+    path: str
+    """Path of the table in the store."""
+    version: int
+    """Version of the Delta table with the rows of the newest snapshot; -1 while this process has written none."""
+    error: str | None
+    """Error of the last round."""
+
+
 class QualityRuleOfNode(msgspec.Struct, frozen=True):
     """A quality rule of a stream, as its table counts it."""
 
@@ -355,6 +366,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     tables_more: Count
     tables_trouble: str | None
     latest_tables: list[LatestOfNode] | UnsetType = UNSET
+    iceberg_tables: list[IcebergOfNode] | UnsetType = UNSET
     quality: list[QualityOfNode] | UnsetType = UNSET
     conflicts: list[ConflictOfLane]
     open_gaps: list[OpenGapOfLane]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -114,6 +114,8 @@ class TableDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     the hub's."""
     sort: Annotated[tuple[str, ...], Meta(max_length=SORT_COLUMNS_MAX)] = ()
     """Columns by which rows within files of the table of all rows are sorted first."""
+    formats: tuple[Literal["delta", "iceberg"], ...] | None = None
+    """Formats in which engines find the stream's tables, always as Delta; None for those of the hub."""
 
 
 def expect_edges(key: StreamKey, edges: tuple[str, ...] | None) -> Decision:
@@ -377,6 +379,15 @@ class DeclaredTables:
         document = self.documents.get(key)
         return document is not None and document.latest is not None and document.latest.instead
 
+    def is_iceberg(self, key: StreamKey, default: bool) -> bool:
+        """Return whether a stream's tables have Iceberg metadata.
+
+        Args:
+            default: the answer for streams of which nothing is declared.
+        """
+        document = self.documents.get(key)
+        return default if document is None or document.formats is None else "iceberg" in document.formats
+
     def sort_of(self, key: StreamKey) -> tuple[str, ...]:
         """Return the columns by which the rows of a stream's files are sorted first."""
         document = self.documents.get(key)
@@ -391,6 +402,7 @@ def set_table(
     retain_bytes: int | None = None,
     log_s: int | None = None,
     sort: tuple[str, ...] | None = None,
+    formats: tuple[Literal["delta", "iceberg"], ...] | None = None,
 ) -> Decision:
     """Declare settings of a stream's tables. Settings that are None stay unchanged.
 
@@ -403,7 +415,8 @@ def set_table(
     if sort and (unsortable := wrong_columns(sort)) is not None:
         raise CannotDeclare(unsortable)
     name = stream_name(key)
-    given = {"latest": latest, "retain_s": retain_s, "retain_bytes": retain_bytes, "log_s": log_s, "sort": sort}
+    of_rows = {"retain_s": retain_s, "retain_bytes": retain_bytes, "log_s": log_s, "sort": sort}
+    given = {"latest": latest, "formats": formats} | of_rows
 
     def decide(state: ClusterState) -> Change | None:
         check_tenant(state, key[0])

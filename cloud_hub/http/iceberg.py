@@ -1,8 +1,9 @@
 """``/iceberg``: the tables by name for engines, by the protocol of Iceberg's REST catalogues, read-only
 (docs/how-to/read-by-iceberg.md).
 
-A namespace is a tenant, a table the one of all rows of a stream. An answer has the metadata as it is in the store, so
-engines read manifests and files from there, with rights of their own.
+A namespace is a tenant, a table the one of all rows of a stream; the namespace ``latest`` in it has the latest tables.
+An answer has the metadata as it is in the store, so engines read manifests and files from there, with rights of their
+own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from weft.cloud_hub.shard.sequencer import public_reason
 from weft.hub_api.answers import ApiError
 from weft.hub_api.rights import Right
 from weft.network.http_server import Handler
+from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import valid_name
 from weft.storage import hub_keys
 from weft.storage.object_store import NotFound, ObjectStore, StoreError
@@ -30,6 +32,8 @@ from weft.storage.table import iceberg
 from weft.storage.table.actions import TableError
 
 PREFIX = "/iceberg/v1"
+LATEST, BETWEEN = "latest", "\x1f"
+"""Namespace of a tenant's latest tables, and what is between the parts of a namespace in a path."""
 PAGE_MAX = 1000
 _NAMESPACE, _TABLE = "/namespaces/{namespace}", "/namespaces/{namespace}/tables/{table}"
 ENDPOINTS = [
@@ -48,10 +52,17 @@ _TYPES = {400: "BadRequestException", 401: "NotAuthorizedException", 403: "Forbi
 
 
 class Catalogue:
-    """Handlers of the requests."""
+    """Handlers of the requests.
 
-    def __init__(self, store: ObjectStore, access: Access, declared: DeclaredTables, summaries: ShardSummaries) -> None:
+    Args:
+        default: whether streams of which nothing is declared have Iceberg metadata.
+    """
+
+    def __init__(
+        self, store: ObjectStore, access: Access, declared: DeclaredTables, summaries: ShardSummaries, default: bool
+    ) -> None:
         self._store, self._access, self._declared, self._summaries = store, access, declared, summaries
+        self._default = default
 
     def add_to(self, application: web.Application, api: Api) -> None:
         """Add the requests to the application of the API, whose bounds on answers count for them."""
@@ -84,13 +95,21 @@ class Catalogue:
 
     async def _get_config(self, request: web.Request) -> web.Response:
         self._access.tables(request, Right.READ)
+        if not self._default and not any(self._declared.is_iceberg(key, False) for key in self._declared.documents):
+            raise ApiError(
+                404, "no table has Iceberg metadata", "see `tables.formats` and `weft hub table set --formats`"
+            )
         return _json({"defaults": {}, "overrides": {}, "endpoints": ENDPOINTS})
 
     async def _get_namespaces(self, request: web.Request) -> web.Response:
         tenant, _ = self._access.tables(request, Right.READ)
+        parent = request.query.get("parent")
+        if parent:
+            has_latest = tenant in (None, parent) and any(
+                key[0] == parent and each.latest for key, each in self._declared.documents.items()
+            )
+            return await _page(request, [LATEST] if has_latest else [], "namespaces", lambda name: [parent, name])
         names = [tenant] if tenant is not None else await self._tenants()
-        if request.query.get("parent"):
-            names = []  # tenants have none below them
         return await _page(request, names, "namespaces", lambda name: [name])
 
     async def _tenants(self) -> list[str]:
@@ -99,52 +118,58 @@ class Catalogue:
 
     async def _get_namespace(self, request: web.Request) -> web.Response:
         namespace, _ = await self._streams(request)
-        return _json({"namespace": [namespace], "properties": {}})
+        return _json({"namespace": namespace, "properties": {}})
 
     async def _get_tables(self, request: web.Request) -> web.Response:
         namespace, names = await self._streams(request)
-        return await _page(request, names, "identifiers", lambda name: {"namespace": [namespace], "name": name})
+        return await _page(request, names, "identifiers", lambda name: {"namespace": namespace, "name": name})
 
-    async def _streams(self, request: web.Request) -> tuple[str, list[str]]:
-        """Return the namespace of a request, and the streams whose tables it may read.
+    async def _streams(self, request: web.Request) -> tuple[list[str], list[str]]:
+        """Return the namespace of a request, and the streams whose tables there it may read.
 
         Raises:
             ApiError: 404: no tenant with streams has the name, or another one's token asks.
         """
         tenant, may_read = self._access.tables(request, Right.READ)
-        namespace = request.match_info["namespace"]
-        names = list[str]()
-        if tenant in (None, namespace) and valid_name(namespace):
-            every = await (await self._summaries.every()).streams(namespace)
-            names = [name for name in every if not self._declared.is_instead((namespace, name))]
-            if not every and tenant is None:
-                raise _no_namespace(namespace)
-        elif tenant != namespace:
-            raise _no_namespace(namespace)
+        namespace = request.match_info["namespace"].split(BETWEEN)
+        of, *below = namespace
+        if tenant not in (None, of) or not valid_name(of) or below not in ([], [LATEST]):
+            raise _no_namespace(".".join(namespace))
+        every = await (await self._summaries.every()).streams(of)
+        names = [name for name in every if self._has((of, name), bool(below))]
+        if not every and tenant is None:
+            raise _no_namespace(of)
         return namespace, await readable(names, may_read)
+
+    def _has(self, key: StreamKey, is_latest: bool) -> bool:
+        """Return whether a stream has the one table or the other, with Iceberg metadata."""
+        is_there = self._declared.has_latest(key) if is_latest else not self._declared.is_instead(key)
+        return is_there and self._declared.is_iceberg(key, self._default)
 
     async def _get_table(self, request: web.Request) -> LongAnswer:
         tenant, may_read = self._access.tables(request, Right.READ)
-        namespace, name = request.match_info["namespace"], request.match_info["table"]
-        found = None
+        namespace, name = request.match_info["namespace"].split(BETWEEN), request.match_info["table"]
+        of, *below = namespace
+        found, key = None, (hub_keys.latest_key if below else hub_keys.table_key)(of, name)
+        is_one = valid_name(of) and valid_name(name) and below in ([], [LATEST])
         # Another tenant's table is as unknown as one that is not there.
-        if tenant in (None, namespace) and valid_name(namespace) and valid_name(name) and may_read(name):
-            key = hub_keys.table_key(namespace, name)
+        if is_one and tenant in (None, of) and may_read(name) and self._has((of, name), bool(below)):
             found = await iceberg.current(self._store, key)
         if found is None:
             advice = "a table exists once it has a snapshot: at most `tables.iceberg_interval` after its first rows"
-            raise ApiError(404, f"there is no table {name[:80]!r} in {namespace[:80]!r}", advice)
+            raise ApiError(404, f"there is no table {name[:80]!r} in {'.'.join(namespace)[:80]!r}", advice)
         uri = iceberg.table_uri(self._store, iceberg.metadata_key(key, found.number))
         head = b'{"metadata-location":%b,"config":{},"metadata":' % msgspec.json.encode(uri)
         return LongAnswer([head, found.data, b"}\n"])
 
 
 def _no_namespace(name: str) -> ApiError:
-    return ApiError(404, f"there is no namespace {name[:80]!r}", "namespaces are the tenants that the token may read")
+    advice = f"namespaces are the tenants that the token may read, and `{LATEST}` in each"
+    return ApiError(404, f"there is no namespace {name[:80]!r}", advice)
 
 
 async def _page(request: web.Request, names: Sequence[str], member: str, shown: Callable[[str], Any]) -> web.Response:
-    """Return a page of a list of sorted names; all of it for a client that knows no pages."""
+    """Return a page of a list of sorted names; all of it for a client that names no page, as the protocol asks."""
     try:
         most = min(int(request.query.get("pageSize", PAGE_MAX)), PAGE_MAX)
     except ValueError:

@@ -11,6 +11,7 @@ import platform
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from weft.cloud_hub.clock import HubClock
@@ -37,7 +38,6 @@ from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.tables.service import SideWorks
     from weft.storage.table.rows import TracedRow
     from weft.storage.table_writer.service import TableService, TableStatus
 
@@ -107,7 +107,8 @@ class HubTables(Part):
 
     def views(self) -> View:
         """Return the part of the status about tables."""
-        return {"tables": [], "tables_more": 0, "tables_trouble": None, "latest_tables": [], "quality": []}
+        nothing: View = {each: [] for each in ("tables", "latest_tables", "iceberg_tables", "quality")}
+        return nothing | {"tables_more": 0, "tables_trouble": None}
 
     def bytes_of(self, tenant: str) -> int | None:  # noqa: ARG002
         """Return the bytes of a tenant's tables of all rows; None without a quota of them, or while unknown."""
@@ -151,7 +152,7 @@ class MadeTables(HubTables):
     ) -> None:
         # These import pyarrow, which no process without tables needs.
         from weft.cloud_hub.tables.quality import QualityWatch
-        from weft.cloud_hub.tables.service import DeclaredTableWork
+        from weft.cloud_hub.tables.service import DeclaredTableWork, IcebergWork
         from weft.storage.table_writer.service import TableService
         from weft.storage.table_writer.settings import TableTerms
 
@@ -184,11 +185,9 @@ class MadeTables(HubTables):
         self._beside = DeclaredTableWork(
             store, cluster, tables, declared.tables, clock, quality=declared.quality, settings=settings.tables()
         )
-        self._iceberg: list[SideWorks] = []
-        if settings.iceberg_interval_s is not None:
-            from weft.cloud_hub.tables.iceberg import IcebergWork  # of an extra
-
-            self._iceberg.append(IcebergWork(store, cluster, tables, declared, clock, settings=settings))
+        if settings.iceberg:
+            import_module("weft.cloud_hub.tables.iceberg")  # of an extra: a hub that lacks it does not start
+        self._iceberg = IcebergWork(store, cluster, tables, declared, clock, settings=settings)
         self._quality = QualityWatch(tables, declared.quality, declared.schemas, clock, self._beside.quarantine_of)
         self._after: list[LaneKeeper | Collector] = []
         """Work that ends lanes and deletes chunks that all tables have, of a process that follows all tables."""
@@ -221,7 +220,7 @@ class MadeTables(HubTables):
     def start(self) -> None:
         """Begin to make tables."""
         self._sizes.start(self._streams)
-        for each in (*self._traces, self.maker, self._beside, *self._iceberg, self._quality, *self._after):
+        for each in (*self._traces, self.maker, self._beside, self._iceberg, self._quality, *self._after):
             each.start()
 
     def grow(self, cluster: Cluster) -> None:
@@ -230,7 +229,7 @@ class MadeTables(HubTables):
 
     async def close(self) -> None:
         """Stop. What was written stays, and the next process continues from there."""
-        for each in (*self._after, *self._iceberg, self._beside, self._quality, self._sizes, self.maker, *self._traces):
+        for each in (*self._after, self._iceberg, self._beside, self._quality, self._sizes, self.maker, *self._traces):
             await each.close()
 
     def rows(self, tenant: str, stream: str) -> int | None:
@@ -263,6 +262,7 @@ class MadeTables(HubTables):
             "tables_more": max(0, self.maker.count - TABLES_LISTED_MAX),
             "tables_trouble": self.maker.error,
             "latest_tables": self._beside.status(),
+            "iceberg_tables": self._iceberg.status(),
             "quality": self._quality.status(),
         }
 
@@ -279,6 +279,7 @@ class MadeTables(HubTables):
         """Yield the figures of old chunks, stopped tables, quality rules, sizes and traces for Prometheus."""
         yield from self._of_chunks()
         yield Sample("weft_hub_stopped_tables", self.maker.stopped)
+        yield Sample("weft_hub_iceberg_failing", self._iceberg.failing)
         yield from self._quality.samples()
         if self.service:
             yield from self._sizes.samples()

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
 from typing import IO, Any, NamedTuple, TypeVar
@@ -22,18 +21,9 @@ import msgspec
 from pyiceberg.manifest import ManifestEntry
 from pyiceberg.schema import Schema
 
-from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.facts.declarations import Declarations
-from weft.cloud_hub.reads.summaries import StreamCompleteness
-from weft.cloud_hub.settings import HubSettings
-from weft.cloud_hub.tables.service import SideWork, SideWorks, forget
-from weft.protocols.chunk_index import StreamKey
-from weft.storage.chunk_log import missing_shards
-from weft.storage.cluster import Cluster
-from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore
 from weft.storage.table import manifests
-from weft.storage.table.actions import Action, AddedFile, TableConflict, TableError, TableProtocol, app_ids, plain_path
+from weft.storage.table.actions import Action, AddedFile, TableConflict, TableError, TableProtocol, plain_path
 from weft.storage.table.delta import in_thread
 from weft.storage.table.delta_log import TableLog
 from weft.storage.table.files import FileFollower, checkpoint_files, take_facts
@@ -57,7 +47,6 @@ from weft.storage.table.iceberg import (
     table_uri,
 )
 from weft.storage.table.manifests import Columns, Manifest
-from weft.storage.table_writer.service import TableService
 
 FEATURES = frozenset({"deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
 """Reader features of Delta tables whose files have the rows as Iceberg reads them; a file with a vector is refused."""
@@ -656,103 +645,3 @@ class IcebergTable:
     async def _listed(self, uri: str) -> list[str]:
         data = await self._place.get(uri)
         return await in_thread(lambda: [each.manifest_path for each in manifests.read_list(data)])
-
-
-# The work of a hub process that makes tables.
-
-LOOK_S = 2.0
-"""Time between looks at the versions of a table, which this process knows without a request."""
-VERSIONS_MAX = 64
-"""Number of Delta versions after which a snapshot does not wait for its time."""
-
-
-class _Followed(SideWork):
-    """Work on the Iceberg metadata of one stream's table of all rows."""
-
-    def __init__(
-        self,
-        key: StreamKey,
-        table: IcebergTable,
-        tables: TableService,
-        moments: StreamCompleteness,
-        interval_s: float,
-        *,
-        monotonic: Callable[[], float],
-    ) -> None:
-        super().__init__(f"the Iceberg metadata of {key[0]}/{key[1]} is not being updated", 0.0)
-        self._key, self._table, self._tables, self._moments = key, table, tables, moments
-        self._interval_s, self._monotonic = interval_s, monotonic
-        self._version = -1
-        self._due_at = self._sweep_at = 0.0
-
-    async def turn(self, now: float) -> float:
-        """Write a snapshot if there is something new, and its time has come; see ``SideWork``."""
-        tierer = self._tables.tierer(self._key)
-        version = -1 if tierer is None else tierer.version
-        try:
-            # Also without a new version after some time: what is old must not stay, and others write versions as well.
-            if now >= self._due_at or version - self._version >= VERSIONS_MAX:
-                self._version = await self._table.write(await self._claim())
-                self._due_at = self._monotonic() + self._interval_s
-        finally:
-            if now >= self._sweep_at:  # what nothing names goes also where no snapshot can be made
-                await self._table.sweep()
-                self._sweep_at = self._monotonic() + self._table.sweep_s
-        return LOOK_S
-
-    async def _claim(self) -> Claim | None:
-        states = self._tables.states
-        moment = (await self._moments.of(states, *self._key)).complete_up_to
-        # Chunks may have been applied meanwhile, and the moment may be by their marks: the ends are those of now.
-        if moment is None or missing_shards(states):
-            return None
-        ends = {state.shard: state.next_offset.get(self._key, 0) for state in states}
-        return Claim(datetime.fromtimestamp(moment // 1000 / 1e6, UTC).isoformat(timespec="microseconds"), ends)
-
-
-class IcebergWork(SideWorks):
-    """The Iceberg metadata of the tables of all rows that a hub process makes.
-
-    Args:
-        tables: the table step of this process.
-        declared: what is declared, of which expected edges count for completeness.
-        monotonic: seconds.
-    """
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        cluster: Cluster,
-        tables: TableService,
-        declared: Declarations,
-        clock: HubClock,
-        *,
-        settings: HubSettings,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._store, self._cluster, self._tables, self._clock = store, cluster, tables, clock
-        self._interval_s, self._keep_s = settings.iceberg_interval_s or 0.0, settings.table_vacuum_after_s / 2
-        self._moments = StreamCompleteness((), declared.expected_edges, clock, peers=settings.peers)
-        self._followed: dict[StreamKey, _Followed] = {}
-        super().__init__("the work on Iceberg metadata", monotonic)
-
-    async def look(self) -> None:
-        """Do what is due for each table. Errors are logged, and their tables tried again."""
-        there = {key for state in self._tables.states for key in state.next_offset}
-        wanted = {key for key in there if self._tables.tierer(key) is not None and self._tables.keeps_beside(key)}
-        forget(self._followed, wanted)
-        for key in sorted(wanted):
-            if self._clock.wrong() is not None:
-                return  # by a wrong clock, every snapshot may seem old
-            await self._take_turn(self._followed.get(key) or self._followed.setdefault(key, self._new(key)))
-
-    def _new(self, key: StreamKey) -> _Followed:
-        table = IcebergTable(
-            self._store,
-            table_key(*key),
-            app_ids(self._cluster.cluster_id, key[1]),
-            keep_s=self._keep_s,
-            clock=self._clock.now,
-            monotonic=self._monotonic,
-        )
-        return _Followed(key, table, self._tables, self._moments, self._interval_s, monotonic=self._monotonic)

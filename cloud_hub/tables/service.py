@@ -1,4 +1,4 @@
-"""Service of the tables that the cluster log declares: latest tables, quarantines, and the removal of old rows.
+"""Service of the tables that the cluster log declares: latest tables, quarantines, removal of old rows, and Iceberg.
 
 It runs beside the table step, in the same process, and reads the states of shards that this one keeps up to date. What
 it costs without a declaration is a look at an empty mapping every two seconds.
@@ -9,28 +9,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.facts.declarations import Declarations
 from weft.cloud_hub.facts.streams import DeclaredTables, LatestDocument, TableDocument
+from weft.cloud_hub.reads.summaries import StreamCompleteness
+from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.tables.buckets import Key
 from weft.cloud_hub.tables.latest import SETTINGS, LatestTierer
 from weft.cloud_hub.tables.quality import Looks
 from weft.cloud_hub.tables.quarantine import Quarantine, quarantines
 from weft.cloud_hub.tables.retention import Retention
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.status import LatestOfNode, QuarantineOfNode
+from weft.hub_api.status import IcebergOfNode, LatestOfNode, QuarantineOfNode
 from weft.protocols.chunk_index import StreamKey
+from weft.storage.chunk_log import missing_shards
 from weft.storage.cluster import Cluster
-from weft.storage.hub_keys import latest_key, quarantine_key
+from weft.storage.hub_keys import latest_key, quarantine_key, table_key
 from weft.storage.object_store import ObjectStore
+from weft.storage.table.actions import TableError, app_ids
 from weft.storage.table.schemas import DeclaredQuality
 from weft.storage.table_writer.maintenance import Maintenance
 from weft.storage.table_writer.service import EXPECTED, TableService
 from weft.storage.table_writer.settings import DEFAULTS, TableSettings
 from weft.storage.table_writer.shards import ChunkCache, ShardView
 
+if TYPE_CHECKING:
+    from weft.cloud_hub.tables.iceberg import Claim, IcebergTable
+
+T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 RETENTION_S = 3600.0
 """Interval at which old rows are looked for, and quarantines that no rule asks for any more."""
@@ -351,7 +362,149 @@ class DeclaredTableWork(SideWorks):
         return _Quarantined(key, quarantine, maintenance, retention, monotonic())
 
 
-def forget(works: dict[StreamKey, Any], wanted: Collection[StreamKey]) -> None:
-    """Remove the work on streams that are not wanted any more."""
+# Iceberg metadata of tables, which a task of its own writes: a first snapshot may take minutes.
+
+LOOK_S = 2.0
+"""Time between looks at the versions of a table, which this process knows without a request."""
+VERSIONS_MAX = 64
+"""Number of Delta versions after which a snapshot does not wait for its time."""
+
+
+class _Iceberg(SideWork):
+    """Work on the Iceberg metadata of one table of a stream.
+
+    Args:
+        path: the table's folder.
+        opened: returns its metadata.
+        claim: returns up to when the stream is complete.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        opened: Callable[[], IcebergTable],
+        claim: Callable[[], Awaitable[Claim | None]],
+        interval_s: float,
+        monotonic: Callable[[], float],
+    ) -> None:
+        super().__init__(f"the Iceberg metadata of {path} is not being updated", 0.0)
+        self._path, self._opened, self._claim, self._interval_s = path, opened, claim, interval_s
+        self._monotonic = monotonic
+        self._table: IcebergTable | None = None
+        self.table_version = -1
+        """The table's version, as far as the table step knows it."""
+        self.version = -1
+        self._due_at = self._sweep_at = 0.0
+
+    async def turn(self, now: float) -> float:
+        """Write a snapshot if there is something new, and its time has come; see ``SideWork``."""
+        table = self._table = self._table or self._opened()
+        try:
+            # Also without a new version after some time: what is old must not stay, and others write versions as well.
+            if now >= self._due_at or self.table_version - self.version >= VERSIONS_MAX:
+                self.version = await table.write(await self._claim())
+                self._due_at = self._monotonic() + self._interval_s
+        finally:
+            if now >= self._sweep_at:  # what nothing names goes also where no snapshot can be made
+                await table.sweep()
+                self._sweep_at = self._monotonic() + table.sweep_s
+        return LOOK_S
+
+    def status(self) -> IcebergOfNode:
+        """Return the status for operators."""
+        return IcebergOfNode(self._path, self.version, self.error)
+
+
+class IcebergWork(SideWorks):
+    """The Iceberg metadata of the tables that a hub process makes, as settings and declarations of streams want it.
+
+    Args:
+        tables: the table step of this process.
+        declared: formats of streams, and the expected edges that count for completeness.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cluster: Cluster,
+        tables: TableService,
+        declared: Declarations,
+        clock: HubClock,
+        *,
+        settings: HubSettings,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._cluster, self._tables, self._clock = store, cluster, tables, clock
+        self._declared, self._settings = declared.tables, settings
+        self._moments = StreamCompleteness((), declared.expected_edges, clock, peers=settings.peers)
+        self._works: dict[str, _Iceberg] = {}
+        super().__init__("the work on Iceberg metadata", monotonic)
+
+    def status(self) -> list[IcebergOfNode]:
+        """Return the status of the metadata that this process writes, failing ones first if they are very many."""
+        found = [work.status() for _, work in sorted(self._works.items())]
+        return found if len(found) <= SHOWN_MAX else sorted(found, key=lambda each: each.error is None)[:SHOWN_MAX]
+
+    @property
+    def failing(self) -> int:
+        """Return the number of tables whose metadata is not being updated."""
+        return sum(work.error is not None for work in self._works.values())
+
+    async def look(self) -> None:
+        """Do what is due for each table. Errors go to ``status``, and their tables are tried again."""
+        there = {key for state in self._tables.states for key in state.next_offset}
+        wanted = {
+            path: (key, vacuum_s)
+            for key in there
+            if self._declared.is_iceberg(key, self._settings.iceberg) and self._tables.keeps_beside(key)
+            for path, vacuum_s in self._paths(key)
+        }
+        forget(self._works, wanted)
+        for path, (key, vacuum_s) in sorted(wanted.items()):
+            if self._clock.wrong() is not None:
+                return  # by a wrong clock, every snapshot may seem old
+            work = self._works.get(path) or self._works.setdefault(path, self._new(path, key, vacuum_s))
+            tierer = self._tables.tierer(key) if path == table_key(*key) else None
+            work.table_version = -1 if tierer is None else tierer.version
+            await self._take_turn(work)
+
+    def _paths(self, key: StreamKey) -> Iterator[tuple[str, float]]:
+        """Yield the folders of a stream's tables, and the seconds after which each one's vacuum deletes files."""
+        if self._tables.tierer(key) is not None and not self._declared.is_instead(key):
+            yield table_key(*key), self._settings.table_vacuum_after_s
+        if self._declared.has_latest(key):
+            yield latest_key(*key), 3600.0 * (SETTINGS.retention_hours or 0)
+
+    def _new(self, path: str, key: StreamKey, vacuum_s: float) -> _Iceberg:
+        opened, claim = partial(self._opened, path, key, vacuum_s / 2), partial(self._claim, key)
+        return _Iceberg(path, opened, claim, min(self._settings.iceberg_interval_s, vacuum_s / 4), self._monotonic)
+
+    def _opened(self, path: str, key: StreamKey, keep_s: float) -> IcebergTable:
+        try:
+            from weft.cloud_hub.tables.iceberg import IcebergTable
+        except ModuleNotFoundError as error:
+            raise TableError(
+                f'the hub has no {error.name}: pip install "weft-fabric[hub,iceberg]", and start it again'
+            ) from None
+        apps = app_ids(self._cluster.cluster_id, key[1])
+        clock, monotonic = self._clock.now, self._monotonic
+        return IcebergTable(self._store, path, apps, keep_s=keep_s, clock=clock, monotonic=monotonic)
+
+    async def _claim(self, key: StreamKey) -> Claim | None:
+        from weft.cloud_hub.tables.iceberg import Claim
+
+        states = self._tables.states
+        moment = (await self._moments.of(states, *key)).complete_up_to
+        # Chunks may have been applied meanwhile, and the moment may be by their marks: the ends are those of now.
+        if moment is None or missing_shards(states):
+            return None
+        ends = {state.shard: state.next_offset.get(key, 0) for state in states}
+        return Claim(datetime.fromtimestamp(moment // 1000 / 1e6, UTC).isoformat(timespec="microseconds"), ends)
+
+
+def forget(works: dict[T, Any], wanted: Collection[T]) -> None:
+    """Remove the work on streams, or tables, that are not wanted any more."""
     for gone in works.keys() - wanted:
         del works[gone]

@@ -16,6 +16,11 @@ HUB_METRICS = (
         "Tables that wait behind records which cannot become rows; `weft hub status` names them.",
     ),
     Metric(
+        "weft_hub_iceberg_failing",
+        "gauge",
+        "Tables whose Iceberg metadata this process cannot update; `weft hub status` names them.",
+    ),
+    Metric(
         "weft_hub_skipped_records",
         "gauge",
         "Records that operators removed from tables, of the shards of this process.",

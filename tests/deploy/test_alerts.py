@@ -268,6 +268,7 @@ CASES: dict[str, Case | list[Case]] = {
     "WeftHubStreamUnknown": flag(hub("weft_hub_stream_complete_up_to_timestamp_seconds", TABLE), 0, 10),
     "WeftHubTableBehind": flag(hub("weft_hub_stream_table_lag_seconds", TABLE), 3700, 3500),
     "WeftHubTableStopped": flag(hub("weft_hub_stopped_tables")),
+    "WeftHubIcebergFailing": flag(hub("weft_hub_iceberg_failing")),
     "WeftHubPipelineTrouble": flag(hub("weft_hub_pipeline_trouble", PIPELINE)),
     "WeftHubQualityRule": flag(hub("weft_hub_quality_rule_alarm", RULE)),
     "WeftHubFieldVanished": Case(

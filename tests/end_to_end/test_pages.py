@@ -226,6 +226,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         *[("ask-a-hub-from-python.md", "python")] * 3,
         ("ask-a-hub-from-anywhere.md", "sh"),
         ("declare-tokens-and-tenants.md", "sh"),
+        ("read-by-iceberg.md", "sh"),
         ("read-by-iceberg.md", "python"),
         ("read-by-iceberg.md", "sql"),
         *[("transform-with-dbt.md", "sh")] * 2,

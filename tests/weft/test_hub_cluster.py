@@ -32,6 +32,7 @@ from weft.hub_api.status import (
     ClusterLogPosition,
     DrainOfNode,
     DrainsAnswer,
+    IcebergOfNode,
     LatestOfNode,
     LinkOfProcess,
     PeerProcess,
@@ -374,6 +375,10 @@ STATUS = StatusAnswer(
     tables_more=0,
     tables_trouble="the tables cannot be listed",
     latest_tables=[LatestOfNode("acme", "newest", "latest/newest", ["_key"], 3, 9, 0, "no such column", False, 0)],
+    iceberg_tables=[
+        IcebergOfNode("tables/acme/bad", 1, "it has columnMapping"),
+        IcebergOfNode("tables/acme/good", 1, None),
+    ],
     conflicts=[],
     open_gaps=[],
     open_gaps_more=0,
@@ -421,6 +426,7 @@ def test_status_shows_what_is_in_trouble_at_any_process_and_nothing_else_if_aske
         "TABLES: the tables cannot be listed",
         "TABLE: acme/bad is not being updated: the disk is full",
         "TABLE: the latest table of acme/newest is not being updated: no such column",
+        "TABLE: the Iceberg metadata of tables/acme/bad is not being updated: it has columnMapping",
         "DRAINED: host-2",
         "CLOCK: 2 of 4 linked edges have clocks that no time service keeps",
     ):

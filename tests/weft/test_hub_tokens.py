@@ -200,6 +200,7 @@ LONG = "x" * 600
         (("stream", "expect", "{}", "acme/t", "x"), "there is no tenant 'acme'"),
         (("stream", "expect", "{}", "t", *(f"edge-{n}" for n in range(9_000))), "a document of"),
         (("table", "set", "{}", "t", "--retain", "1s"), "--retain"),
+        (("table", "set", "{}", "t", "--formats", "iceberg"), "expected `delta` or `delta,iceberg`, got iceberg"),
         (("retire", "{}", "x", "--reason", "gone", "--yes"), "the store holds no hub"),
     ],
 )

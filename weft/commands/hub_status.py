@@ -129,6 +129,10 @@ def _show_tables(name: str, facts: StatusAnswer) -> None:
         if latest.error:
             what = f"the latest table of {latest.tenant}/{latest.stream}"
             click.echo(f"TABLE: {what} is not being updated: {harmless(latest.error)}")
+    for metadata in facts.iceberg_tables or ():
+        if metadata.error:
+            what = f"the Iceberg metadata of {metadata.path}"
+            click.echo(f"TABLE: {what} is not being updated: {harmless(metadata.error)}")
 
 
 def _show_clocks(facts: StatusAnswer, of: int) -> None:
@@ -250,6 +254,7 @@ def _only_trouble(facts: StatusAnswer) -> StatusAnswer:
         shards=[each for each in facts.shards if each.trouble],
         tables=[each for each in facts.tables if each.error or each.stopped],
         latest_tables=[each for each in facts.latest_tables or () if each.error],
+        iceberg_tables=[each for each in facts.iceberg_tables or () if each.error],
         links=[each for each in facts.links if max(map(abs, _clocks_off(each))) > CLOCK_DIFFERS_S],
     )
 
@@ -272,6 +277,7 @@ def _joined(first: StatusAnswer, others: Sequence[StatusAnswer]) -> StatusAnswer
         tables=[made.get((each.tenant, each.stream), each) for each in first.tables],
         links=[each for one in every for each in one.links],
         latest_tables=[each for one in every for each in one.latest_tables or ()],
+        iceberg_tables=[each for one in every for each in one.iceberg_tables or ()],
         quality=[each for one in every for each in one.quality or ()],
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -80,6 +80,11 @@ RETAIN_S_MIN, RETAIN_BYTES_MIN = 3600, 1 << 20
     help="Sort rows within files of the table of all rows by these columns before others, such as `machine,order_id`. "
     "`none` ends it.",
 )
+@click.option(
+    "--formats",
+    metavar="FORMATS",
+    help="Formats in which engines find the tables: `delta`, or `delta,iceberg`. Without it, `tables.formats` counts.",
+)
 @decision_options
 def set_table(
     config_file: str,
@@ -93,6 +98,7 @@ def set_table(
     retain_size: str | None,
     retain_log: str | None,
     sort: str | None,
+    formats: str | None,
     reason: str,
     by: str | None,
 ) -> None:
@@ -127,13 +133,14 @@ def set_table(
     retain_bytes = _parsed("--retain-size", retain_size, parse_size, RETAIN_BYTES_MIN, "1MiB")
     log_s = _parsed("--retain-log", retain_log, parse_duration, RETAIN_S_MIN, "an hour")
     columns = None if sort is None else _columns(sort)
-    if document is None and retain_s is None and retain_bytes is None and log_s is None and columns is None:
-        raise Refused("name what to declare: --latest, --retain, --retain-size, --retain-log or --sort")
+    named = None if formats is None else _formats(formats)
+    if all(each is None for each in (document, retain_s, retain_bytes, log_s, columns, named)):
+        raise Refused("name what to declare: --latest, --retain, --retain-size, --retain-log, --sort or --formats")
     if log_s is not None:
         _check_term(config_file, log_s)
     try:
         decision = declare_set_table(
-            key, latest=document, retain_s=retain_s, retain_bytes=retain_bytes, log_s=log_s, sort=columns
+            key, latest=document, retain_s=retain_s, retain_bytes=retain_bytes, log_s=log_s, sort=columns, formats=named
         )
     except CannotDeclare as error:
         raise Refused(str(error)) from None
@@ -190,6 +197,7 @@ def list_tables(config_file: str, *, as_json: bool) -> None:
                 "retain_size": format_size(document.retain_bytes) if document and document.retain_bytes else None,
                 "retain_log": format_duration(document.log_s) if document and document.log_s else None,
                 "sort": list(document.sort) if document and document.sort else None,
+                "formats": list(document.formats) if document and document.formats else None,
                 "version": fact.version,
                 "changed": moment(fact.at),
                 "by": fact.by,
@@ -201,7 +209,7 @@ def list_tables(config_file: str, *, as_json: bool) -> None:
         print_json(found)
         return
     print_table(
-        ("stream", "latest by", "every", "retain", "log", "sorted by", "changed", "by", "reason"),
+        ("stream", "latest by", "every", "retain", "log", "sorted by", "formats", "changed", "by", "reason"),
         [
             (
                 each["stream"],
@@ -210,6 +218,7 @@ def list_tables(config_file: str, *, as_json: bool) -> None:
                 " and ".join(filter(None, (each["retain"], each["retain_size"]))),
                 each["retain_log"] or "",
                 ", ".join(each["sort"] or ()),
+                ", ".join(each["formats"] or ()),
                 each["changed"],
                 each["by"],
                 each["reason"],
@@ -256,6 +265,13 @@ def _parsed(option: str, text: str | None, parse: Callable[[str], float], least:
 
 def _columns(text: str) -> tuple[str, ...]:
     return () if text == "none" else tuple(part.strip() for part in text.split(","))
+
+
+def _formats(text: str) -> tuple[Literal["delta", "iceberg"], ...]:
+    found = [part.strip() for part in text.split(",")]
+    if "delta" not in found or not {"delta", "iceberg"}.issuperset(found):
+        raise Refused(f"--formats: expected `delta` or `delta,iceberg`, got {text}: tables are always found as Delta")
+    return ("delta", "iceberg") if "iceberg" in found else ("delta",)
 
 
 def _latest(key: str, every: str | None, *, feed: bool, instead: bool) -> Any:

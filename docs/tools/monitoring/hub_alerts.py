@@ -314,6 +314,15 @@ READING = (
         "open-the-table.md",
     ),
     Alert(
+        "WeftHubIcebergFailing",
+        "weft_hub_iceberg_failing > 0",
+        "1h",
+        WARNING,
+        "{{ $value }} tables have Iceberg metadata that is not being updated",
+        "`weft hub status` names tables and reasons. Readers of Delta see newer rows.",
+        "read-by-iceberg.md",
+    ),
+    Alert(
         "WeftHubPipelineTrouble",
         "max by (job, tenant, pipeline) (weft_hub_pipeline_trouble) == 1",
         "5m",

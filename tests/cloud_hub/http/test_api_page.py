@@ -11,6 +11,7 @@ from tests.cloud_hub.http.test_application import records
 from tests.cloud_hub.live import EdgeLog, call, get, running_hub, running_link
 from tests.hub_api.answers import BY_PATH, check_answer
 from tests.support.waiting import until
+from weft.cloud_hub.http.iceberg import PREFIX
 from weft.cloud_hub.hub import Hub
 from weft.hub_api.operations import UNDESCRIBED
 from weft.protocols.chunk_index import GapRange
@@ -47,10 +48,11 @@ def shape(value: Any) -> Any:
 
 
 def routes(hub: Hub) -> set[tuple[str, str]]:
-    """(method, path) of every route."""
+    """(method, path) of every route of the API; Iceberg's are of another protocol."""
     assert hub._listener.server._runner is not None
     found = hub._listener.server._runner.app.router.routes()
-    return {(each.method, each.resource.canonical) for each in found if each.resource and each.method != "HEAD"}
+    named = {(each.method, each.resource.canonical) for each in found if each.resource and each.method != "HEAD"}
+    return {each for each in named if not each[1].startswith(PREFIX)}
 
 
 async def look(hub: Hub, section: str) -> None:

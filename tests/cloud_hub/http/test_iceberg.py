@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from deltalake import DeltaTable
 
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, rows
 from tests.support.tokens import create_token, declare_tokens
 from tests.support.waiting import until
+from weft.cloud_hub.facts.streams import LatestDocument, set_table
 from weft.cloud_hub.hub import Hub
 from weft.hub_api.rights import Scope
 from weft.protocols.batch import decode_header
 from weft.protocols.lane import Lane
 from weft.replication.runner import LinkIdentity
-from weft.storage.hub_keys import table_key
+from weft.storage.cluster import open_cluster
+from weft.storage.cluster_log import Author, ClusterLog
+from weft.storage.hub_keys import latest_key, table_key
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.table import iceberg
 
@@ -32,7 +38,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 ACME = Lane("acme", "press-1", 7, "telemetry")
-MAKES = {"table_interval_s": 0.05, "iceberg_interval_s": 0.05, "shards": 1}
+MAKES = {"table_interval_s": 0.05, "iceberg": True, "iceberg_interval_s": 0.05, "shards": 1}
 
 
 @pytest.fixture
@@ -60,13 +66,13 @@ async def tokens(tmp_path: Path, store: ObjectStore) -> dict[str, str]:
 @pytest.fixture
 async def hub(store: ObjectStore, tokens: dict[str, str]) -> AsyncIterator[Hub]:
     async with running_hub(store, **MAKES) as hub:
-
-        async def is_made() -> bool:
-            keys = (("default", "telemetry"), ("default", "alarms"), ("acme", "telemetry"))
-            return None not in [await iceberg.current(store, table_key(*key)) for key in keys]
-
-        await until(is_made)
+        for key in (("default", "telemetry"), ("default", "alarms"), ("acme", "telemetry")):
+            await until(partial(is_there, store, table_key(*key)))
         yield hub
+
+
+async def is_there(store: ObjectStore, table: str) -> bool:
+    return await iceberg.current(store, table) is not None
 
 
 def catalogue(hub: Hub, token: str) -> Any:
@@ -157,6 +163,61 @@ async def test_the_newest_snapshot_says_up_to_when_it_is_complete(tmp_path: Path
 async def test_a_hub_has_no_catalogue_unless_it_is_told_to(store: ObjectStore) -> None:
     async with running_hub(store, shards=1) as hub, aiohttp.ClientSession() as session:
         assert (await session.get(f"{hub.url}/iceberg/v1/config")).status == 404
+
+
+async def test_a_stream_has_the_formats_that_are_declared_of_it(store: ObjectStore, tokens: dict[str, str]) -> None:
+    decisions = [
+        set_table(("default", "telemetry"), formats=("delta", "iceberg"), latest=LatestDocument(("_edge",), 1.0)),
+        set_table(("acme", "telemetry"), formats=("delta",)),
+    ]
+    cluster = await open_cluster(store, 1)
+    await ClusterLog(store, cluster.cluster_id).append_all(decisions, Author(time.time_ns(), "test", ""))
+
+    def read(hub: Hub) -> tuple[Any, ...]:
+        found = catalogue(hub, tokens["reader"])
+        spaces = [*found.list_namespaces(), *found.list_namespaces("default")]
+        return spaces, [name for space in spaces for name in found.list_tables(space)]
+
+    async with running_hub(store, **MAKES | {"iceberg": False}) as hub:
+        for key in (latest_key, table_key):
+            await until(partial(is_there, store, key("default", "telemetry")))
+        spaces, names = await asyncio.to_thread(read, hub)
+        assert spaces == [("default",), ("default", "latest")]
+        assert names == [("default", "telemetry"), ("default", "latest", "telemetry")], (
+            "alarms are of the hub's formats"
+        )
+        newest = await asyncio.to_thread(
+            lambda: catalogue(hub, tokens["reader"]).load_table("default.latest.telemetry").scan().to_arrow()
+        )
+        delta = DeltaTable(store.location(latest_key("default", "telemetry"))[0]).to_pyarrow_table()
+        assert newest.select(delta.column_names).to_pylist() == delta.to_pylist()
+        assert newest.num_rows == 1
+        with pytest.raises(NoSuchTableError):
+            await asyncio.to_thread(lambda: catalogue(hub, tokens["acme"]).load_table("acme.telemetry"))
+        assert not await is_there(store, table_key("acme", "telemetry"))
+
+
+async def test_metadata_that_cannot_be_written_is_in_status_metrics_and_log(
+    hub: Hub, store: ObjectStore, tokens: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(store.location(table_key("default", "telemetry"))[0]) / "_delta_log"
+    lines = (folder / f"{0:020d}.json").read_text().splitlines()
+    (metadata,) = [json.loads(line) for line in lines if "metaData" in line]
+    metadata["metaData"]["configuration"]["delta.columnMapping.mode"] = "name"
+    (folder / f"{len([*folder.glob('*.json')]):020d}.json").write_text(json.dumps(metadata))
+    headers = {"Authorization": f"Bearer {tokens['admin']}"}
+    async with aiohttp.ClientSession(hub.url, headers=headers) as session:
+
+        async def failing() -> list[Any]:
+            status = await (await session.get("/v1/status")).json()
+            return [each for each in status["iceberg_tables"] if each["error"]]
+
+        await until(failing)
+        ((found,), text) = await failing(), await (await session.get("/metrics")).text()
+    assert found["path"] == table_key("default", "telemetry")
+    assert "columnMapping" in found["error"]
+    assert "weft_hub_iceberg_failing 1" in text
+    assert "the Iceberg metadata of tables/default/telemetry is not being updated: the table has" in caplog.text
 
 
 async def test_the_page_reads_a_table(hub: Hub, tokens: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:

@@ -26,10 +26,11 @@ from tests.storage.object_store.buckets import Endpoint
 from tests.support.outcomes import outcome
 from tests.support.third_party import DUCKDB_ICEBERG
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.facts.streams import TableDocument
+from weft.cloud_hub.facts.streams import DeclaredTables, TableDocument
 from weft.cloud_hub.reads.summaries import StreamCompleteness
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.tables.erasure import erasures
+from weft.cloud_hub.tables.service import IcebergWork
 from weft.config.load import parse_schema
 from weft.proofs.backup.view import is_of_table
 from weft.protocols.payloads import PayloadKind
@@ -49,7 +50,7 @@ pytest.importorskip("pyiceberg", reason="pyiceberg is not installed: pip install
 from pyiceberg.table import StaticTable
 
 from weft.cloud_hub.tables import iceberg as writer
-from weft.cloud_hub.tables.iceberg import Claim, IcebergTable, IcebergWork
+from weft.cloud_hub.tables.iceberg import Claim, IcebergTable
 
 TABLE = table_key("default", "telemetry")
 DAY = 86_400.0
@@ -335,8 +336,8 @@ async def work_of(
         tierer=lambda key: SimpleNamespace(version=0) if key[1] == "telemetry" else None,
         keeps_beside=lambda _: True,
     )
-    declared: Any = SimpleNamespace(expected_edges={})
-    options = HubSettings(store="", iceberg_interval_s=60.0, **settings)
+    declared: Any = SimpleNamespace(expected_edges={}, tables=DeclaredTables())
+    options = HubSettings(store="", iceberg=True, iceberg_interval_s=60.0, **settings)
     clock = HubClock(time.time_ns, time.monotonic_ns)
     return IcebergWork(store, log.cluster, tables, declared, clock, settings=options, monotonic=monotonic), views
 
@@ -388,15 +389,24 @@ async def test_a_manifest_is_looked_through_once_after_a_start(
         log.created = START + n * HOUR
         await grow(directory, log, 10 * n)
         await of(directory, log).write()
-    table_of, reads, read = of(directory, log), [0], manifests.read
-    monkeypatch.setattr(manifests, "read", lambda *options: reads.append(1) or read(*options))
-    numbers = []
+    table_of, steps, numbers = of(directory, log), list[str](), []
+    note_calls(monkeypatch, "read", steps)
     for n in (2, 3):
         await retention(directory, log, START + n * HOUR + SECOND).look(TableDocument(retain_s=3600))
-        reads.clear()
+        steps.clear()
         await table_of.write()
-        numbers.append(len(reads))
+        numbers.append(len(steps))
     assert numbers == [4, 1], "the second one reads the manifest that it changes"
+
+
+def note_calls(monkeypatch: pytest.MonkeyPatch, name: str, steps: list[str]) -> None:
+    call = getattr(manifests, name)
+
+    def noted(*options: Any) -> Any:
+        steps.append(name)
+        return call(*options)
+
+    monkeypatch.setattr(manifests, name, noted)
 
 
 async def test_manifests_of_a_checkpoint_are_in_memory_one_at_a_time(
@@ -407,8 +417,8 @@ async def test_manifests_of_a_checkpoint_are_in_memory_one_at_a_time(
     for first in (0, 10, 20):
         await grow(directory, log, first)
     table(directory).create_checkpoint()
-    boundaries, write = Boundaries(), manifests.write
-    monkeypatch.setattr(manifests, "write", lambda *options: boundaries.calls.append("write") or write(*options))
+    boundaries = Boundaries()
+    note_calls(monkeypatch, "write", boundaries.calls)
     await of(WatchedStore(directory, boundaries), log).write()
     steps = [name for name in boundaries.calls if name in ("write", "create")]
     assert steps[:6] == ["write", "create"] * 3
