@@ -211,6 +211,7 @@ class OpcuaConnection(SourceConnection):
             available = list(result.AvailableSequenceNumbers or [])[:MISSED_MAX]
         if subscription.namespaces and self.space.namespaces != subscription.namespaces:
             return "the server has changed its table of namespaces"
+        await self.space.learn(subscription.items)
         sequence, why = self.memory.unreadable
         if sequence and sequence == following(subscription.taken):
             self._skip(subscription, why)
@@ -362,6 +363,7 @@ class OpcuaConnection(SourceConnection):
     async def _monitor(self, subscription: Subscription, found: Sequence[Found]) -> list[Missing]:
         """Monitor variables; return those that the server refuses."""
         items, refused, slowest = await self.space.items(found), list[Missing](), (0.0, 0.0)
+        await self.space.learn(items)
         for first in range(0, len(found), AT_A_TIME):
             part = list(zip(found[first : first + AT_A_TIME], items[first : first + AT_A_TIME], strict=True))
             # Known before the request: values may come before its answer, and after a crash of the node.
@@ -617,7 +619,7 @@ class OpcuaConnection(SourceConnection):
             self._lost("overflow", why, since, at, handles=(handle,))
         if not status.is_good():
             self.status.bad_values = (self.status.bad_values or 0) + 1
-        payload = facts(item, value, now)
+        payload = facts(item, value, now, self.space.definitions)
         if item.is_first:
             payload["initial"] = True
         if handle in self._present:
@@ -762,7 +764,7 @@ class OpcuaConnection(SourceConnection):
         count = 0
         async for value in self.space.history(item, fill.since, fill.until):
             await self._going.wait()
-            payload = facts(item, value, self.node.wall_clock()) | {"filled": True}
+            payload = facts(item, value, self.node.wall_clock(), self.space.definitions) | {"filled": True}
             headers: HeaderPairs = ((CONTENT_TYPE, "application/json"), (SENT, nanoseconds(value.SourceTimestamp)))
             self.take(item.topic.encode(), msgspec.json.encode(payload), b"", 0, headers)
             self.node.ingest.batch.gathered()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -15,6 +16,8 @@ from uuid import UUID
 
 from asyncua import ua
 from asyncua.common.session_interface import AbstractSession
+from asyncua.common.utils import Buffer
+from asyncua.ua.ua_binary import struct_from_binary, unpack_uatype
 
 from weft.config.sources import OpcuaNode, OpcuaSource
 from weft.edge_node.sources.connection import SourceDown
@@ -36,6 +39,8 @@ HISTORY_ANSWERS_MAX = 1000
 """Answers of the history for one variable and gap."""
 DEPTH_MAX = 32
 """Levels of structures in a value that are converted."""
+TYPES_MAX = 1000
+"""Data types of a server's own whose definitions are read."""
 EARLIEST = datetime(1990, 1, 1, tzinfo=UTC)
 """Source times before it are those of clocks that were never set: OPC UA counts from 1601."""
 AHEAD = timedelta(days=1)
@@ -48,6 +53,8 @@ _OVERFLOW = 0x480
 _NOT_IN_TOPICS = re.compile(r"[/+#\0]")
 _HISTORY_READ = 1 << 2
 _WRITTEN = ua.AttributeIds
+_BUILT_IN_MAX = 30
+"""Highest identifier of a built-in or abstract type (OPC 10000-6, 5.1.2)."""
 _ROOTS = {"Root": 84, "Objects": 85, "Types": 86, "Views": 87}
 
 
@@ -113,6 +120,10 @@ class Item:
     unit: str = ""
     has_history: bool = False
     monitored: bool = True
+    range: tuple[float, float] | None = None
+    """Least and greatest value in ordinary operation, by the server's word (`EURange`)."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Names of the values of an enumeration."""
     last: int = 0
     """Source time of the last value, in ns since 1970; 0 before the first."""
     is_first: bool = True
@@ -125,6 +136,83 @@ class Missing(NamedTuple):
     topic: str
     why: str
     settings: OpcuaNode
+
+
+class Types:
+    """Data types of a server's own: names of enumerations, and structures, which come as bytes (OPC 10000-6, 5.2.6)."""
+
+    def __init__(self) -> None:
+        self.enumerations: dict[ua.NodeId, dict[int, str]] = {}
+        self._structures: dict[ua.NodeId, ua.StructureDefinition] = {}
+        self._encodings: dict[ua.NodeId, ua.NodeId] = {}
+
+    def add(self, kind: ua.NodeId, definition: object) -> list[ua.NodeId]:
+        """Note what the server says of a type. Return the types that this one is made of."""
+        if isinstance(definition, ua.EnumDefinition):
+            self.enumerations[kind] = {each.Value: each.Name or "" for each in definition.Fields[:ARRAY_MAX]}
+        elif isinstance(definition, ua.StructureDefinition):
+            self._structures[kind], self._encodings[definition.DefaultEncodingId] = definition, kind
+            return [each.DataType for each in definition.Fields]
+        return []
+
+    def decoded(self, value: Any) -> Any:
+        """Return a structure, or those of an array, by the names of its fields; other values as they are."""
+        if isinstance(value, list):
+            return [self.decoded(each) for each in value[:ARRAY_MAX]] if value and _is_packed(value[0]) else value
+        if not _is_packed(value) or value.TypeId not in self._encodings:
+            return value
+        try:
+            return self._read(self._encodings[value.TypeId], Buffer(value.Body), 0)
+        except (ua.UaError, ValueError, LookupError, struct.error):
+            return value  # not what the server's own definition says
+
+    def _read(self, kind: ua.NodeId, data: Buffer, depth: int) -> Any:
+        if kind in self.enumerations:
+            return unpack_uatype(ua.VariantType.Int32, data)
+        if kind.NamespaceIndex == 0 and kind not in self._structures:
+            return _read_standard(kind.Identifier, data)
+        definition = self._structures[kind]
+        if depth > DEPTH_MAX or definition.StructureType not in _STRUCTURES:
+            raise LookupError(kind)
+        chosen, found = definition.Fields, dict[str, Any]()
+        mask = 0 if definition.StructureType == _STRUCTURES[0] else unpack_uatype(ua.VariantType.UInt32, data)
+        if definition.StructureType == ua.StructureType.Union:
+            chosen = chosen[mask - 1 : mask] if mask else []
+        elif definition.StructureType == ua.StructureType.StructureWithOptionalFields:
+            optional = [each.Name for each in chosen if each.IsOptional]
+            absent = {name for bit, name in enumerate(optional) if not mask >> bit & 1}
+            chosen = [each for each in chosen if each.Name not in absent]
+        for each in chosen:
+            if each.ValueRank < 1:
+                found[each.Name or ""] = self._read(each.DataType, data, depth + 1)
+                continue
+            sizes = [unpack_uatype(ua.VariantType.Int32, data)]
+            if each.ValueRank > 1:
+                sizes = [unpack_uatype(ua.VariantType.Int32, data) for _ in range(min(sizes[0], DEPTH_MAX))]
+            count = max(0, math.prod(sizes))
+            if count > len(data):
+                raise ValueError("an array is longer than its structure")
+            found[each.Name or ""] = [self._read(each.DataType, data, depth + 1) for _ in range(count)]
+        return found
+
+
+_STRUCTURES = (ua.StructureType.Structure, ua.StructureType.StructureWithOptionalFields, ua.StructureType.Union)
+_ALIASES = {290: ua.VariantType.Double, 294: ua.VariantType.DateTime, 295: ua.VariantType.String}
+"""Duration, UtcTime and LocaleId, which are other names of built-in types."""
+
+
+def _is_packed(value: Any) -> bool:
+    return type(value) is ua.ExtensionObject and value.Body is not None
+
+
+def _read_standard(kind: int, data: Buffer) -> Any:
+    """Return a value of a type of the specification."""
+    if basic := _ALIASES.get(kind) or (ua.VariantType(kind) if 1 <= kind <= ua.VariantType.DiagnosticInfo else None):
+        return unpack_uatype(basic, data)
+    known = getattr(ua, ua.ObjectIdNames.get(kind, ""), None)
+    if known is None or not is_dataclass(known):
+        return unpack_uatype(ua.VariantType.Int32, data)  # an enumeration
+    return struct_from_binary(known, data)
 
 
 class Space:
@@ -140,6 +228,7 @@ class Space:
         """Time at which the server started, ns since 1970; 0 if it does not say."""
         self.expected: Sequence[str] = ()
         """The same in an earlier session: `ns=2` means what it meant then."""
+        self.definitions = Types()
         self.problems: list[str] = []
         """Nodes and facts that were left out, for the status."""
 
@@ -388,8 +477,8 @@ class Space:
     def event(self, fields: Sequence[ua.Variant]) -> dict[str, Any]:
         """Return the payload of an event: the fields of ``EVENT_FIELDS`` that it has."""
         found = {}
-        for name, field in zip(EVENT_FIELDS, fields, strict=False):
-            value = field.Value
+        for name, variant in zip(EVENT_FIELDS, fields, strict=False):
+            value = variant.Value
             if isinstance(value, datetime) and value.year <= _UNSET_YEAR:
                 continue  # some servers, and Milo's example, do not set when they received it
             if isinstance(value, ua.NodeId):
@@ -415,24 +504,40 @@ class Space:
         """Return the items of variables, with their units, and whether the server keeps their history."""
         nodes = [each.id for each in found]
         levels = await self.read(nodes, ua.AttributeIds.UserAccessLevel)
-        units = await self._units(nodes)
+        units, ranges = await self._property(nodes, "EngineeringUnits"), await self._property(nodes, "EURange")
         made = []
-        for each, access, unit in zip(found, levels, units, strict=True):
+        for each, access, unit, limits in zip(found, levels, units, ranges, strict=True):
             bits = access.Value.Value if access.Value is not None else 0
-            made.append(
-                Item(self.text(each.id), each.topic, unit, isinstance(bits, int) and bool(bits & _HISTORY_READ))
-            )
+            name = getattr(getattr(unit, "DisplayName", None), "Text", None) or ""
+            item = Item(self.text(each.id), each.topic, name[:64], isinstance(bits, int) and bool(bits & _HISTORY_READ))
+            if isinstance(limits, ua.Range) and math.isfinite(limits.Low) and math.isfinite(limits.High):
+                item.range = float(limits.Low), float(limits.High)
+            made.append(item)
         return made
 
-    async def _units(self, nodes: Sequence[ua.NodeId]) -> list[str]:
-        """Return the unit of each variable from its property `EngineeringUnits`; empty without one."""
+    async def learn(self, items: Sequence[Item]) -> None:
+        """Read the definitions of the types of variables. What a server does not define stays a number or bytes."""
+        nodes = [self.node_id(each.node) for each in items]
+        kinds = [_value(each) for each in await self.read(nodes, ua.AttributeIds.DataType)]
+        known, wanted = set[ua.NodeId](), {each for each in kinds if _is_defined(each)}
+        while wanted and len(known) < TYPES_MAX:
+            known |= wanted
+            some = list(wanted)[:TYPES_MAX]
+            definitions = await self.read(some, ua.AttributeIds.DataTypeDefinition)
+            parts = [self.definitions.add(kind, _value(each)) for kind, each in zip(some, definitions, strict=True)]
+            wanted = {each for part in parts for each in part if _is_defined(each)} - known
+        for item, kind in zip(items, kinds, strict=True):
+            item.names = self.definitions.enumerations.get(kind, {}) if isinstance(kind, ua.NodeId) else {}
+
+    async def _property(self, nodes: Sequence[ua.NodeId], name: str) -> list[Any]:
+        """Return a property of each variable; None of those without it."""
         element = ua.RelativePathElement(
             ReferenceTypeId=_HAS_PROPERTY,
             IsInverse=False,
             IncludeSubtypes=True,
-            TargetName=ua.QualifiedName("EngineeringUnits", ua.UInt16(0)),
+            TargetName=ua.QualifiedName(name, ua.UInt16(0)),
         )
-        units = [""] * len(nodes)
+        found: list[Any] = [None] * len(nodes)
         for first in range(0, len(nodes), AT_A_TIME):
             part = nodes[first : first + AT_A_TIME]
             paths = [ua.BrowsePath(node, ua.RelativePath([element])) for node in part]
@@ -444,13 +549,23 @@ class Space:
             ]
             values = await self.read([node for _, node in known])
             for (at, _), value in zip(known, values, strict=True):
-                found = value.Value.Value if value.Value is not None else None
-                name = getattr(found, "DisplayName", None)
-                units[at] = (getattr(name, "Text", None) or "")[:64]
-        return units
+                found[at] = _value(value)
+        return found
 
 
 _HAS_PROPERTY = ua.NodeId(ua.Int32(ua.ObjectIds.HasProperty))
+
+
+def _value(found: ua.DataValue) -> Any:
+    return None if found.Value is None else found.Value.Value
+
+
+def _is_defined(kind: object) -> bool:
+    """Return whether a type has a definition that is asked for: neither a built-in one, nor a standard structure."""
+    if not isinstance(kind, ua.NodeId) or kind.NamespaceIndex:
+        return isinstance(kind, ua.NodeId)
+    name = ua.ObjectIdNames.get(kind.Identifier, "") if isinstance(kind.Identifier, int) else ""
+    return bool(name) and not is_dataclass(getattr(ua, name, None)) and kind.Identifier > _BUILT_IN_MAX
 
 
 def _local(node: ua.NodeId) -> ua.NodeId:
@@ -505,12 +620,12 @@ def iso_of(ns: int) -> str:
     return iso(_EPOCH + timedelta(microseconds=ns // 1000)) or ""
 
 
-def facts(item: Item, value: ua.DataValue, now_ns: int) -> dict[str, Any]:
+def facts(item: Item, value: ua.DataValue, now_ns: int, types: Types) -> dict[str, Any]:
     """Return the payload of a value."""
     status = value.StatusCode or ua.StatusCode()
     variant = value.Value
     found: dict[str, Any] = {
-        "value": None if variant is None else plain(variant.Value, variant.Dimensions),
+        "value": None if variant is None else plain(types.decoded(variant.Value), variant.Dimensions),
         "type": "" if variant is None else getattr(variant.VariantType, "name", ""),
         "status": status.value,
         "status_name": status.name,
@@ -520,6 +635,10 @@ def facts(item: Item, value: ua.DataValue, now_ns: int) -> dict[str, Any]:
     }
     if item.unit:
         found["unit"] = item.unit
+    if item.range is not None:
+        found["range"] = item.range
+    if item.names and (name := item.names.get(found["value"]) if isinstance(found["value"], int) else None):
+        found["name"] = name
     if value.SourceTimestamp is not None and not is_plausible(value.SourceTimestamp, now_ns):
         found["source_time_implausible"] = True
     return found
@@ -551,6 +670,8 @@ def _plain(value: Any, depth: int) -> Any:
         return [_plain(each, depth + 1) for each in value[:ARRAY_MAX]]
     if isinstance(value, UUID):
         return str(value)
+    if isinstance(value, dict):
+        return {name: _plain(each, depth + 1) for name, each in value.items()}
     return _structure(value, depth)
 
 

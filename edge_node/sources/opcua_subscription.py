@@ -52,6 +52,7 @@ class KeptItem(msgspec.Struct, frozen=True, array_like=True):
     unit: str
     has_history: bool
     monitored: bool
+    range: tuple[float, float] | None = None
 
 
 class KeptSubscription(msgspec.Struct, frozen=True):
@@ -185,7 +186,8 @@ def of_earlier_run(
 def kept_of(subscription: Subscription, settings: OpcuaSource, url: str) -> KeptSubscription:
     """Return what the file keeps of a subscription."""
     items = [
-        KeptItem(each.node, each.topic, each.unit, each.has_history, each.monitored) for each in subscription.items
+        KeptItem(each.node, each.topic, each.unit, each.has_history, each.monitored, each.range)
+        for each in subscription.items
     ]
     return KeptSubscription(
         url, subscription.id, digest(settings), subscription.namespaces, subscription.started, items

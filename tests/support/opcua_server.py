@@ -17,7 +17,8 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any, Self
 
-from asyncua import Server, ua
+from asyncua import Node, Server, ua
+from asyncua.common.structures104 import new_enum, new_struct, new_struct_field
 from asyncua.common.utils import ServiceError
 from asyncua.server.address_space import AddressSpace, NodeManagementService
 from asyncua.server.internal_server import InternalServer
@@ -27,7 +28,7 @@ from asyncua.server.subscription_service import SubscriptionService
 from asyncua.server.uaprocessor import UaProcessor
 
 from tests.support.forked import Popen
-from tests.support.third_party import MODBUS_SERIAL, NODE_OPCUA
+from tests.support.third_party import MODBUS_SERIAL, NODE_OPCUA, OPEN62541
 
 URI = "urn:example:press"
 _OVERFLOW = 0x480
@@ -48,12 +49,14 @@ class Options:
     """Certificate and key."""
     user: str = ""
     hands_over: bool = True
-    """Whether node-opcua hands a subscription of anonymous clients over to another session without security."""
+    """Whether node-opcua or open62541 hands a subscription of anonymous clients over to another session."""
     sampling_ms: int = 0
     """Shortest interval of samples, of node-opcua."""
     events: bool = False
     """Whether each change comes with an event of the press, an alarm whose message is its number. Of node-opcua:
     whether the press has an alarm, which is active before the first client comes, and stays so."""
+    types: bool = False
+    """Whether the press has a variable of a structure and one of an enumeration of its own, which do not change."""
     long_bytes: int = 0
     """Length of a text that a variable has from the twentieth value on."""
 
@@ -136,6 +139,26 @@ def mend(log: Log) -> None:
     UaProcessor.publish_request_limit = lambda _, count: count + 10
 
 
+async def add_types(server: Server, space: int, press: Node) -> None:
+    """Add an enumeration, a structure with one of its values in it, and variables of both."""
+    mode = await new_enum(server, space, "Mode", ["Idle", "Running"])
+    fields = [
+        new_struct_field("name", ua.VariantType.String),
+        new_struct_field("mode", mode),
+        new_struct_field("forces", ua.VariantType.Double, array=True),
+        new_struct_field("limits", ua.NodeId(ua.ObjectIds.Range)),
+        new_struct_field("note", ua.VariantType.String, optional=True),
+    ]
+    await new_struct(server, space, "Stroke", fields)
+    await server.load_data_type_definitions()
+    stroke = ua.Stroke(name="a", mode=ua.Mode.Running, forces=[1.5, 2.5], limits=ua.Range(0.0, 9.0), note=None)
+    await press.add_variable(ua.NodeId("stroke", space), f"{space}:stroke", stroke, datatype=ua.Stroke.data_type)
+    strokes = [stroke, stroke]
+    await press.add_variable(ua.NodeId("strokes", space), f"{space}:strokes", strokes, datatype=ua.Stroke.data_type)
+    running = await press.add_variable(ua.NodeId("mode", space), f"{space}:mode", 1, ua.VariantType.Int32, mode.nodeid)
+    await running.add_property(0, "EURange", ua.Range(0.0, 1.0))
+
+
 async def serve(port: int, log: Log, options: Options) -> None:
     from asyncua.crypto.permission_rules import User, UserRole
     from asyncua.server.user_managers import UserManager
@@ -174,6 +197,8 @@ async def serve(port: int, log: Log, options: Options) -> None:
     speed = await server.nodes.objects.add_variable(ua.NodeId("speed", space), f"{space}:Speed", 0.0)
     await speed.set_writable()
     long = await press.add_variable(ua.NodeId("long", space), f"{space}:long", "") if options.long_bytes else None
+    if options.types:
+        await add_types(server, space, press)
     alarms = await server.get_event_generator(ua.ObjectIds.OffNormalAlarmType, press) if options.events else None
     async with server:
         if options.history:
@@ -260,6 +285,14 @@ class NodeOpcuaServer(OpcuaServer):
     def command(self) -> list[str]:
         script = str(Path(__file__).with_suffix(".cjs"))
         return ["node", script, str(self.port), str(self.log), str(NODE_OPCUA.obtain())]
+
+
+class Open62541Server(OpcuaServer):
+    """The same of open62541, which has neither history nor events here."""
+
+    def command(self) -> list[str]:
+        script = str(Path(__file__).with_name("opcua_open62541.py"))
+        return [sys.executable, script, str(self.port), str(self.log), str(OPEN62541.obtain())]
 
 
 if __name__ == "__main__":

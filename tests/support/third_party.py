@@ -354,6 +354,7 @@ RHEA = Npm("rhea@3.0.5")
 AMQPLIB = Npm("amqplib@2.3.1")
 NODE_OPCUA = Npm("node-opcua-server@2.186.4")
 MODBUS_SERIAL = Npm("modbus-serial@8.0.25")
+OPEN62541 = PipWithAll("o6==2.2.0")
 NODE_RED = Npm("node-red@4.1.8")
 KAFKA = Maven("org.apache.kafka:kafka_2.13:4.1.2")
 KAFKA_CONNECTOR = Maven(

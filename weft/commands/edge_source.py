@@ -113,10 +113,12 @@ def _test_opcua(config_file: str, source: str, *, as_json: bool) -> int:
 
         found, missing = await space.resolve(each for each in settings.nodes if not each.events)
         items = await space.items(found)
+        await space.learn(items)
         values = await space.read([each.id for each in found])
         left_out.extend([*(f"{each.topic}: {each.why}" for each in missing), *space.problems])
         return [
-            {"topic": item.topic, **facts(item, value, time_ns())} for item, value in zip(items, values, strict=True)
+            {"topic": item.topic, **facts(item, value, time_ns(), space.definitions)}
+            for item, value in zip(items, values, strict=True)
         ]
 
     rows = _run(config_file, name, settings, look)

@@ -32,7 +32,7 @@ from weft.config.sources import OpcuaBrowse, OpcuaNode, OpcuaSecurity, OpcuaSour
 from weft.edge_node.sources.connection import Runner
 from weft.edge_node.sources.opcua import OpcuaConnection
 from weft.edge_node.sources.opcua_client import Frames, make_certificate, why_untrusted
-from weft.edge_node.sources.opcua_space import EVENT_FIELDS, Item, Space, facts
+from weft.edge_node.sources.opcua_space import EVENT_FIELDS, Item, Space, Types, facts
 from weft.edge_node.sources.opcua_subscription import Subscription, ahead, following, preceding
 from weft.edge_node.sources.status import SourceStatus
 from weft.protocols.batch import Flag, Record
@@ -463,9 +463,35 @@ def test_clocks_that_were_never_set_are_not_believed() -> None:
         (datetime(2106, 2, 7, tzinfo=UTC), False),
         (datetime(2026, 11, 1, tzinfo=UTC), True),
     ]:
-        found = facts(Item("i=1", "press/a"), ua.DataValue(ua.Variant(1), SourceTimestamp=time), now)
+        found = facts(Item("i=1", "press/a"), ua.DataValue(ua.Variant(1), SourceTimestamp=time), now, Types())
         assert ("source_time_implausible" not in found) == is_believed
         assert datetime.fromisoformat(found["source_time"]) == time
+
+
+async def test_structures_and_enumerations_of_the_server_have_names(tmp_path: Path) -> None:
+    nodes = '[{browse: {below: "Objects/Press", names: [stroke*, mode, v0]}}]'
+    with OpcuaServer(free_port(), tmp_path / "values.log", Options(types=True, every_s=0.1)) as typed:
+        for _ in range(2):
+            async with running(tmp_path, opcua(typed.port, nodes=nodes), PRESS) as node:
+                await more_rows(node, 6)
+                found = await node.stored()
+                assert node.source("press").last_error == ""
+        payloads = {each.key.decode().rpartition("/")[2]: json.loads(each.payload) for each in found}
+        stroke = {"name": "a", "mode": 1, "forces": [1.5, 2.5], "limits": {"Low": 0.0, "High": 9.0}}
+        assert payloads["stroke"]["value"] == stroke
+        assert payloads["strokes"]["value"] == [stroke, stroke]
+        assert payloads["mode"]["value"] == 1
+        assert (payloads["mode"]["name"], payloads["mode"]["range"]) == ("Running", [0.0, 1.0])
+
+
+def test_bytes_that_are_no_structure_stay_bytes() -> None:
+    kind, packed, types = ua.NodeId(1, 2), ua.NodeId(2, 2), Types()
+    itself = ua.StructureField("again", DataType=kind, ValueRank=-1, IsOptional=False)
+    many = ua.StructureField("many", DataType=kind, ValueRank=1, IsOptional=False)
+    for one, body in [(itself, b""), (many, b"\xff\xff\xff\x7f"), (many, b"\x01\0\0\0" * 99), (many, b"\x01")]:
+        types.add(kind, ua.StructureDefinition(DefaultEncodingId=packed, Fields=[one]))
+        value = ua.ExtensionObject(packed, body)
+        assert types.decoded(value) is value
 
 
 @pytest.mark.parametrize(
@@ -480,7 +506,7 @@ def test_clocks_that_were_never_set_are_not_believed() -> None:
     ],
 )
 def test_values_of_every_kind_are_json(value: Any, wanted: object) -> None:
-    found = facts(Item("i=1", "press/a"), ua.DataValue(value), 0)
+    found = facts(Item("i=1", "press/a"), ua.DataValue(value), 0, Types())
     assert json.loads(json.dumps(found["value"])) == wanted
 
 
@@ -614,7 +640,11 @@ async def test_a_value_that_a_server_sends_again_is_flagged_and_no_other(time: i
         taken.append(message[-1])
 
     connection: Any = SimpleNamespace(
-        node=SimpleNamespace(wall_clock=lambda: 10**18), status=status, _present={0}, _store=store
+        node=SimpleNamespace(wall_clock=lambda: 10**18),
+        status=status,
+        space=SimpleNamespace(definitions=Types()),
+        _present={0},
+        _store=store,
     )
     item = Item("i=1", "press/v", last=5 * 10**9, is_first=False)
     subscription = Subscription(1, [item], 1.0, 1.0, 0, [], 0, through=7 * 10**9)
