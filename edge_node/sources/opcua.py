@@ -583,7 +583,11 @@ class OpcuaConnection(SourceConnection):
         """Store the values of a notification."""
         sequence = message.SequenceNumber
         if ahead(sequence, subscription.taken) <= 0:
-            return  # it was taken before
+            # One that was taken before comes again as it was.
+            if nanoseconds(message.PublishTime) > subscription.through:
+                subscription.stale = "the server gives a later notification the number of an earlier one"
+                self.end(subscription.stale)
+            return
         ended, values = status_change(message), list(items_of(message))
         if any(handle >= len(subscription.items) for handle, _ in values):
             subscription.stale = "the server sends values of variables that the node did not ask for"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from asyncua.client.ua_client import UaClient, UASocketProtocol
 from asyncua.common.connection import TransportLimits
 from asyncua.common.session_interface import AbstractSession
 from asyncua.crypto import cert_gen, security_policies, uacrypto
+from asyncua.ua import ua_binary
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
@@ -29,6 +31,25 @@ from weft.storage.filesystem import replace_private_file
 
 # The library reports each lost connection with a traceback; the source says it in a sentence.
 logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
+
+
+class _NoElements:
+    """Array of the type Null, whose elements take no bytes: five bytes of a server may announce two billion of them,
+    for which the library makes a list.
+    """
+
+    @staticmethod
+    def unpack_array(_: object, length: int) -> list[None]:
+        if length > 0:
+            raise ua.UaError(f"an array of {length} elements of the type Null")
+        return []
+
+    @staticmethod
+    def pack_array(array: Sequence[None]) -> bytes:
+        return len(array).to_bytes(4, "little")
+
+
+ua_binary.Primitives1.Null = _NoElements()
 
 REQUEST_TIMEOUT_S = 10.0
 """Longest time for the answer to a request, except for Publish."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 from asyncua import Client, ua
+from asyncua.common.utils import Buffer, NotEnoughData
+from asyncua.ua.ua_binary import variant_from_binary
 from click.testing import CliRunner, Result
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -419,6 +422,48 @@ def test_sequence_numbers_turn_around_without_zero() -> None:
     assert ahead(1, 0xFFFF_FFFF) == 1
     assert ahead(0xFFFF_FFFF, 1) == -1
     assert ahead(7, 5) == 2
+
+
+def numbered(sequence: int, second: int) -> ua.NotificationMessage:
+    """A notification without values, published at a second of 1970."""
+    message = ua.NotificationMessage(SequenceNumber=ua.UInt32(sequence))
+    message.PublishTime = datetime(1970, 1, 1, 0, 0, second, tzinfo=UTC)
+    return message
+
+
+async def test_sequence_numbers_that_jump_are_named_and_end_nothing_but_the_subscription() -> None:
+    lost, ended, asked = list[Any](), list[str](), list[int]()
+
+    async def republished(_: Subscription, sequence: int) -> None:
+        asked.append(sequence)
+
+    connection: Any = SimpleNamespace(
+        ended=asyncio.get_running_loop().create_future(),
+        is_held=False,
+        _republished=republished,
+        _lost=lambda *what: lost.append(what),
+        end=ended.append,
+    )
+    subscription = Subscription(1, [], 1.0, 1.0, 0, [], 0, taken=5, through=7 * 10**9)
+    await OpcuaConnection._recover(connection, subscription, numbered(2_000_000_000, 9))
+    await OpcuaConnection._recover(connection, subscription, numbered(2_000_000_002, 9))
+    assert [each[1:] for each in lost] == [
+        ("the server does not have 1999999994 notifications any more", 7 * 10**9, 9 * 10**9),
+        ("the server does not have 2 notifications any more", 7 * 10**9, 9 * 10**9),
+    ]
+    assert asked == [2_000_000_000, 2_000_000_001], "a thousand at most are asked for"
+    await OpcuaConnection._take(connection, subscription, numbered(3, 7))
+    assert (ended, subscription.stale) == ([], ""), "it came before"
+    await OpcuaConnection._take(connection, subscription, numbered(3, 8))
+    assert ended == [subscription.stale] == ["the server gives a later notification the number of an earlier one"]
+
+
+def test_a_server_cannot_announce_more_elements_than_it_sends() -> None:
+    for kind in range(26):
+        for length in (b"\xff\xff\xff\x7f", b"\xff\xff\xff\xff"):
+            packed = bytes([0x80 | kind]) + length + bytes(4)
+            with contextlib.suppress(ua.UaError, NotEnoughData):
+                assert variant_from_binary(Buffer(packed)).Value in (None, [])
 
 
 class EndlessServer:
