@@ -248,6 +248,14 @@ class OutageEstimate:
         return bytes_free / rate if rate else None
 
 
+def pair_line(pair: dict[str, Any]) -> str:
+    """Return with which node this one is a pair, and how they are connected."""
+    peers = [each["node"] for each in pair["copies"].values() if each["connected"]]
+    # Who the peer is, it says itself when it brings its records.
+    name = f"of {peers[-1]}: " if peers else ""
+    return f"{name}{pair['state']} to {', '.join(pair['peer'])}, acks: {pair['acks']}"
+
+
 def outage_left(facts: Mapping[str, Any]) -> str:
     """Return the estimate in the facts of a running node (``NodeStatus.facts``), as text."""
     disk, left = facts["disk"], facts["disk"]["outage_seconds_left"]

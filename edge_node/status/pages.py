@@ -22,7 +22,7 @@ from weft.config.errors import SettingError
 from weft.config.machine import why_not_listening
 from weft.config.metrics.exposition import CONTENT_TYPE, load
 from weft.config.units import approximate_duration, approximate_size, parse_bind
-from weft.edge_node.status.facts import Health, outage_left
+from weft.edge_node.status.facts import Health, outage_left, pair_line
 from weft.edge_node.status.messages import MessagePages
 from weft.network.http_server import Bound, HttpServer
 from weft.network.pages.assets import Assets
@@ -242,7 +242,7 @@ _COPIES = ("copy of", "state", "records for the hubs", "size", "trouble")
 def _pair_rows(pair: dict[str, Any]) -> list[tuple[str, Any]]:
     alone = pair["alone_since"]
     return [
-        ("pair", f"{pair['state']} to {', '.join(pair['peer'])}, acks: {pair['acks']}"),
+        ("pair", pair_line(pair)),
         ("records with one disk", pair["records_with_one_disk"]),
         ("alone since", "" if alone is None else datetime.fromtimestamp(alone, UTC).strftime("%F %T UTC")),
         ("last trouble", pair["last_error"]),

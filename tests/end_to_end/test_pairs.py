@@ -3,7 +3,11 @@ disk have a name."""
 
 from __future__ import annotations
 
+import itertools
+import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import paho.mqtt.client as paho
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from examples.demo.fabric import DemoHub, Relay, free_port
 from tests.end_to_end.test_lost_disk import stamp
@@ -24,12 +30,13 @@ from weft.storage.object_store import open_store
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PATIENCE_S = 60.0
+ROOT = Path(__file__).parents[2]
 STREAM = "telemetry"
 CONFIG = """\
 node: {name}
 data_dir: {name}
-listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
-http: {{bind: "127.0.0.1:0"}}
+listeners: {{mqtt: {{bind: "127.0.0.1:{mqtt}"}}}}
+http: {{bind: "127.0.0.1:{http}"}}
 disk: {{budget: 64MiB, segment: 4MiB}}
 streams:
   telemetry: {{from: "plant/{{device}}/telemetry"}}
@@ -49,7 +56,7 @@ class Side:
 
     def __init__(self, folder: Path, name: str, hub: DemoHub) -> None:
         self.folder, self.name = folder, name
-        self.port = free_port()
+        self.port, self.mqtt_port, self.http_port = free_port(), free_port(), free_port()
         self.to_hub = Relay(hub.port)
         self.config = folder / f"{name}.yaml"
         self.node: Node
@@ -59,6 +66,8 @@ class Side:
         self.config.write_text(
             CONFIG.format(
                 name=self.name,
+                mqtt=self.mqtt_port,
+                http=self.http_port,
                 hub=self.to_hub.port,
                 own=self.port,
                 other=self.to_peer.port,
@@ -118,6 +127,14 @@ class Site:
             found.setdefault(row["device"], []).append(int(row["payload"]))
         return found
 
+    def records(self) -> list[tuple[str, int, int]]:
+        """The lane and number of each record in the table, with those that are there twice."""
+        from deltalake import DeltaTable
+
+        uri, options = open_store(self.hub.store).location(table_key("default", STREAM))
+        rows = DeltaTable(uri, storage_options=options).to_pyarrow_table(columns=["_edge", "_log", "_seq"]).to_pylist()
+        return [(row["_edge"], row["_log"], row["_seq"]) for row in rows]
+
     def wait_for_rows(self, count: int) -> None:
         wait_until(lambda: self.hub.table_rows() >= count, PATIENCE_S, lambda: [side.pair for side in self.sides])
 
@@ -126,6 +143,45 @@ class Site:
             if side.node.process.poll() is None:
                 side.node.kill()
         self.hub.stop()
+
+
+class Device:
+    """A client that knows several addresses, and goes to the next one when it loses its connection. A context."""
+
+    def __init__(self, name: str, ports: list[int]) -> None:
+        self._topic = f"plant/{name}/telemetry"
+        self._ports = itertools.cycle(ports)
+        self.paho = paho.Client(CallbackAPIVersion.VERSION2, name, clean_session=False)
+        self.paho.reconnect_delay_set(1, 1)
+        self.acked, self._sent = set[int](), dict[int, int]()
+        self.paho.on_disconnect = self._go_on
+        self.paho.on_connect_fail = self._go_on
+        self.paho.on_publish = lambda _client, _data, mid, *_: self.acked.add(mid)
+
+    def __enter__(self) -> Device:
+        self.paho.connect("127.0.0.1", next(self._ports), keepalive=4)
+        self.paho.loop_start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.paho.on_disconnect = None
+        self.paho.disconnect()
+        self.paho.loop_stop()
+
+    def _go_on(self, *_: object) -> None:
+        self.paho.connect_async("127.0.0.1", next(self._ports), keepalive=4)
+
+    def publish(self, first: int, end: int, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Publish at QoS 1, and wait until each message is acknowledged, by whichever node.
+
+        Args:
+            meanwhile: happens when half of them are published.
+        """
+        for number in range(first, end):
+            if number == (first + end) // 2:
+                meanwhile()
+            self._sent[self.paho.publish(self._topic, str(number), qos=1).mid] = number
+        wait_until(lambda: self.acked >= self._sent.keys(), PATIENCE_S, lambda: len(self._sent.keys() - self.acked))
 
 
 Make = Callable[..., Site]
@@ -299,3 +355,85 @@ def test_numbers_that_the_hub_has_for_others_make_it_neither_complete_nor_the_co
     assert (b.copy["records"], b.copy["only_by_order"]) == (100, 100)
     assert (site.hub.complete_up_to()[STREAM] or "") < acknowledged
     assert sorted(site.rows()["a"]) == [*range(100)]
+
+
+# --- Devices that know both nodes
+
+
+def test_devices_with_two_addresses_lose_nothing_while_nodes_are_killed_and_the_line_is_cut(make: Make) -> None:
+    site = make(alone="200ms", after="1s")
+    a, b = site.sides
+    with Device("press", [a.mqtt_port, b.mqtt_port]) as device:
+        for number, (dies, goes_on) in enumerate([(a, b), (b, a)]):
+            device.publish(200 * number, 200 * number + 200, dies.node.kill)
+            assert goes_on.pair["state"] != "connected"
+            dies.start()
+            for side in site.sides:
+                wait_until(side.is_ready, PATIENCE_S, lambda side=side: side.pair)  # type: ignore[misc]
+        for side in site.sides:
+            side.to_hub.cut()
+            side.to_peer.cut()
+        device.publish(400, 500)
+        for side in site.sides:
+            side.publish(0, 100)
+            assert side.pair["alone_since"] is not None
+            assert "\nweft_edge_pair_alone 1" in side.node.text("metrics")
+        for side in site.sides:
+            side.to_peer.restore()
+        for side in site.sides:
+            wait_until(lambda side=side: side.pair["alone_since"] is None, PATIENCE_S, lambda side=side: side.pair)  # type: ignore[misc]
+            assert "\nweft_edge_pair_alone 0" in side.node.text("metrics")
+            side.to_hub.restore()
+        device.publish(500, 600)
+    whole = {"press": set(range(600)), "a": set(range(100)), "b": set(range(100))}
+    wait_until(
+        lambda: {name: set(numbers) for name, numbers in site.rows().items()} == whole,
+        PATIENCE_S,
+        lambda: {name: sorted(whole[name] - set(numbers)) for name, numbers in site.rows().items()},
+    )
+    records = site.records()
+    assert len(records) == len(set(records)), "a record is there twice"
+    assert {edge for edge, _, _ in records} == {"a", "b"}
+
+
+def test_a_shared_address_moves_to_the_node_that_is_ready(make: Make) -> None:
+    """The address is a relay here; who has it is decided by the check of docs/how-to/build-a-pair.md."""
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    page = (ROOT / "docs/how-to/build-a-pair.md").read_text()
+    found = re.search(r'script "(.*?)"', page)
+    assert found is not None
+    check = found[1]
+
+    def is_ready(side: Side) -> bool:
+        command = shlex.split(check.replace("8080", str(side.http_port)))
+        return subprocess.run(["curl", *command[1:]], check=False).returncode == 0
+
+    site = make(alone="200ms", after="1s")
+    a, b = site.sides
+    address = Relay(a.mqtt_port)
+    try:
+        with Device("press", [address.port]) as device:
+            device.publish(0, 100)
+            for at, (fails, goes_on) in enumerate([(a, b), (b, a)]):
+                assert is_ready(fails)
+                if at:
+                    fails.node.kill()
+                else:
+                    fails.node.process.send_signal(signal.SIGSTOP)  # as a node whose disk hangs
+                assert not is_ready(fails)
+                assert is_ready(goes_on)
+                address.cut()
+                wait_until(lambda: not address._up, PATIENCE_S, "the address leaves its node")
+                address._target_port = goes_on.mqtt_port
+                address.restore()
+                device.publish(100 + 100 * at, 200 + 100 * at)
+                if not at:
+                    fails.node.process.send_signal(signal.SIGCONT)
+                    for side in site.sides:
+                        wait_until(side.is_ready, PATIENCE_S, lambda side=side: side.pair)  # type: ignore[misc]
+        wait_until(lambda: set(site.rows()["press"]) == set(range(300)), PATIENCE_S, site.rows)
+        records = site.records()
+        assert len(records) == len(set(records)), "a record is there twice"
+    finally:
+        address.close()

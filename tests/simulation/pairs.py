@@ -118,7 +118,7 @@ class PairedNode:
         self.acked: set[tuple[Lane, int]] = set()
         """Records whose devices got an acknowledgement."""
         self.alone: set[tuple[Lane, int]] = set()
-        """Of these, those with one disk, by what the node's own disk says."""
+        """Of these, those with one disk, by what the node's own disk says; with ``acks: own`` all."""
         self.lost: list[int] = []
         """Ids of the logs whose disks are gone."""
         self.log: SegmentLog | None = None
@@ -192,10 +192,10 @@ class PairedNode:
             if error is None and self.log is log:
                 self.acked.update(names)
                 times = self.pair._times
-                if times is not None and times.since is not None:
+                if times is None or times.since is not None:
                     self.alone.update(names)
 
-        log.on_durable(self.pair.second_disk.after(acknowledge))
+        log.on_durable(self.pair.second_disk.after(acknowledge) if self.pair.is_awaited else acknowledge)
 
     async def _commit(self, log: SegmentLog, posted: list[Callable[[], None]]) -> None:
         """The writers' threads: commits now and then, and their news; and what the node looks at once a second."""
@@ -315,12 +315,12 @@ class PairedNode:
 class Site:
     """One history."""
 
-    def __init__(self, seed: int, *, alone: str | None = None) -> None:
+    def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.inner = MemoryStore()
         self.hub = VirtualNode(self.inner, self._rng())
         self.network = Network(self._rng(), self._serve)
-        refuses = (alone or self.rng.choice(["refuse", "acknowledge"])) == "refuse"
+        mode = self.rng.choice(["refuse", "refuse", "acknowledge", "acknowledge", "own"])
         after = self.rng.choice([None, 3.0])
         self.nodes = [
             PairedNode(
@@ -328,8 +328,8 @@ class Site:
                 self.network,
                 Pair(
                     peer=(f"http://peer:{PEERS_PORT + 1 - number}",),
-                    acks="both",
-                    alone="refuse" if refuses else "acknowledge",
+                    acks="own" if mode == "own" else "both",
+                    alone="refuse" if mode == "refuse" else "acknowledge",
                     alone_after_s=ALONE_AFTER_S,
                     take_over_after_s=after,
                     budget_bytes=COPY_BYTES,
@@ -511,22 +511,19 @@ def virtual_pairs(seed: int) -> Iterator[None]:
         yield
 
 
-def simulate_pairs(seed: int, *, alone: str | None = None) -> Report:
+def simulate_pairs(seed: int) -> Report:
     """One history.
-
-    Args:
-        alone: setting of both nodes; None for any.
 
     Raises:
         AssertionError: a promise was broken; a note says how to see it again.
     """
     try:
         with virtual_pairs(seed):
-            return virtual_time.run(_run(seed, alone))
+            return virtual_time.run(_run(seed))
     except BaseException as error:
         error.add_note(f"again: python -m tests.simulation --pairs --seed {seed}")
         raise
 
 
-async def _run(seed: int, alone: str | None) -> Report:
-    return await Site(seed, alone=alone).run()
+async def _run(seed: int) -> Report:
+    return await Site(seed).run()

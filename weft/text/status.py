@@ -9,7 +9,7 @@ import click
 
 from weft.config.log_lines import clock_difference
 from weft.config.units import YEAR_S, approximate_duration, approximate_size
-from weft.edge_node.status.facts import outage_duration, outage_left
+from weft.edge_node.status.facts import outage_duration, outage_left, pair_line
 from weft.output import counted, print_facts, print_table
 from weft.text.record import shown
 
@@ -86,7 +86,7 @@ def show_running(facts: dict[str, Any], now: float) -> None:
 
 def show_pair(pair: dict[str, Any], now: float) -> None:
     """Print how a node and its peer keep each other's records."""
-    known = {"pair": f"{pair['state']} to {', '.join(pair['peer'])}, acks: {pair['acks']}"}
+    known = {"pair": pair_line(pair)}
     # Of a connection that lasts, it is about a stream that the peer does not take.
     if pair["last_error"] and (pair["state"] != "connected" or pair["records_with_one_disk"]):
         known["of the peer"] = pair["last_error"]

@@ -95,7 +95,13 @@ def test_both_halves_of_a_pair_are_on_the_page() -> None:
         "copies": {"a": {**copy, "bytes": 1 << 20, "budget_bytes": 8 << 20}},
     }
     text = tables({**FACTS, "pair": pair})
-    for shown in ("https://press-8:7443, acks: both", "34", "1970-01-02 00:00:00 UTC", "t/press-8", "1 MiB of 8 MiB"):
+    for shown in (
+        "of press-8: connected to https://press-8:7443, acks: both",
+        "34",
+        "1970-01-02 00:00:00 UTC",
+        "t/press-8",
+        "1 MiB of 8 MiB",
+    ):
         assert shown in text
 
 
