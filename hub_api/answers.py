@@ -300,6 +300,8 @@ class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
 class EdgeAnswer(EdgeOfHub, frozen=True, kw_only=True):
     """One edge, with its functions."""
 
+    stream_names: list[str]
+    """Streams of its lanes by name, at most 64; empty while its shard is held by an earlier release."""
     functions: list[FunctionOfEdge] | None
     """At most 32; null if unknown: the edge is not linked, or its release does not report them."""
     functions_more: Count
@@ -315,6 +317,37 @@ class EdgesAnswer(OfShards, frozen=True, kw_only=True):
     next_after: NextAfter
     links_unknown_at: list[str] | UnsetType = UNSET
     """Processes whose links are not known here; absent when all are."""
+
+
+class LossOfEdge(GapView, frozen=True, kw_only=True):
+    """A gap of one of an edge's lanes."""
+
+    stream: str
+    log: LogId
+
+
+class LossesOfEdge(msgspec.Struct, frozen=True, kw_only=True):
+    """Gaps of one edge that no record fills."""
+
+    tenant: str
+    edge: str
+    shard: Count
+    last_seen: Moment | None
+    """Time at which the hub last stored anything from the edge."""
+    retired: bool
+    losses: list[LossOfEdge]
+    """At most eight, those with the most records first. The lanes of each stream have all."""
+    losses_more: Count
+    """Number of other gaps of the edge."""
+    records: Count
+    """Number of records in all of its gaps."""
+
+
+class LossesAnswer(OfShards, frozen=True, kw_only=True):
+    """Edges with losses, by tenant and name."""
+
+    edges: list[LossesOfEdge]
+    next_after: NextAfter
 
 
 class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):

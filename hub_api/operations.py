@@ -26,6 +26,7 @@ from weft.hub_api.answers import (
     ImportedTokensAnswer,
     LanesAnswer,
     LogId,
+    LossesAnswer,
     MessagesAnswer,
     PairingAnswer,
     PipelinesAnswer,
@@ -176,7 +177,7 @@ class Tag(NamedTuple):
 
 TAGS = (
     Tag("streams", "Streams, their schemas, lanes, completeness, records and rows.", ("streams", "schemas", "sql")),
-    Tag("edges", "Edges that the hub knows, and what holds them back.", ("edges",)),
+    Tag("edges", "Edges that the hub knows, and what holds them back.", ("edges", "losses")),
     Tag("messages", "Messages to edges, and their outcomes.", ("messages",)),
     Tag("pulls", "Requests for records that edges hold back.", ("pulls",)),
     Tag("pipelines", "Reports of pipelines of Spark.", ("pipelines",)),
@@ -401,6 +402,21 @@ OPERATIONS: tuple[Operation, ...] = (
         parameters=(
             Parameter("tenant", _Name, "Only edges of this tenant. An admin gets those of all without it."),
             _choice("shards", SHARDS_OF, "`own`: only edges of this process's own shards."),
+            _after(),
+            _limit("edges"),
+        ),
+    ),
+    Operation(
+        "losses",
+        "get",
+        "/v1/losses",
+        "Return the gaps of all edges that no record fills.",
+        "Edges that lack records for good, by tenant and name. A gap has the reason `budget`, `expired`, `corruption` "
+        "or `operator`, or `absent` while another sender may still have its records. Its numbers are those of the "
+        "lane; `/v1/streams/{stream}/trace` gives the times of the records on both sides. Needs the right `edges`.",
+        LossesAnswer,
+        parameters=(
+            Parameter("tenant", _Name, "Only edges of this tenant. An admin gets those of all without it."),
             _after(),
             _limit("edges"),
         ),

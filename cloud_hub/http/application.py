@@ -38,6 +38,7 @@ from weft.cloud_hub.reads.summaries import (
     StreamCompleteness,
     edge_of,
     edges_after,
+    losses_view,
 )
 from weft.cloud_hub.reads.views import LaneOf, StreamPart, ViewT, encoded, lanes_after, position, renamed_lanes
 from weft.cloud_hub.shard.sequencer import public_reason
@@ -49,6 +50,7 @@ from weft.hub_api.answers import (
     EdgesAnswer,
     LaneName,
     LanesAnswer,
+    LossesAnswer,
     SeriesAnswer,
     StreamAnswer,
     StreamOf,
@@ -185,6 +187,7 @@ class Api:
             routes(
                 edges=self.bounded(self._get_edges),
                 edge=self.bounded(self._get_edge),
+                losses=self.bounded(self._get_losses),
                 streams=self.bounded(self._get_streams),
                 stream=self.bounded(self._get_stream),
                 lanes=self.bounded(self._get_lanes),
@@ -223,6 +226,22 @@ class Api:
                 edges=page.views,
                 next_after=next_after,
                 links_unknown_at=list(elsewhere.unknown_at) or UNSET,
+                as_of=shards.as_of,
+                missing_shards=shards.missing_shards,
+            )
+        )
+
+    async def _get_losses(self, request: web.Request) -> web.Response:
+        tenant, query = self._access.tenants(request), asked(request, PageQuery)
+        shards = await self._summaries.every()
+        rows = [[row for row in each.edges if row.gaps] for each in shards.summaries]
+        edges, more = edges_after(rows, tenant, query.after, query.limit)
+        page = await encoded(edges, losses_view, self._response_bytes_max)
+        last = edges[len(page.views) - 1].name if page.views and (more or not page.is_whole) else None
+        return answered(
+            LossesAnswer(
+                edges=page.views,
+                next_after=None if last is None else str(last),
                 as_of=shards.as_of,
                 missing_shards=shards.missing_shards,
             )

@@ -35,13 +35,24 @@ from weft.cloud_hub.reads.views import (
     StreamSummary,
     StreamTally,
     merged,
+    reason_name,
     renamed_lanes,
     stream_parts,
 )
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import CachedShard, Shards, conflict_views, open_gap_views
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.answers import EdgeAlarm, EdgeAnswer, EdgeOfHub, MissingShard, Moment, moment, moment_of
+from weft.hub_api.answers import (
+    EdgeAlarm,
+    EdgeAnswer,
+    EdgeOfHub,
+    LossesOfEdge,
+    LossOfEdge,
+    MissingShard,
+    Moment,
+    moment,
+    moment_of,
+)
 from weft.hub_api.status import ConflictOfLane, LostOfLane, OpenGapOfLane
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM, Lane, NodeName, format_log_id
@@ -64,6 +75,9 @@ from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, Prec
 # Not counted with each chunk: the fold is what limits a hub, and a chunk of a busy shard changes all lanes.
 GIVEN_UP = {GapReason.BUDGET, GapReason.CORRUPTION, GapReason.EXPIRED}
 """Reasons of gaps that are losses: no one decided on them, and no other lane has the records."""
+LOSSES_SHOWN_MAX = 8
+"""Maximum number of an edge's gaps in a view, those with the most records."""
+STREAMS_NAMED_MAX = 64
 LOGS_SHOWN_MAX = 8
 """Maximum number of an edge's logs in a view, the most recently active first."""
 
@@ -89,6 +103,13 @@ class EdgeRow(msgspec.Struct, frozen=True, array_like=True):
     """Reasons: the lane that one holds back the most, the number of its lanes, and that lane's stream."""
     lost: int | None = None
     """Number of records that the edge gave up (``GIVEN_UP``); None in a list of an earlier release."""
+    gaps: Sequence[tuple[int, int, int, str, int]] = ()
+    """Gaps that no other lane fills: records, first number, log, stream and reason; the largest, at most
+    ``LOSSES_SHOWN_MAX``."""
+    gaps_all: tuple[int, int] = (0, 0)
+    """Number of such gaps, and of their records."""
+    stream_names: Sequence[str] = ()
+    """Names of its streams, at most ``STREAMS_NAMED_MAX``; empty in a list of an earlier release."""
 
     @property
     def name(self) -> NodeName:
@@ -112,6 +133,24 @@ def edges_after(
     parts = [_from(part, floor, tenant) for part in rows]
     found = list(islice(heapq.merge(*parts, key=_key), limit + 1))
     return found[:limit], len(found) > limit
+
+
+def losses_view(row: EdgeRow) -> LossesOfEdge:
+    """Return the gaps of an edge."""
+    total, records = row.gaps_all
+    return LossesOfEdge(
+        tenant=row.tenant,
+        edge=row.edge,
+        shard=row.shard,
+        last_seen=moment(row.last_seen or None),
+        retired=row.is_retired,
+        losses=[
+            LossOfEdge(first, first + count, reason_name(reason), stream=stream, log=format_log_id(log))
+            for count, first, log, stream, reason in row.gaps
+        ],
+        losses_more=total - len(row.gaps),
+        records=records,
+    )
 
 
 def edge_of(rows: Iterable[Sequence[EdgeRow]], name: NodeName) -> EdgeRow | None:
@@ -239,6 +278,7 @@ class EdgeViews:
         report = None if known is None or not known.has_functions else known.report
         return EdgeAnswer(
             **msgspec.structs.asdict(self.view(row)),
+            stream_names=list(row.stream_names),
             functions=None if report is None else functions_view(report),
             functions_more=0 if report is None else report.functions_more,
             links_unknown_at=list(unknown_at) or UNSET,
@@ -251,7 +291,8 @@ class EdgeTally:
     def __init__(self, facts: LaneFacts) -> None:
         self._facts = facts
         self._last_seen = 0
-        self._missing = self._lost = 0
+        self._missing = self._lost = self._gap_records = 0
+        self._gaps: list[tuple[int, int, int, str, int]] = []
         self._is_retired = True
         self._streams: set[str] = set()
         self._seen: dict[int, int] = {}
@@ -270,7 +311,12 @@ class EdgeTally:
         self._last_seen = max(self._last_seen, held.last_seen)
         self._seen[lane.log_id] = max(self._seen.get(lane.log_id, 0), held.last_seen)
         self._is_retired &= held.retired is not None
-        self._lost += sum(gap.end - gap.first for gap in held.gaps if gap.reason in GIVEN_UP)
+        for gap in held.gaps:
+            if gap.reason != GapReason.RENAMED:
+                records = gap.end - gap.first
+                self._gaps.append((records, gap.first, lane.log_id, lane.stream, int(gap.reason)))
+                self._gap_records += records
+                self._lost += records if gap.reason in GIVEN_UP else 0
         if not held.counts:
             return
         newest = held.newest_mark
@@ -303,6 +349,9 @@ class EdgeTally:
             self._is_retired,
             list(self._alarms.values()),
             self._lost,
+            heapq.nlargest(LOSSES_SHOWN_MAX, self._gaps),
+            (len(self._gaps), self._gap_records),
+            sorted(self._streams)[:STREAMS_NAMED_MAX],
         )
 
 

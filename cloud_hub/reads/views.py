@@ -254,10 +254,17 @@ def _ranges(ranges: Iterable[tuple[int, int]]) -> list[SeqRange]:
     return [SeqRange(first, end) for first, end in ranges]
 
 
+_REASONS = {reason.value: reason.name.lower() for reason in GapReason}
+
+
 def gap_views(gaps: Iterable[GapRange]) -> list[GapView]:
     """Return ranges of numbers whose records never come, with the reasons."""
-    reasons = {reason.value: reason.name.lower() for reason in GapReason}
-    return [GapView(gap.first, gap.end, reasons.get(gap.reason, str(gap.reason))) for gap in gaps]
+    return [GapView(gap.first, gap.end, reason_name(gap.reason)) for gap in gaps]
+
+
+def reason_name(reason: int) -> str:
+    """Return the name of a gap's reason; its number if a later release has given it."""
+    return _REASONS.get(reason, str(reason))
 
 
 def _mark(mark: Mark | None) -> MarkView | None:

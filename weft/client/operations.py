@@ -29,6 +29,7 @@ from weft.hub_api.answers import (
     EdgesAnswer,
     ImportedTokensAnswer,
     LanesAnswer,
+    LossesAnswer,
     MessagesAnswer,
     PairingAnswer,
     PipelinesAnswer,
@@ -357,6 +358,13 @@ class Operations:
     ) -> Request[EdgesAnswer]:
         """Return a page of the edges that the hub knows, by tenant and name."""
         return _get("/v1/edges", EdgesAnswer, tenant=tenant, shards=shards, after=after, limit=limit)
+
+    @operation
+    def losses(
+        self, *, tenant: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> Request[LossesAnswer]:
+        """Return a page of the edges with gaps that no record fills, by tenant and name."""
+        return _get("/v1/losses", LossesAnswer, tenant=tenant, after=after, limit=limit)
 
     @operation
     def edge(self, edge: str, *, tenant: str | None = None) -> Request[EdgeAnswer]:

@@ -28,6 +28,7 @@ from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.reads import summaries
 from weft.cloud_hub.reads.edge_reports import EdgeReport
 from weft.cloud_hub.reads.summaries import (
+    LOSSES_SHOWN_MAX,
     Begun,
     EdgeRow,
     EdgeViews,
@@ -37,7 +38,10 @@ from weft.cloud_hub.reads.summaries import (
     ShardSummary,
     StreamCompleteness,
     Walk,
+    decode,
     edges_after,
+    encode,
+    losses_view,
 )
 from weft.cloud_hub.reads.views import (
     SLICE_LANES,
@@ -298,6 +302,24 @@ async def test_a_summary_says_what_completeness_says(expected: tuple[str, ...], 
     assert (found.lanes, found.edges, found.payload) == (5, 4, PayloadKind.JSON)
     assert found.complete_up_to == (None if moment is None else moment * SECOND)
     assert found.complete_up_to == completeness(lanes, expected, 0).complete_up_to
+
+
+async def test_what_an_edge_lost_is_listed_by_its_records_without_what_a_rename_handed_over() -> None:
+    lossy, whole = at(90), at(90)
+    lossy.add_gaps([GapRange(0, 9, GapReason.RENAMED), GapRange(20, 25, GapReason.ABSENT)])
+    lossy.add_gaps([GapRange(n, n + n % 7 + 1, GapReason.BUDGET) for n in range(100, 200, 10)])
+    [summary] = (await listed(states({lane("a", log=10): lossy, lane("b"): whole}, shards=1))).summaries
+    rows = decode(encode(summary)).edges
+    found = losses_view(rows[0])
+    sizes = [each.end - each.first for each in found.losses]
+    assert sizes == sorted(sizes, reverse=True)
+    assert (len(sizes), found.losses_more) == (LOSSES_SHOWN_MAX, 11 - LOSSES_SHOWN_MAX)
+    lost = sum(n % 7 + 1 for n in range(100, 200, 10))
+    assert (found.records, rows[0].lost) == (lost + 5, lost)
+    assert ("absent", 20, "t", "000000000000000a") in [
+        (each.reason, each.first, each.stream, each.log) for each in found.losses
+    ]
+    assert not rows[1].gaps
 
 
 async def test_a_renamed_lane_counts_no_more_though_its_names_are_in_different_shards() -> None:
