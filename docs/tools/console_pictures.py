@@ -1,5 +1,5 @@
-"""Pictures of the console while the demo runs: an outage, the backlog behind it, and the timeline closed again. And
-those of the tutorials, by the configurations of their pages.
+"""Pictures of the console: of a fleet of 200 edges, and while the demo runs: an outage, the backlog behind it, and the
+timeline closed again. And those of the tutorials, by the configurations of their pages.
 
 ``./run docs pictures`` makes them, with Chromium, in some minutes. They show real data at real times, so that each run
 makes others: they are made again when the page has changed, and looked at.
@@ -14,14 +14,29 @@ import re
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from paho.mqtt.client import CallbackAPIVersion, Client
+from PIL import Image
 
+from tests.cloud_hub.console.fleet import NS, readings
+from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.browser import PROGRAM, BrowserPage, browser_page
 from tests.support.waiting import until
+from weft.cloud_hub.hub import Hub
+from weft.protocols.chunk_index import GapRange, Mark
+from weft.protocols.lane import Lane, NodeName
+from weft.protocols.link import NodeReport
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.protocols.shard.lane_state import LaneState
+from weft.replication.flow_control import LatestReport, SenderSettings
+from weft.replication.runner import LinkIdentity
+from weft.storage.object_store.directory import MemoryStore
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 WIDTH, HEIGHT = 1280, 760
@@ -72,7 +87,7 @@ async def _take(page: BrowserPage, is_back: asyncio.Event) -> None:
     began = now()
     while not is_back.is_set() and now() - began < OUTAGE_SHOWN_S:
         await _again(page, address)
-        await page.picture(PICTURES / "demo-outage.png")
+        await _picture(page, "demo-outage.png")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(is_back.wait(), EACH_S)
     await is_back.wait()
@@ -86,8 +101,16 @@ async def _take(page: BrowserPage, is_back: asyncio.Event) -> None:
             whole = max(whole, unheard)
             left = unheard / whole if whole else 1.0
             if left >= CLOSED:
-                await page.picture(PICTURES / "demo-backlog.png")
-    await page.picture(PICTURES / "demo-closed.png")
+                await _picture(page, "demo-backlog.png")
+    await _picture(page, "demo-closed.png")
+
+
+async def _picture(page: BrowserPage, name: str) -> None:
+    """Save what the page shows with 128 colours, which takes a third of the bytes."""
+    file = PICTURES / name
+    await page.picture(file)
+    with Image.open(file) as shown:
+        shown.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
 async def _again(page: BrowserPage, address: str) -> None:
@@ -157,14 +180,14 @@ async def make_tutorials() -> None:
                 await page.open(url)
                 await page.until(shown)
                 await asyncio.sleep(2.0)  # what is drawn comes with the next readings
-                await page.picture(PICTURES / f"{file}.png")
+                await _picture(page, f"{file}.png")
             hub.terminate()
             await hub.wait()
             await page.open("about:blank")
             await page.open(f"{EDGE_PAGE}#links")
             await page.until('document.body.innerText.includes("cannot connect")')
             await page.js('document.getElementById("links").scrollIntoView()')
-            await page.picture(PICTURES / "tutorial-outage.png")
+            await _picture(page, "tutorial-outage.png")
             await sending
 
 
@@ -175,8 +198,72 @@ def _listens(url: str) -> bool:
         return probe.connect_ex((address.hostname, address.port)) == 0
 
 
+# Pictures of a plant: edges with links of their own to a hub in this process, of which some are in trouble.
+
+PLANT = (("press", "telemetry", 70), ("weld", "telemetry", 50), ("paint", "energy", 48), ("mill", "vibration", 32))
+"""Machines, the stream of their edges, and their number."""
+HOUR, STEP_S = 60, 60
+"""Readings that each edge has sent before the pictures, and seconds between them."""
+LOSSES = {"press-17": (21, 29, GapReason.BUDGET), "press-52": (40, 42, GapReason.EXPIRED)}
+SILENT_MINUTES = {"weld-08": 22, "weld-09": 22, "weld-10": 22, "mill-31": 9}
+FULL = "paint-12"
+
+
+async def _edge(hub: Hub, links: contextlib.AsyncExitStack, number: int, name: str, stream: str) -> EdgeLog:
+    """Link an edge that has sent an hour of readings."""
+    log, free = EdgeLog(stream, PayloadKind.JSON), (90 if name == FULL else 700 + number) << 20
+    first, end, reason = LOSSES.get(name, (0, 0, 0))
+    start, topic = time.time_ns() - (HOUR - 1) * STEP_S * NS, f"plant/hall-{number % 3 + 1}/{name}/{stream}"
+    for part in ((0, first), (end, HOUR)):
+        if part[0] < part[1]:
+            log.append(*readings(*part, start, topic, STEP_S))
+    log.gaps = [GapRange(first, end, reason)] if end else []
+    report = LatestReport()
+    report.report = NodeReport((1 << 30) - free, 1 << 30, free, 2100, 3 * 3600 if name == FULL else 4 * 86400, [], 0)
+    identity = LinkIdentity("default", name, number + 1, "weft 0.1.0")
+    await links.enter_async_context(running_link(hub, log, identity, sender=SenderSettings(report=report)))
+    await log.until_released(HOUR)
+    return log
+
+
+def _fall_silent(hub: Hub, number: int, name: NodeName, stream: str, minutes: int) -> None:
+    """Make an edge one that the hub heard of some minutes ago."""
+    mark = Mark(time.time_ns() - minutes * 60 * NS, HOUR)
+    held = LaneState(ranges=RangeSet([(0, HOUR)]), mark=mark, whole_mark=mark, last_seen=mark.time)
+    states = {each.log.shard: each.state for each in hub.sequencers}
+    states[hub._shards.place(name)].set_lane(Lane(*name, number + 1, stream), held)
+
+
+async def make_plant() -> None:
+    """Take pictures of the fleet and of a stream."""
+    plant = [(f"{kind}-{n + 1:02d}", stream) for kind, stream, edges in PLANT for n in range(edges)]
+    async with running_hub(MemoryStore()) as hub, contextlib.AsyncExitStack() as links:
+        for number, (name, stream) in enumerate(plant):
+            if name in SILENT_MINUTES:
+                _fall_silent(hub, number, NodeName("default", name), stream, SILENT_MINUTES[name])
+            else:
+                await _edge(hub, links, number, name, stream)
+        with tempfile.TemporaryDirectory() as folder:
+            async with browser_page(Path(folder)) as page:
+                await page.size(WIDTH, HEIGHT)
+                for file, place, shown in (
+                    ("plant-fleet", "fleet", "document.querySelectorAll('tbody tr').length > 90"),
+                    (
+                        "plant-stream",
+                        "streams/telemetry",
+                        "document.querySelectorAll('rect.gap:not(.loose)').length > 1",
+                    ),
+                ):
+                    await page.open("about:blank")
+                    await page.open(f"{hub.url}/console#/{place}")
+                    await page.until(shown)
+                    await asyncio.sleep(3.0)  # where lanes begin and gaps lie comes with further answers
+                    await _picture(page, f"{file}.png")
+
+
 if __name__ == "__main__":
     if PROGRAM is None:
         raise SystemExit("no Chromium here (Debian: apt install chromium)")
+    asyncio.run(make_plant())
     asyncio.run(make_tutorials())
     asyncio.run(make())

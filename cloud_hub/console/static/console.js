@@ -5,6 +5,7 @@ import { sees } from "./acting.js";
 import { el, notice } from "./dom.js";
 import { edge } from "./edge.js";
 import { fleet } from "./fleet.js";
+import { losses } from "./losses.js";
 import { audit, nodes } from "./operator.js";
 import { pipelines } from "./pipelines.js";
 import { records } from "./records.js";
@@ -18,11 +19,11 @@ import { topics } from "./topics.js";
 import { trace } from "./trace.js";
 
 const PAGES = {
-  fleet, topics, edges: edge, tables, pipelines, nodes, regions, tokens, tenants, audit, records, trace,
+  fleet, losses, topics, edges: edge, tables, pipelines, nodes, regions, tokens, tenants, audit, records, trace,
   streams: (at) => (at.rest[0] ? stream(at) : streams(at)),
 };
-/** Pages that are reached from another one, which is marked for them. */
-const BELOW = { records: "Streams", trace: "Streams", edges: "Fleet" };
+/** Pages that are reached from another one, which is marked for them, with the number of names in their address. */
+const BELOW = { records: ["Streams", 1], trace: ["Streams", 1], edges: ["Fleet", 2], losses: ["Fleet", 0] };
 const NEEDS = { fleet: "edges", streams: "read", topics: "read", tables: "read", pipelines: "read", nodes: "status", regions: "status", tokens: "acts", tenants: "tenants", audit: "acts" };
 /** Longest time for which a page shows nothing but its name: it is drawn once its first answers are there. */
 const READING_MS = 1500;
@@ -88,13 +89,14 @@ function open() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/").map(decodeURIComponent);
   const home = [...nav.children].find((link) => !link.hidden)?.hash.slice(2) || "fleet";
-  const chosen = Object.hasOwn(PAGES, name) && !(name in BELOW && !rest[name === "edges" ? 1 : 0]) ? name : home;
+  const chosen = Object.hasOwn(PAGES, name) && rest.filter(Boolean).length >= (BELOW[name]?.[1] ?? 0) ? name : home;
   for (const link of nav.children) {
-    const isThis = link.getAttribute("href") === `#/${chosen}` || link.textContent === BELOW[chosen];
+    const isThis = link.getAttribute("href") === `#/${chosen}` || link.textContent === BELOW[chosen]?.[0];
     if (isThis) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
+    if (isThis) nav.scrollLeft = link.offsetLeft - nav.offsetLeft - (nav.clientWidth - link.offsetWidth) / 2;
   }
-  by("tenant").placeholder = chosen === "fleet" ? "all" : me.tenant || "default";
+  by("tenant").placeholder = ["fleet", "losses"].includes(chosen) ? "all" : me.tenant || "default";
   const { signal } = shown;
   const onChange = (listener) => listeners.add(listener);
   delete main.dataset.absent;

@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { sees } from "./acting.js";
 import { disk, outageLeft, stateBadge } from "./fleet.js";
-import { absent, ago, badge, count, duration, el, millis, notice, page, prose, when } from "./dom.js";
+import { absent, ago, badge, count, duration, el, millis, notice, page, prose, sentence, when } from "./dom.js";
 import { ACTS, ACTS_LISTED } from "./operator.js";
 import { Span } from "./span.js";
 import { findBegins, findGaps, SEARCHES } from "./stream.js";
@@ -11,7 +11,6 @@ import { streamLink } from "./streams.js";
 import { Table } from "./table.js";
 import { Places, segments, Timeline } from "./timeline.js";
 
-const STREAMS_MAX = 200;
 const LANES_MAX = 8;
 const ASKED_AT_ONCE = 6;
 const HOUR_MINUTES = 60;
@@ -20,27 +19,21 @@ const ACTS_NEEDED = new Set(["conflict", "lost_records", "absent_records", "func
 
 export const edgeLink = (edge) => el("a", { href: `#/edges/${encodeURIComponent(edge.tenant)}/${encodeURIComponent(edge.edge)}` }, edge.edge);
 
-/** The lanes of the edge, each with its stream: streams are asked some at a time, until all of the edge are found. */
-async function lanesOf({ tenant, edge, streams }, known, signal) {
+/** The lanes of the edge, each with its stream: streams are asked some at a time. */
+async function lanesOf({ tenant, edge, stream_names: names }, signal) {
   const found = [];
-  const names = new Set(known);
-  if (names.size < streams) {
-    const answer = await api.get("streams", { tenant, limit: STREAMS_MAX }, signal);
-    answer.streams.forEach((each) => names.add(each.stream));
-  }
-  let left = streams;
   const after = `${edge}/${"0".repeat(16)}`;
   const ask = async (stream) => {
-    const { lanes } = await api.get(api.ofStream(stream, "/completeness"), { tenant, after, limit: LANES_MAX }, signal);
+    const { lanes } = await api.get(api.ofStream(stream, "/completeness"), { tenant, after, limit: LANES_MAX }, signal).catch((error) => {
+      if (error.status === 403 || error.status === 404) return { lanes: [] }; // the token may not read it
+      throw error;
+    });
     return lanes.filter((lane) => lane.edge === edge).map((lane) => ({ ...lane, stream }));
   };
-  for (let at = 0, every = [...names]; left > 0 && at < every.length; at += ASKED_AT_ONCE) {
-    for (const mine of await Promise.all(every.slice(at, at + ASKED_AT_ONCE).map(ask))) {
-      if (mine.length) left -= 1;
-      found.push(...mine);
-    }
+  for (let at = 0; at < names.length; at += ASKED_AT_ONCE) {
+    found.push(...(await Promise.all(names.slice(at, at + ASKED_AT_ONCE).map(ask))).flat());
   }
-  return { found, isWhole: left <= 0 };
+  return found;
 }
 
 const COLUMNS = (places) => [
@@ -87,7 +80,6 @@ function actsOf(name, { signal, onChange, me }) {
 
 export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
   const places = new Places();
-  const sampled = new Set();
   const asked = new Map();
   const figures = el("dl", { class: "figures", "aria-label": "Summary" });
   const troubles = el("div");
@@ -119,11 +111,10 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
       }
       delete main.dataset.absent;
       show(facts);
-      const known = [...new Set(lanes.map((lane) => lane.stream))];
-      const { found, isWhole } = await lanesOf(facts, known, signal);
-      lanes = found;
+      lanes = await lanesOf(facts, signal);
       for (const lane of lanes) places.learn(lane);
-      said.textContent = isWhole ? "" : `Of the first ${count(STREAMS_MAX)} streams that this token may read.`;
+      const read = new Set(lanes.map((lane) => lane.stream)).size;
+      said.textContent = read < facts.streams ? `${count(read)} of its ${count(facts.streams)} streams: those that this token may read, of the first 64.` : "";
       draw();
       table.show(lanes);
       troubles.replaceChildren();
@@ -135,7 +126,7 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
   const searched = new api.Rounds(async () => {
     try {
       for (const stream of new Set(lanes.map((lane) => lane.stream))) {
-        const at = { name: stream, tenant, places, sampled, asked };
+        const at = { name: stream, tenant, places, asked };
         const mine = lanes.filter((lane) => lane.stream === stream);
         if (await findBegins(at, mine, span.from, signal)) draw();
         if (!mine.some((lane) => lane.gaps.length)) continue;
@@ -154,13 +145,13 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
     const now = Date.now();
     const complete = millis(facts.complete_up_to);
     const told = [["State", stateBadge(facts)], ["Complete up to", complete === null ? "unknown" : ago(complete, now)],
-      ["Outage left", outageLeft(facts, now)], ["Disk", disk(facts, now), "small"],
+      ...(facts.disk ? [["Outage left", outageLeft(facts, now)], ["Disk", disk(facts, now), "small"]] : []),
       ["Last seen", ago(millis(facts.last_seen), now)], ["Missing records", count(facts.missing_records), facts.missing_records ? "bad" : ""],
       ["Lost records", count(facts.lost_records), facts.lost_records ? "bad" : ""],
       ["Linked for", facts.connected_since ? duration(now - millis(facts.connected_since)) : "not linked", "small"],
-      ["Linked to", facts.connected_at || "no process", "small"], ["Release", facts.software || "unknown", "small"],
-      ["Clock off by", facts.clock_off_seconds === null ? "unknown" : `${facts.clock_off_seconds.toFixed(1)} s`, "small"],
-      ["Groups", (facts.groups || []).join(", ") || "none", "small"], ["Logs", count(facts.logs.length), "small"]];
+      ["Linked to", facts.connected_at, "small"], ["Release", facts.software, "small"],
+      ["Clock off by", (facts.clock_off_seconds ?? null) === null ? null : `${facts.clock_off_seconds.toFixed(1)} s`, "small"],
+      ["Groups", (facts.groups || []).join(", "), "small"], ["Logs", facts.logs.length > 1 && count(facts.logs.length), "small"]].filter(([, value]) => value);
     figures.replaceChildren(...told.map(([title, value, kind]) => el("div", { class: kind || null }, el("dt", {}, title), el("dd", {}, value))));
     functions.show(facts.functions || []);
     functions.element.hidden = facts.functions === null;
@@ -168,6 +159,6 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
       ? "Not known: the edge is not linked, or its release does not report them."
       : facts.functions_more ? `${count(facts.functions_more)} more are on the edge's own page.` : "";
     alarms.replaceChildren(...facts.alarms.map((each) =>
-      notice(ACTS_NEEDED.has(each.reason) ? "bad" : "warn", `${each.reason.replaceAll("_", " ")}: ${each.why}.`, `${each.what_to_do} (stream ${each.stream}, ${count(each.lanes)} lanes)`)));
+      notice(ACTS_NEEDED.has(each.reason) ? "bad" : "warn", `${each.reason.replaceAll("_", " ")}: ${each.why}.`, `${sentence(each.what_to_do)} (stream ${each.stream}, ${count(each.lanes)} lanes)`)));
   }
 }

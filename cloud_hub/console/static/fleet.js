@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { sees } from "./acting.js";
 import { edgeLink } from "./edge.js";
 import { ago, badge, count, duration, el, millis, notice, page, prose, size, utc, when } from "./dom.js";
+import { FleetMap } from "./fleetmap.js";
 import { Table } from "./table.js";
 
 /** An idle edge is heard of every two minutes, and counts as silent after this time: the rule of `severity` in the API. */
@@ -40,6 +41,9 @@ function rank(edge) {
 }
 /** In each rank the edge that is behind for the longest time is first. */
 const urgency = (edge) => rank(edge) * 1e15 - (rank(edge) < 5 ? Math.min(lag(edge) ?? 9e14, 9e14) : 0);
+
+/** The colour of an edge's cell in the map. */
+const kindOf = (edge) => (edge.alarms.length ? "alarm" : lag(edge) > LATE_MS ? "late" : edge.connected_since ? "linked" : "away");
 
 export function stateBadge(edge) {
   const text = state(edge);
@@ -132,7 +136,8 @@ async function wrongs(signal) {
   const { at_quota: full = [], lost, conflicts, open_gaps: gaps, open_gaps_more: gapsMore, lost_unknown_at: unknownAt = [] } = answer;
   const told = full.map((each) => notice("warn", `Tenant ${each.tenant} has reached its quota of ${spaced(each.quota)}: ${each.quota.startsWith("bytes") ? size(each.limit) : count(each.limit)}.`,
     each.wait_seconds ? `Its ${count(each.edges)} edges wait ${duration(each.wait_seconds * 1000)}; nothing is lost. Raise it under Tenants.`
-      : "What is new is refused, and tried again. Raise it under Tenants."));
+      : "What is new is refused, and tried again. Raise it under Tenants.",
+    el("a", { href: `#/fleet?filter=${encodeURIComponent(each.tenant)}` }, "Its edges")));
   for (const each of lost.slice(0, WRONGS_MAX)) {
     told.push(notice("bad", `The hub lacks ${count(each.records)} records of ${each.tenant}/${each.edge}, ${each.stream}, that it had acknowledged.`,
       "Its store was restored, or lost objects; the edge sends again what it still has."));
@@ -148,13 +153,15 @@ async function wrongs(signal) {
   return told;
 }
 
-export function fleet({ main, signal, onChange, me }) {
+export function fleet({ main, signal, onChange, me, query }) {
   const table = new Table({ name: "Edges", columns: COLUMNS, sort: { key: "state", down: false },
     empty: "No edge. One that links to this hub is here within seconds." });
   const summary = el("dl", { class: "figures", "aria-label": "Summary" });
+  const map = new FleetMap({ kindOf, signal, told: (edge) => `${edge.edge}: ${spaced(edge.alarms[0]?.why ?? state(edge))}`,
+    open: (edge) => { location.hash = edgeLink(edge).hash; } });
   const troubles = el("div");
   const ofHub = el("div");
-  const text = el("input", { type: "search", id: "edge-filter", placeholder: "name, group, release, alarm" });
+  const text = el("input", { type: "search", id: "edge-filter", placeholder: "name, group, release, alarm", value: query.get("filter") });
   const states = el("select", { id: "edge-state" },
     ["any state", "alarm", "late", "lost records", "linked", "not linked", "retired"].map((each) => el("option", {}, each)));
   const apply = () => {
@@ -167,9 +174,10 @@ export function fleet({ main, signal, onChange, me }) {
       return words.every((word) => edge.words.includes(word));
     });
   };
+  if (text.value) apply();
   text.addEventListener("input", apply);
   states.addEventListener("change", apply);
-  main.replaceChildren(...page("Fleet", summary, ofHub, troubles,
+  main.replaceChildren(...page("Fleet", summary, map.element, ofHub, troubles,
     el("form", { class: "filters", role: "search", "aria-label": "Edges", onsubmit: (e) => e.preventDefault() },
       el("label", { for: "edge-filter" }, "Filter"), text, el("label", { for: "edge-state" }, "State"), states),
     table.element));
@@ -192,6 +200,7 @@ export function fleet({ main, signal, onChange, me }) {
         if (isFirst || isLast) {
           table.show(edges.slice());
           figures(edges, summary, isLast);
+          map.show(edges.filter((each) => !each.retired), isLast, `${count(edges.length)} edges: ${summary.innerText.replaceAll("\n", " ")}`);
           isFirst = false;
         }
         const missing = answer.missing_shards || [];
@@ -207,12 +216,17 @@ export function fleet({ main, signal, onChange, me }) {
 
 function figures(edges, summary, isWhole) {
   const more = isWhole ? "" : "+";
-  const of = (matches) => count(edges.filter(matches).length) + more;
-  const told = [["Edges", count(edges.length) + more, ""], ["Linked", of((e) => e.connected_since), ""],
-    ["With alarms", of((e) => e.alarms.length && !e.retired), edges.some((e) => e.alarms.length && !e.retired) && "bad"],
-    ["Late", of((e) => !e.retired && lag(e) > LATE_MS), ""],
-    ["Missing records", count(edges.reduce((sum, e) => sum + (e.retired ? 0 : e.missing_records), 0)) + more, ""],
-    ["Lost records", count(edges.reduce((sum, e) => sum + (e.lost_records || 0), 0)) + (edges.some((e) => e.lost_records === undefined) ? "+" : more), edges.some((e) => e.lost_records) && "bad"]];
-  summary.replaceChildren(...told.map(([name, value, kind]) =>
-    el("div", { class: kind || null }, el("dt", {}, name), el("dd", {}, value))));
+  const kept = edges.filter((e) => !e.retired);
+  const of = (kind) => kept.filter((e) => kindOf(e) === kind).length;
+  const sum = (value) => kept.reduce((total, e) => total + value(e), 0);
+  const lost = edges.reduce((total, e) => total + (e.lost_records || 0), 0);
+  const isPart = edges.some((e) => e.lost_records === undefined);
+  const told = [["Edges", edges.length, ""], ["With alarms", of("alarm"), "alarm"], ["Late", of("late"), "late"],
+    ["Linked", of("linked"), "linked"], ["Not linked", of("away"), "away"],
+    ["Missing records", sum((e) => e.missing_records), ""], ["Lost records", lost, lost && "bad"]];
+  summary.replaceChildren(...told.map(([name, value, kind]) => {
+    const text = count(value) + (isPart && name === "Lost records" ? "+" : more);
+    return el("div", { class: kind || null }, el("dt", {}, name),
+      el("dd", {}, name === "Lost records" ? el("a", { href: "#/losses" }, text) : text));
+  }));
 }

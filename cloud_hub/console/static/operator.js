@@ -179,7 +179,7 @@ export function audit({ main, signal, onChange }) {
       const answer = await api.get("acts", { tenant: null, limit: ACTS_LISTED, after }, signal);
       for (const each of answer.acts) lines.set(each.entry, each);
       first = Math.min(...lines.keys());
-      earlier.hidden = !(first > 1);
+      earlier.hidden = !(first > 1 && lines.size);
       table.show([...lines.values()]);
       troubles.replaceChildren();
       return answer;

@@ -2,16 +2,19 @@
 
 import * as api from "./api.js";
 import { Chart } from "./charts.js";
-import { absent, ago, badge, count, el, millis, notice, page, prose, rate, utc } from "./dom.js";
+import { absent, ago, badge, count, el, millis, notice, page, prose, rate, sentence, utc } from "./dom.js";
+import { edgeLink } from "./edge.js";
 import { Field } from "./field.js";
 import { Span } from "./span.js";
 import { standing } from "./streams.js";
 import { Table } from "./table.js";
-import { firstSeq, laneKey, Places, segments, Timeline } from "./timeline.js";
+import { firstSeq, gapKey, laneKey, Places, segments, Timeline } from "./timeline.js";
 
 /** Lanes that are asked for at a time, and drawn of these. */
 const LANES = 500;
 const DRAWN = 50;
+const GROUPS_SHOWN = 5;
+const EDGES_NAMED = 8;
 const SILENT_MS = 240_000;
 const HOUR_MINUTES = 60;
 const RATES_KEPT = 720;
@@ -39,7 +42,7 @@ const COLUMNS = (places) => [
 
 export function stream({ main, signal, onChange, rest: [name], query }) {
   const places = new Places();
-  const at = { name, places, after: null, before: [], lanes: [], next: null, answer: null, sampled: new Set(), drawn: DRAWN };
+  const at = { name, places, after: null, before: [], lanes: [], next: null, answer: null, drawn: DRAWN };
   const rates = [];
   const figures = el("dl", { class: "figures", "aria-label": "Summary" });
   const troubles = el("div");
@@ -142,15 +145,14 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
     const told = [["Records", count(facts.records)], ["Rate", rate(facts.records_per_second)],
       ["Complete up to", moment === null ? "unknown" : ago(moment, now), moment === null && mark === "good" ? "" : mark, moment && `${utc(moment)} UTC`],
       ["Edges", count(facts.edges)], ["Lanes", count(facts.lanes)],
-      ["Rows in the table", count(facts.table_rows)]];
+      ...(facts.table_rows === null ? [] : [["Rows in the table", count(facts.table_rows)]])];
     figures.replaceChildren(...told.map(([title, value, kind, hint]) =>
       el("div", { class: kind || null, title: hint || null }, el("dt", {}, title), el("dd", {}, value))));
     const more = answer.held_back_by_more ? [el("li", {}, `and ${count(answer.held_back_by_more)} more`)] : [];
     const isCalm = mark === "good";
     reasons.replaceChildren(...(reasonsTold.length ? [el("section", { class: `notice ${isCalm ? "" : mark}`, "aria-label": "What holds it back" },
-      el("strong", {}, isCalm ? "It moves on. It waits for" : "Held back by"), el("ul", { class: "plain" }, reasonsTold.slice(0, 5).map((each) =>
-        el("li", {}, el("strong", {}, each.edge || each.reason.replaceAll("_", " ")), ": ", prose(each.why), ". ", isCalm ? "" : prose(each.what_to_do))),
-      reasonsTold.length > 5 ? el("li", {}, `and ${count(reasonsTold.length - 5)} more of these`) : null, more))] : []));
+      el("strong", {}, isCalm ? "It moves on. It waits for" : "Held back by"),
+      el("ul", { class: "plain" }, grouped(reasonsTold).map((group) => heldBack(group, answer.tenant, isCalm)), more))] : []));
     const last = rates.at(-1);
     if (!last || now - last.now >= 1900) {
       const per = last && facts.records >= last.records ? (facts.records - last.records) / ((now - last.now) / 1000) : null;
@@ -160,6 +162,23 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       if (drawn.length) chart.show(["records/s"], [drawn.map((each) => each.now / 1000), drawn.map((each) => each.per)]);
     }
   }
+}
+
+/** Reasons that read the same, together: a network that fails holds back all of its edges. */
+function grouped(reasons) {
+  const groups = new Map();
+  for (const each of reasons) {
+    const key = `${each.reason} ${each.why}`;
+    groups.set(key, [...(groups.get(key) ?? []), each]);
+  }
+  return [...groups.values()].slice(0, GROUPS_SHOWN);
+}
+
+function heldBack(group, tenant, isCalm) {
+  const [first] = group;
+  const names = group.slice(0, EDGES_NAMED).flatMap((each, at) => [at ? ", " : "", each.edge ? edgeLink({ tenant, edge: each.edge }) : each.reason.replaceAll("_", " ")]);
+  const more = group.length > EDGES_NAMED ? ` and ${count(group.length - EDGES_NAMED)} more` : "";
+  return el("li", {}, el("strong", {}, names, more), ": ", prose(first.why), ". ", isCalm ? "" : el("span", { class: "advice" }, prose(sentence(first.what_to_do))));
 }
 
 /** Whether all of a time is here: the moment is that of all lanes, also of those on other pages. */
@@ -179,8 +198,8 @@ async function firstOf({ name, tenant, places }, lane, place, signal) {
 
 /** Learn between which records gaps are: for each, the last record before it and the first one behind it. Once for each. */
 export async function findGaps(at, facts, lanes, signal) {
-  const wanted = lanes.flatMap((lane) => lane.gaps.toReversed().map((gap) => ({ lane, gap, key: `${laneKey(lane)} ${gap.first}` })))
-    .filter(({ key }) => !at.sampled.has(key)).slice(0, CLOSER_MAX);
+  const wanted = lanes.flatMap((lane) => lane.gaps.toReversed().map((gap) => ({ lane, gap, key: gapKey(lane, gap) })))
+    .filter(({ key }) => !at.places.sampled.has(key)).slice(0, CLOSER_MAX);
   for (const { lane, gap, key } of wanted) {
     let [low, high] = [0, facts.next_offset[lane.shard] || 0];
     for (let step = 0; low < high && step < STEPS; step += 1) {
@@ -198,7 +217,7 @@ export async function findGaps(at, facts, lanes, signal) {
       else if (mine || next >= high) high = middle;
       else low = Math.max(next ?? 0, middle + 1); // none of it in all that one request may read
     }
-    at.sampled.add(key);
+    at.places.sampled.add(key);
   }
   return wanted.length > 0;
 }

@@ -50,22 +50,22 @@ const TABLES = [
     return s.table.is_stopped ? badge("warn", "waits", "It has records that cannot become rows.") : badge("good", "good");
   } },
   { key: "rows", title: "Rows", kind: "number", value: (s) => s.table_rows, cell: (s) => count(s.table_rows) },
-  { key: "lag", title: "Records without a row", kind: "number", value: of((t) => t.lag_records),
+  { key: "lag", rare: true, title: "Records without a row", kind: "number", value: of((t) => t.lag_records),
     cell: (s) => (s.table ? count(s.table.lag_records) : "") },
-  { key: "committed", title: "Last commit", value: of((t) => millis(t.committed_at)),
+  { key: "committed", rare: true, title: "Last commit", value: of((t) => millis(t.committed_at) ?? 0),
     cell: (s) => (s.table ? when(s.table.committed_at) : "") },
-  { key: "maker", title: "Made by", value: of((t) => t.made_by),
+  { key: "maker", rare: true, title: "Made by", value: of((t) => t.made_by ?? ""),
     cell: (s) => s.table && (s.table.made_by || el("span", { class: "unknown" }, "unknown")) },
-  { key: "vacuum", title: "Last vacuum", value: of((t) => millis(t.vacuumed_at)),
+  { key: "vacuum", rare: true, title: "Last vacuum", value: of((t) => millis(t.vacuumed_at) ?? 0),
     cell: (s) => s.table && (s.table.vacuumed_at ? when(s.table.vacuumed_at)
       : el("span", { class: "unknown", title: "None that removed files is in what this process has read." }, "unknown")) },
-  { key: "files", title: "Files", kind: "number", value: of((t) => t.files), cell: (s) => (s.table ? count(s.table.files) : "") },
-  { key: "bytes", title: "Size", kind: "number", value: of((t) => t.bytes), cell: (s) => (s.table ? size(s.table.bytes) : "") },
-  { key: "version", title: "Version", kind: "number", value: of((t) => t.version), cell: (s) => (s.table ? count(s.table.version) : "") },
-  { key: "columns", title: "Columns", kind: "number", value: of((t) => t.columns.length),
+  { key: "files", rare: true, title: "Files", kind: "number", value: of((t) => t.files), cell: (s) => (s.table ? count(s.table.files) : "") },
+  { key: "bytes", rare: true, title: "Size", kind: "number", value: of((t) => t.bytes), cell: (s) => (s.table ? size(s.table.bytes) : "") },
+  { key: "version", rare: true, title: "Version", kind: "number", value: of((t) => t.version), cell: (s) => (s.table ? count(s.table.version) : "") },
+  { key: "columns", rare: true, title: "Columns", kind: "number", value: of((t) => t.columns.length),
     cell: (s) => s.table && el("details", {}, el("summary", {}, count(s.table.columns.length)),
       el("ul", { class: "plain" }, s.table.columns.map((c) => el("li", {}, el("code", {}, `${c.name} ${c.type}`))))) },
-  { key: "path", title: "Path in the store", value: of((t) => t.path), cell: (s) => s.table && el("code", {}, s.table.path) },
+  { key: "path", rare: true, title: "Path in the store", value: of((t) => t.path), cell: (s) => s.table && el("code", {}, s.table.path) },
 ];
 
 const list = (title, columns, sort) => ({ main, signal, onChange }) => {

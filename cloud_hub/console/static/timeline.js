@@ -19,6 +19,7 @@ function tick(at, step) {
   return step >= 60_000 ? text.slice(11, 16) : step >= 1000 ? text.slice(11, 19) : text.slice(14, 21);
 }
 
+export const gapKey = (lane, gap) => `${laneKey(lane)} ${gap.first}`;
 export const laneKey = (lane) => `${lane.edge}/${lane.log}/${lane.stream}`;
 
 /** Moments that are known of a lane's numbers: below `seq` everything is from before `time`, and the rest from after. */
@@ -27,6 +28,8 @@ export class Places {
     this.of = new Map();
     /** Lane -> when it began, in ms; null where it is older than any time that was asked for. */
     this.begun = new Map();
+    /** Gaps whose neighbours were searched: one of which nothing is known would be drawn as wide as its lane. */
+    this.sampled = new Set();
   }
 
   add(key, seq, time) {
@@ -84,7 +87,7 @@ export function segments(lane, places, now) {
     const where = after === null ? `before ${utc(before)}` : before === null ? `after ${utc(after)}`
       : `between ${utc(after)} and ${utc(before)}`;
     const kind = (after ?? begun) === null ? "gap loose" : "gap";
-    found.push({ kind, reason: gap.reason, from: after ?? begun, to: before ?? upTo ?? now, records,
+    found.push({ kind, reason: gap.reason, isSearched: places.sampled.has(gapKey(lane, gap)), from: after ?? begun, to: before ?? upTo ?? now, records,
       text: `${count(records)} records never come (${gap.reason}), taken in ${where} UTC` });
   }
   if (lane.open_gap) {
@@ -132,6 +135,7 @@ export class Timeline {
   row(lane, found, width, x, [from, to], moment) {
     const texts = found.filter((each) => each.kind !== "held" || found.length === 1).map((each) => each.text);
     const bars = found.map((each) => {
+      if (each.isSearched === false) return null;
       const left = each.from === null ? 0 : x(each.from);
       const right = each.to === null ? width : x(each.to);
       if ((each.to !== null && each.to < from) || (each.from !== null && each.from > to)) return null;
@@ -154,7 +158,7 @@ export class Timeline {
     const wanted = Math.max(2, Math.floor(width / 110));
     const step = STEPS_MS.find((each) => (to - from) / each <= wanted) || STEPS_MS.at(-1);
     const marks = [];
-    const isRoom = (at) => x(at) > 22 && x(at) < width - (isNow ? 40 : 22);
+    const isRoom = (at) => x(at) > 22 && x(at) < width - (isNow ? 52 : 22);
     for (let at = Math.ceil(from / step) * step; at < to; at += step) {
       if (isRoom(at)) marks.push(svg("text", { x: x(at), y: 12, "text-anchor": "middle" }, tick(at, step)));
       marks.push(svg("line", { x1: x(at), x2: x(at), y1: 16, y2: 20 }));

@@ -6,6 +6,8 @@ import { TopicTree } from "./tree.js";
 import { traceLink } from "./trace.js";
 
 const STREAMS_MAX = 50;
+/** Streams that are looked at to find the busiest. */
+const LISTED_MAX = 5000;
 const RECORDS_MAX = 1000;
 const REQUESTS_MAX = 8;
 /** Newest records of each stream and shard that are asked for before all others, so that something is seen soon. */
@@ -24,6 +26,8 @@ export function topics({ main, signal, onChange, query }) {
   const ends = new Map();
   /** Older records of a stream and shard that were not read yet: the first look takes the newest of all before them. */
   const waiting = new Map();
+  /** The streams of the tree: a stream stays in it while others become busier. */
+  const followed = new Set();
   let drawn = 0;
   main.replaceChildren(...page(only ? `Topics of ${only}` : "Topics", said, troubles, tree.element));
 
@@ -78,13 +82,24 @@ export function topics({ main, signal, onChange, query }) {
     return newest;
   }
 
+  /** Return the streams that had records most often lately, with how many others there are. */
+  async function busiest() {
+    const { streams } = await api.get("streams", { limit: LISTED_MAX }, signal);
+    const busy = (each) => [each.records_per_second ?? 0, each.records ?? 0];
+    const having = streams.filter((each) => Object.values(each.next_offset).some(Boolean)).map((each) => [busy(each), each]);
+    having.sort(([a], [b]) => b[0] - a[0] || b[1] - a[1]);
+    for (const [, { stream }] of having) if (followed.size < STREAMS_MAX) followed.add(stream);
+    const found = having.map(([, each]) => each).filter((each) => followed.has(each.stream));
+    return { found, others: having.length - found.length };
+  }
+
   const rounds = new api.Rounds(async () => {
     try {
-      const found = only ? [await api.get(api.ofStream(only), {}, signal)] : (await api.get("streams", { limit: STREAMS_MAX }, signal)).streams;
+      const { found, others } = only ? { found: [await api.get(api.ofStream(only), {}, signal)], others: 0 } : await busiest();
       const newest = runsOf(found);
       if (newest.length) await takeAll(newest);
       if (waiting.size) await takeAll([...waiting.values()]);
-      const more = !only && found.length === STREAMS_MAX ? `, of the first ${count(STREAMS_MAX)} streams: a stream's own page leads to its topics` : "";
+      const more = others ? `, of the ${count(STREAMS_MAX)} busiest streams: the page of each other one leads to its topics` : "";
       said.textContent = `Of the newest ${count(RECORDS_MAX)} records of each stream and shard, and of those that came since${more}.`;
       troubles.replaceChildren();
     } catch (error) {

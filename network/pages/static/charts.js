@@ -8,7 +8,7 @@ export const SERIES_MAX = COLOURS.length;
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 /** A computed colour: canvas does not know light-dark(). */
-function resolved(name) {
+export function resolved(name) {
   const probe = el("span", { hidden: true });
   probe.style.color = colour(name);
   document.body.append(probe);

@@ -85,6 +85,8 @@ export const badge = (kind, text, title) => el("span", { class: `badge ${kind}`,
 /** Return text of the hub whose `commands` are set as code. */
 export const prose = (text) => text.split("`").map((part, at) => (at % 2 ? el("code", {}, part) : part));
 
+export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 export const page = (title, ...rest) => [el("h1", {}, title), ...rest];
 
 /** Say on a page that what its address names is not there. */
@@ -94,7 +96,7 @@ export function absent(main, troubles, text, ...more) {
   troubles.replaceChildren(el("div", { class: "notice warn", role: "status" }, el("strong", {}, text), " ", ...more));
 }
 
-export function notice(kind, text, advice) {
+export function notice(kind, text, advice, ...more) {
   return el("div", { class: `notice ${kind}`, role: kind === "bad" ? "alert" : "status" },
-    el("strong", {}, prose(text)), advice ? el("span", {}, " ", prose(advice)) : null);
+    el("strong", {}, prose(text)), advice ? el("span", {}, " ", prose(advice)) : null, more.length ? " " : null, ...more);
 }

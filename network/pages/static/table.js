@@ -16,8 +16,8 @@ export class Table {
     this.head = el("tr", { role: "row" });
     this.body = el("tbody", { role: "rowgroup" });
     this.said = el("span", { class: "count", role: "status" });
-    this.back = el("button", { type: "button", onclick: () => this.turn(-1) }, "Earlier rows");
-    this.on = el("button", { type: "button", onclick: () => this.turn(1) }, "Later rows");
+    this.back = el("button", { type: "button", hidden: true, onclick: () => this.turn(-1) }, "Earlier rows");
+    this.on = el("button", { type: "button", hidden: true, onclick: () => this.turn(1) }, "Later rows");
     this.heads = new Map(columns.map((column) => [column, el("th", { scope: "col", role: "columnheader", class: column.kind },
       el("button", { type: "button", onclick: () => this.by(column.key) }, column.title))]));
     this.head.append(...this.heads.values());

@@ -52,10 +52,12 @@ def add_edges(hub: Hub, edges: int, streams: int, now: int | None = None) -> Non
             state.set_lane(Lane(*name, number + 1, f"line-{stream:03d}"), held)
 
 
-def readings(first: int, end: int, start: int) -> tuple[BatchHeader, bytes]:
-    """Readings of a machine, five seconds apart."""
+def readings(
+    first: int, end: int, start: int, topic: str = "plant/hall-2/press-1/telemetry", step_s: int = STEP_S
+) -> tuple[BatchHeader, bytes]:
+    """Readings of a machine, five seconds apart if nothing else is said."""
     seqs = range(first, end)
-    times = struct.pack(f"<{len(seqs)}q", *(start + seq * STEP_S * NS for seq in seqs))
+    times = struct.pack(f"<{len(seqs)}q", *(start + seq * step_s * NS for seq in seqs))
     payloads = [
         json.dumps(
             {
@@ -66,7 +68,7 @@ def readings(first: int, end: int, start: int) -> tuple[BatchHeader, bytes]:
         ).encode()
         for seq in seqs
     ]
-    keys = [b"plant/hall-2/press-1/telemetry"] * len(payloads)
+    keys = [topic.encode()] * len(payloads)
     columns = batch.columns_from_lists(times, keys, payloads)
     data = batch.encode(1, first, columns, ClockReading(1, 1, ClockState.SYNCED))
     return batch.verify(data), data
