@@ -28,7 +28,7 @@ from weft.config.payload_schema.model import (
     check_schema,
     written_out,
 )
-from weft.config.reader import INVALID, YamlReader, explained
+from weft.config.reader import INVALID, MISSING, YamlReader, explained
 from weft.config.schema import default_of, model_shape, shape_of, unit_of
 from weft.config.units import format_duration
 
@@ -136,6 +136,31 @@ def check_overlay(text: str) -> None:
     findings = findings_of(text)
     if findings:
         raise ConfigError([Problem(NAME, 0, path, message) for path, message in findings[:20]])
+
+
+def unreadable_in(text: str) -> list[Problem]:
+    """Return what no edge of this release can read in an overlay: misspelt settings, and values of another type. What
+    an overlay leaves to the edge's file is none.
+
+    Raises:
+        ConfigError: as ``read_overlay``.
+    """
+    reader = YamlReader("/", EdgeConfig, parse)
+    node = lay_over(_compose("node: edge\ndata_dir: /\n", NAME), [text])
+    reader.read(node, model_shape(EdgeConfig), ())
+    return [Problem(NAME, 0, path, said) for path, said in reader.findings if not said.startswith(MISSING)]
+
+
+def topic_patterns(text: str) -> Iterator[str]:
+    """Yield the values of ``from`` of an overlay's streams. The overlay has nothing that an edge cannot read.
+
+    Raises:
+        ConfigError: as ``read_overlay``.
+    """
+    sections = [value for key, value in read_overlay(text).value if key.value == "streams"]
+    for stream in (value for section in sections for _, value in section.value):
+        for written in (value for key, value in stream.value if key.value == "from"):
+            yield from (each.value for each in ([written] if isinstance(written, yaml.ScalarNode) else written.value))
 
 
 def leaves(text: str) -> Iterator[tuple[str, str]]:

@@ -389,9 +389,13 @@ def _construct(node: yaml.ScalarNode) -> Any:
         loader.dispose()
 
 
+MISSING = "is missing"
+"""Beginning of what is said of a required setting."""
+
+
 def _missing(field: inspect.Field) -> str:
     meaning = shape_of(field.type).description.partition(". ")[0].rstrip(".")
-    return f"is missing. {meaning}." if meaning else "is missing"
+    return f"{MISSING}. {meaning}." if meaning else MISSING
 
 
 def _without_null(type_: inspect.Type) -> inspect.Type:

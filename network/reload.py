@@ -96,6 +96,9 @@ def read_token(path: str) -> str:
         return token_in(file.read(TOKEN_BYTES_MAX + 1), path)
 
 
+_QUOTES = "\"'`"
+
+
 def token_in(data: bytes, path: str) -> str:
     """Return the token in the content of ``path``. Raises ``ValueError``."""
     words = data.decode("ascii", "replace").split()
@@ -105,6 +108,8 @@ def token_in(data: bytes, path: str) -> str:
         raise ValueError(f"{path} has more than {TOKEN_BYTES_MAX} bytes: expected one token on one line")
     if len(words) > 1:
         raise ValueError(f"{path}: expected one token on one line, got several words. Keep the token alone")
+    if words[0][0] in _QUOTES:
+        raise ValueError(f"{path}: the token begins with a quote ({words[0][0]}): write it without quotes")
     if not words[0].isprintable() or "\ufffd" in words[0]:
         raise ValueError(f"{path}: expected one token on one line, got characters that no token has. Write it again")
     return words[0]

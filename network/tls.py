@@ -614,6 +614,29 @@ def common_name(peer_certificate: dict[str, Any] | None) -> str | None:
     return names[0] if len(names) == 1 and names[0] else None
 
 
+_UNKNOWN_AUTHORITY = {7, 18, 19, 20, 21}  # 7: another authority of the same name
+_OTHER_NAME = {62, 64}
+_CLOCKS = {9: "It is not valid yet: set this machine's clock", 10: "Have it renewed, or set this machine's clock"}
+"""Result of a verification (X509_V_ERR of OpenSSL) -> what to do."""
+
+
+def why_distrusted(error: Exception, *, authority: str, name: str) -> str:
+    """Return why a client refuses the certificate of a hub, and what to do.
+
+    Args:
+        error: of the handshake, an ``ssl.SSLCertVerificationError`` or one that wraps it.
+        authority, name: where the client's user names the authorities that it trusts, and the hub.
+    """
+    why, code = getattr(error, "verify_message", "") or str(error), getattr(error, "verify_code", 0)
+    if code in _UNKNOWN_AUTHORITY:
+        advice = f"Name the certificate of its authority in {authority}"
+    elif code in _OTHER_NAME:
+        advice = f"Write a name of the certificate in {name}"
+    else:
+        advice = _CLOCKS.get(code, f"Look at the certificate, at {name}, and at {authority}")
+    return f"the hub's certificate is refused ({why}). {advice}"
+
+
 def _refuse_password() -> str:
     raise ValueError
 

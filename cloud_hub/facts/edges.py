@@ -24,9 +24,10 @@ from weft.cloud_hub.facts.fact import (
 )
 from weft.cloud_hub.facts.tenants import check_tenant
 from weft.config.errors import ConfigError
-from weft.config.load import check_overlay
+from weft.config.load import check_overlay, topic_patterns, unreadable_in
 from weft.protocols.lane import NAME_RULE, matches, valid_name
 from weft.protocols.link import LAYERS_MAX, TEXT_CHARACTERS_MAX, ConfigDesired, ConfigLayer, desired_of
+from weft.protocols.topics import InvalidTopic, check_pattern
 from weft.storage.cluster_log import DOCUMENT_BYTES_MAX, Change, ClusterState
 
 # Bound on the settings that come together at one edge: a frame has a layer for each of its groups, and one of its
@@ -387,6 +388,7 @@ class DesiredConfigs:
 
 # Changes of the configurations of edges, and the steps of their rollouts: decisions for ``ClusterLog.append``.
 
+
 ConfigKey = tuple[str, str, str]
 """(tenant, ``edge`` or ``group``, name)"""
 
@@ -411,6 +413,12 @@ def set_config(key: ConfigKey, text: str, rollout: RolloutDocument | None = None
         raise CannotDeclare("a single edge has no share: name a group (--group)")
     try:
         check_overlay(text)
+        if problems := unreadable_in(text):
+            raise ConfigError(problems)
+        for pattern in topic_patterns(text):
+            check_pattern(pattern)
+    except InvalidTopic as error:
+        raise CannotDeclare(f"the hub's configuration: streams: {error}") from None
     except ConfigError as error:
         raise CannotDeclare(str(error)) from None
     name = config_name(*key)

@@ -51,6 +51,9 @@ def listeners(config: EdgeConfig) -> Iterator[Finding]:
         binds[bind] = name
         yield from _listener(name, listener, has_users=config.auth.users_file is not None)
     if http is not None:
+        if http.bind in binds and not http.bind.endswith(":0"):
+            taken = f"{http.bind} is the address of listeners.{binds[http.bind]} already. Choose another"
+            yield Finding(("http", "bind"), taken)
         yield from open_beyond_loopback(("http",), "bind", http.bind, http.anonymous)
 
 

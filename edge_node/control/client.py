@@ -249,8 +249,11 @@ def _connected(directory: str) -> _Connection:
         raise ControlFailed(f"a node runs with {directory}: {why_denied(path, 'connect to')}") from None
     except OSError as error:
         connection.close()
+        if not os.path.exists(os.path.join(directory, "lock")):
+            raise ControlFailed(f"no node has run with {directory}. Start one (`weft edge run CONFIG`)") from None
         raise ControlFailed(
-            f"{directory} is in use, but no node answers at {path} ({error.strerror or error}). Stop the node first"
+            f"no node answers at {path} ({error.strerror or error}). Stop the node first if one runs with this folder, "
+            "or start it (`weft edge run CONFIG`)"
         ) from None
     return connection
 

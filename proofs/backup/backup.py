@@ -336,7 +336,10 @@ async def _open(target: ObjectStore, cluster: Cluster) -> FoundRecord | None:
         return None
     known = msgspec.json.decode(found.record.cluster, type=dict[str, object]).get("cluster_id")
     if known != cluster.cluster_id.hex():
-        raise BackupUnusable(f"the place has a backup of cluster {known}, the store is of {cluster.cluster_id.hex()}")
+        raise BackupUnusable(
+            f"the place has a backup of cluster {known}, and the store is of {cluster.cluster_id.hex()}: name an empty "
+            "place"
+        )
     return found
 
 

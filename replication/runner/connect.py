@@ -16,6 +16,7 @@ from functools import partial
 import aiohttp
 
 from weft.config.machine import why_unreadable
+from weft.network.tls import why_distrusted
 from weft.protocols.link import RefuseCode
 from weft.replication.attempts import (
     REASON_HEADER,
@@ -51,20 +52,6 @@ from weft.replication.source import Epochs, LogSource
 
 _REFUSED = re.compile("ALERT_((?:UNSUPPORTED_|BAD_)?CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)$")
 """Reasons of OpenSSL for alerts about a client's certificate."""
-
-_TRUST = "Name the certificate of its authority in the link's `ca_file`"
-_CURES = {
-    7: _TRUST,  # another authority of the same name
-    9: "It is not valid yet: set this machine's clock",
-    10: "Have it renewed, or set this machine's clock",
-    18: _TRUST,
-    19: _TRUST,
-    20: _TRUST,
-    21: _TRUST,
-    62: "Write a name of the certificate in the link's `to`",
-    64: "Write a name of the certificate in the link's `to`",
-}
-"""Result of a verification (X509_V_ERR of OpenSSL) -> what to do."""
 
 LOCATION_CHARACTERS_MAX = 256
 """Characters of a redirect's target that a message repeats."""
@@ -114,7 +101,7 @@ def _why(error: Exception) -> str:
         case aiohttp.ClientConnectorDNSError():
             return f"the name cannot be resolved ({error.os_error.strerror}). Check it, and the machine's DNS"
         case aiohttp.ClientConnectorCertificateError():
-            return _certificate(error.certificate_error)
+            return why_distrusted(error.certificate_error, authority="the link's `ca_file`", name="the link's `to`")
         case aiohttp.ClientSSLError():
             return f"the port does not speak TLS ({_reason(error)}). Write http:// if the hub is without TLS"
         case aiohttp.ClientConnectorError():
@@ -133,14 +120,6 @@ def _alert(error: Exception) -> str | None:
         if isinstance(reason, str) and (found := _REFUSED.search(reason)):
             return found[1].replace("_", " ").lower()
     return None
-
-
-def _certificate(error: Exception) -> str:
-    why = getattr(error, "verify_message", "") or str(error)
-    advice = _CURES.get(
-        getattr(error, "verify_code", 0), "Look at the certificate, and at the link's `to` and `ca_file`"
-    )
-    return f"the hub's certificate is refused ({why}). {advice}"
 
 
 def _reason(error: aiohttp.ClientSSLError) -> str:

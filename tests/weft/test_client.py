@@ -9,11 +9,13 @@ import json
 import os
 import re
 import socket
+import ssl
 import stat
 import sys
 import threading
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -21,11 +23,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from docs.tools.commands import contexts
 from tests.cloud_hub.http.test_application import deliver, records
 from tests.cloud_hub.live import EdgeLog, running_hub
+from tests.support.certificates import Authority
 from tests.support.processes import weft
 from tests.support.tokens import create_token
 from tests.support.waiting import PATIENCE_S
+from weft.cli import cli
 from weft.client import Client, Fetched, HubError, HubRefusal, HubUnreachable, Rows, logins, pages
 from weft.client.aio import AsyncClient
 from weft.client.aio import pages as each_page
@@ -455,3 +460,96 @@ def test_a_file_of_logins_that_others_read_or_that_is_damaged_opens_nothing() ->
     reported = said(weft("login"))
     assert "then run `weft login` again" in reported
     assert "secret" not in reported
+
+
+# --- Hubs with a certificate of an own authority, and the wrong scheme: a sentence in place of OpenSSL's words
+
+
+class Whose(BaseHTTPRequestHandler):
+    """The answer to ``whoami``."""
+
+    def do_GET(self) -> None:
+        body = msgspec.json.encode(WhoAmI(token=None, scope="anonymous", tenant=None, edge=None))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+
+class Answering(HTTPServer):
+    """A server whose clients may break off."""
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of them."""
+
+
+@contextlib.contextmanager
+def answering(context: ssl.SSLContext | None) -> Iterator[int]:
+    with Answering(("127.0.0.1", 0), Whose) as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+@pytest.fixture
+def tls_hub(tmp_path: Path) -> Iterator[tuple[int, str]]:
+    """The port of a hub with TLS, and the file of its authority."""
+    authority = Authority(tmp_path)
+    shown, context = authority.sign("hub"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(shown.certificate, shown.key)
+    with answering(context) as port:
+        yield port, authority.path
+
+
+def test_a_hub_with_its_own_authority_is_trusted_by_its_file(home: Path, tls_hub: tuple[int, str]) -> None:
+    port, authority = tls_hub
+    url = f"https://127.0.0.1:{port}"
+    reported = said(weft("hub", "whoami", url))
+    assert f"{url}/v1/whoami: the hub's certificate is refused (" in reported
+    assert "Name the certificate of its authority in ca_file (`--ca-file` of commands)" in reported
+    assert "is the hub running" not in reported
+    assert "anonymous" in weft("hub", "whoami", url, "--ca-file", authority).output
+    (home / "other").mkdir()
+    assert "certificate is refused" in said(weft("hub", "whoami", url, "--ca-file", Authority(home / "other").path))
+    assert weft("login", "plant", url, "--no-token", "--ca-file", authority).exit_code == 0
+    assert "anonymous" in weft("hub", "whoami", "plant").output
+    assert "--ca-file needs TLS" in said(weft("hub", "whoami", f"http://127.0.0.1:{port}", "--ca-file", authority))
+    (home / "hub.yaml").write_text("store: store\n")
+    in_vain = said(weft("hub", "whoami", str(home / "hub.yaml"), "--ca-file", authority))
+    assert "--ca-file is for the URL of a hub, and " in in_vain
+
+
+async def test_both_clients_say_which_scheme_to_write(tls_hub: tuple[int, str]) -> None:
+    port, _ = tls_hub
+
+    async def both(url: str) -> set[str]:
+        with pytest.raises(HubUnreachable) as blocking:
+            await asyncio.to_thread(Client(url).whoami)
+        with pytest.raises(HubUnreachable) as awaited:
+            async with AsyncClient(url) as client:
+                await client.whoami()
+        assert blocking.value.is_known
+        assert awaited.value.is_known
+        return {str(blocking.value).rpartition(". ")[2], str(awaited.value).rpartition(". ")[2]}
+
+    assert await both(f"http://127.0.0.1:{port}") == {"Write https:// if it speaks TLS, or check the port"}
+    assert len(await both(f"https://127.0.0.1:{port}")) == 1
+    with answering(None) as plain:
+        assert await both(f"https://127.0.0.1:{plain}") == {"Write http:// if the hub has none"}
+
+
+def test_every_command_that_takes_a_token_for_a_hub_takes_its_authority() -> None:
+    taking = {"--token-file": set[str](), "--ca-file": set[str]()}
+    for context in contexts("weft", cli):
+        for option in (each for each in context.command.params if each.opts[-1] in taking):
+            taking[option.opts[-1]].add(context.command_path)
+    assert taking["--token-file"] - taking["--ca-file"] == {"weft hub support-bundle"}, "it takes a CONFIG alone"

@@ -288,7 +288,10 @@ def test_an_edge_is_paired_by_a_code_and_its_record_is_at_the_hub(start: Start, 
         (("hub.example.com",), "expected the URL of a hub"),
         (("https://other.example.com", "--config", "{config}"), "has no link to https://other.example.com; there"),
         (("https://hub.example.com", "--config", "{config}"), "links.cloud has no token_file. Add `token_file: "),
-        (("http://127.0.0.1:{port}", "CODE", "--to", "{token}"), "The same command continues with the same token"),
+        (
+            ("http://127.0.0.1:{port}", "K7QF-9XDM-2RPT", "--to", "{token}"),
+            "The same command continues with the same token",
+        ),
     ],
 )
 def test_a_pairing_that_cannot_be_says_why(tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:

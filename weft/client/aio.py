@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from types import TracebackType
@@ -30,6 +31,7 @@ from weft.client.operations import (
     path_of,
     refusal_of,
     trusting,
+    unreachable,
     with_query,
 )
 from weft.hub_api.answers import TailEvent
@@ -130,7 +132,9 @@ class AsyncClient(Operations):
                     raise refusal_of(answer.status, answer.reason or "", answer.headers.get("Retry-After", ""), problem)
                 yield answer
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            raise HubUnreachable(f"{asked} does not answer ({error or 'timed out'})") from None
+            cut = isinstance(error, aiohttp.ServerDisconnectedError)
+            cause = http.client.RemoteDisconnected(str(error)) if cut else getattr(error, "os_error", error)
+            raise unreachable(asked, cause) from None
 
     async def tail(
         self,

@@ -30,6 +30,7 @@ from weft.client.operations import (
     follow,
     refusal,
     trusting,
+    unreachable,
 )
 from weft.client.operations import path_of as _of
 from weft.client.operations import with_query as _with
@@ -132,7 +133,7 @@ class Client(Operations):
             raise refusal(error) from None
         except (OSError, ValueError, http.client.HTTPException) as error:  # the last: the hub ended in its answer
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise HubUnreachable(f"{asked} does not answer ({getattr(reason, 'strerror', None) or reason})") from None
+            raise unreachable(asked, reason if isinstance(reason, BaseException) else error) from None
 
     def tail(
         self,

@@ -6,6 +6,7 @@ Each is written once: it says what to ask, and ``Client`` gives its answer, ``As
 from __future__ import annotations
 
 import base64
+import errno
 import functools
 import http.client
 import importlib
@@ -107,7 +108,47 @@ class HubRefusal(HubError):
 
 
 class HubUnreachable(HubError):
-    """No complete answer, or one that is not of the API. Whether the request took effect is unknown."""
+    """No complete answer, or one that is not of the API. Whether the request took effect is unknown.
+
+    Args:
+        is_known: whether the message says what to do.
+    """
+
+    def __init__(self, message: str, *, is_known: bool = False) -> None:
+        super().__init__(message)
+        self.is_known = is_known
+
+
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
+"""Reasons of OpenSSL for an answer that is not TLS."""
+_WANTS_CERTIFICATE = "CERTIFICATE_REQUIRED"
+
+
+def unreachable(asked: str, error: BaseException) -> HubUnreachable:
+    """Return the error of a request that had no answer. A fault of TLS gets the remedy, in place of OpenSSL's words.
+
+    Args:
+        asked: URL without its query.
+        error: of the connection.
+    """
+    if isinstance(error, ssl.SSLCertVerificationError):
+        from weft.network.tls import why_distrusted
+
+        why = why_distrusted(error, authority="ca_file (`--ca-file` of commands)", name="the URL")
+        return HubUnreachable(f"{asked}: {why}", is_known=True)
+    reason = error.reason or "" if isinstance(error, ssl.SSLError) else ""
+    if reason in _NO_TLS:
+        return HubUnreachable(f"{asked}: the port does not speak TLS. Write http:// if the hub has none", is_known=True)
+    if reason.endswith(_WANTS_CERTIFICATE):
+        advice = "`weft login NAME URL --certificate FILE --key FILE` saves one for commands"
+        return HubUnreachable(f"{asked}: the hub requires a client certificate. {advice}", is_known=True)
+    said = getattr(error, "strerror", None) or error or "timed out"
+    if asked.startswith("http:") and (
+        isinstance(error, http.client.BadStatusLine) or getattr(error, "errno", None) == errno.ECONNRESET
+    ):
+        message = f"{asked} does not answer ({said}). Write https:// if it speaks TLS, or check the port"
+        return HubUnreachable(message, is_known=True)
+    return HubUnreachable(f"{asked} does not answer ({said})")
 
 
 def refusal(error: urllib.error.HTTPError) -> HubRefusal:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from weft.commands.common import json_option, open_hub_store, store_trouble, tenant_option
+from weft.commands.common import existing_store, json_option, open_hub_store, store_trouble, tenant_option
 from weft.commands.spark import spark_log_option, spark_session
 from weft.config.units import parse_duration
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, print_json
@@ -73,7 +73,7 @@ def audit_command(  # noqa: PLR0917
     if regions is not None:
         return _compare(regions, tenant, stream, as_json=as_json)
     assert uri is not None
-    open_hub_store(uri)
+    existing_store(uri)
     report = (
         _in_this_process(uri, tenant, stream, payloads)
         if master is None
@@ -207,7 +207,7 @@ def _forward(uri: str, tenant: str, options: dict[str, Any], *, as_json: bool) -
 async def _found(uri: str, tenant: str, options: dict[str, Any], within: timedelta) -> Forward:
     from weft.proofs.trace import Tracer, forward, parse_record
 
-    store = open_hub_store(uri)
+    store = existing_store(uri)
     tracer = Tracer(store, await open_cluster(store, None), tenant, options["streams"], options["records"])
     return await forward(tracer, parse_record(options["record"]), within)
 
@@ -229,7 +229,7 @@ def _read(reading: Coroutine[Any, Any, T], uri: str) -> T:
 async def _trace(uri: str, tenant: str, options: dict[str, Any]) -> tuple[list[Trace], Looked, bool]:
     from weft.proofs.trace import Tracer, parse_record, parse_used, rows_where, used_by
 
-    store = open_hub_store(uri)
+    store = existing_store(uri)
     cluster = await open_cluster(store, None)
     if options["table"] is not None:
         rows = await asyncio.to_thread(rows_where, options["table"], options["where"], options["rows"])

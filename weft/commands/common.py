@@ -144,6 +144,9 @@ def _load(
     path: str, model: type[Config], check: Callable[[Config], Sequence[Finding]], *, other: str, only_there: str
 ) -> Loaded[Config]:
     """Load a file; ``only_there`` is a setting that only the ``other`` kind of node has."""
+    if "://" in path:
+        kind = "edge" if model is EdgeConfig else "hub"
+        raise Refused(f"{path}: a URL cannot be used here: name the {kind}'s configuration on this machine")
     try:
         return load(path, model, check)
     except ConfigError as error:
@@ -210,6 +213,14 @@ def open_hub_store(uri: str) -> ObjectStore:
         raise Failed(str(error)) from None
 
 
+def existing_store(uri: str) -> ObjectStore:
+    """Return a store to read. Raises as ``open_hub_store``, and ``Failed`` for a folder that does not exist."""
+    folder = uri.removeprefix("file://")
+    if "://" not in folder and not os.path.isdir(folder):
+        raise Failed(f"--store {uri}: there is no such folder. Name a hub's `store`, or where it was copied to")
+    return open_hub_store(uri)
+
+
 @contextmanager
 def using(path: str, *, makes: str = "") -> Iterator[None]:
     """Turn an error of reading or writing a file into a sentence.
@@ -242,11 +253,12 @@ def user_name() -> str:
         return f"uid {os.getuid()}"
 
 
-def confirm(question: str, otherwise: str) -> None:
+def confirm(question: str, otherwise: str, option: str = "--yes") -> None:
     """Ask a question, and end the command unless the answer is yes.
 
     Args:
         otherwise: beginning of the message when there is no terminal to ask on: "nothing was dropped".
+        option: the one that answers in advance.
     """
     try:
         is_wanted = click.confirm(question, err=True)
@@ -254,7 +266,7 @@ def confirm(question: str, otherwise: str) -> None:
         if sys.stdin.isatty():
             raise
         click.echo(err=True)
-        raise Refused(f"{otherwise}: there is no terminal to ask on. Add --yes to confirm in advance") from None
+        raise Refused(f"{otherwise}: there is no terminal to ask on. Add {option} to confirm in advance") from None
     if not is_wanted:
         raise click.Abort
 

@@ -16,7 +16,7 @@ from weft.client import logins
 from weft.client.logins import Login, LoginsUnusable
 from weft.commands.acts import Decided, acting_on_file, decision_options
 from weft.commands.common import ExistingPath, json_option, using
-from weft.commands.running import RunningHub, any_hub_argument, running_hub, trusting
+from weft.commands.running import RunningHub, access_options, any_hub_argument, running_hub, trusting
 from weft.edge_node.access import users
 from weft.network.admission import is_loopback
 from weft.network.reload import TOKEN_BYTES_MAX, read_token, token_in
@@ -271,7 +271,7 @@ def _token(name: str, token_file: str | None) -> str:
 
 @click.command()
 @any_hub_argument
-@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of any scope.")
+@access_options("a token of any scope")
 @json_option
 def whoami(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """Show the rights of a token, or of a login's certificate, at the running hub HUB: name, scope, tenant and end.

@@ -39,7 +39,7 @@ from weft.edge_node.control.client import ControlFailed, ask_take_over
 from weft.network.reload import TOKEN_BYTES_MAX, read_token, token_in
 from weft.network.tls import ClientTlsFiles, TlsUnusable, client_context
 from weft.output import Failed, Refused, counted, print_json
-from weft.protocols.link import PAIR_PATH, PairAnswer, PairRequest
+from weft.protocols.link import CODE_ALPHABET, CODE_CHARACTERS, PAIR_PATH, PairAnswer, PairRequest, spoken
 from weft.storage.filesystem import DirectoryInUse
 from weft.storage.segment_log import LogError
 
@@ -390,6 +390,10 @@ def edge_pair(
     if os.path.lexists(asking.path) and not asking.is_replaced:
         raise Refused(f"{asking.path} already exists. Name another file, or replace it with --replace")
     code = code or click.prompt("Code (`weft hub token pair` at the hub shows it)", err=True)
+    if len(spoken(code)) != CODE_CHARACTERS or not set(spoken(code)) <= set(CODE_ALPHABET):
+        raise Refused(
+            f"{code!r} is not a code: a code has {CODE_CHARACTERS} letters and digits, such as K7QF-9XDM-2RPT"
+        )
     pending = asking.path + PENDING
     answer = _paired(url, code, asking, _secret(pending))
     with using(asking.path):

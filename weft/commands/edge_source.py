@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from weft.commands.common import config_argument, json_option, load_edge
+from weft.commands.common import config_argument, confirm, json_option, load_edge
 from weft.config.sources import ModbusSource, OpcuaBrowse, OpcuaNode, OpcuaSource, Source
 from weft.edge_node.sources.credentials import library_missing
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, print_facts, print_json, print_table
@@ -187,7 +187,7 @@ def edge_trust(config_file: str, source: str, fingerprint: str | None) -> None:
         click.echo(f"{security.trusted} has it already")
         return
     if fingerprint is None:
-        click.confirm("Trust it?", abort=True)
+        confirm("trust it?", "nothing is trusted", option="--fingerprint")
     elif fingerprint.replace(":", "").upper() != found.replace(":", ""):
         raise Refused(f"the server's certificate has another fingerprint: {found}. Nothing is trusted")
     client.trust(security, certificate)

@@ -106,11 +106,11 @@ class LaterGroup(click.Group):
             near = difflib.get_close_matches(word, self._table.commands, 1, _NEAR)
             elsewhere = [path for path in _paths(COMMANDS, "weft") if path.endswith(f" {word}")]
             advice = f"See {ctx.command_path} --help."
-            if near:
-                advice = f"Did you mean '{near[0]}'?"
-            elif elsewhere:
+            if elsewhere:
                 shortest = sorted(elsewhere, key=lambda path: path.count(" "))[:_ELSEWHERE_MAX]
                 advice = f"Did you mean {' or '.join(f'`{path}`' for path in shortest)}?"
+            elif near:
+                advice = f"Did you mean '{near[0]}'?"
             ctx.fail(f"No such command '{word}'. {advice}")
         return super().resolve_command(ctx, args)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from weft.cloud_hub.facts.hub import BackupDocument, note_backup
 from weft.cloud_hub.facts.tokens import demands_tokens
-from weft.commands.common import config_argument, json_option, load_hub, open_hub_store, store_trouble
+from weft.commands.common import config_argument, existing_store, json_option, load_hub, open_hub_store, store_trouble
 from weft.commands.hub_store import declare
 from weft.config.units import is_bucket
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
@@ -225,7 +225,7 @@ def verify(uri: str, *, lanes: bool, as_json: bool) -> int:
 async def _verify(uri: str) -> tuple[VerifyReport, bool]:
     from weft.proofs.verify import verify as verify_store
 
-    store = open_hub_store(uri)
+    store = existing_store(uri)
     report = await verify_store(store)
     return report, await _is_open(await open_backup(store) or store)
 

@@ -17,17 +17,9 @@ from weft.cloud_hub import cluster as membership
 from weft.cloud_hub.clock import DOUBTED_NS, HubClock
 from weft.cloud_hub.cluster import FOREIGN, GONE
 from weft.cloud_hub.shard import lane_ends
-from weft.commands.common import (
-    ExistingPath,
-    by_option,
-    config_argument,
-    confirm,
-    json_option,
-    tenant_option,
-    yes_option,
-)
+from weft.commands.common import by_option, config_argument, confirm, json_option, tenant_option, yes_option
 from weft.commands.hub_store import Act, StoreHub, acting, administration_of, decision_options, on_store
-from weft.commands.running import RunningHub, any_hub_argument, hub_argument, token_file_option
+from weft.commands.running import RunningHub, access_options, any_hub_argument, hub_argument
 from weft.config.units import approximate_duration, approximate_size, parse_duration_ns
 from weft.hub_api.status import IntakeOfNode
 from weft.output import Failed, Refused, counted, harmless, print_facts, print_json, print_table
@@ -248,7 +240,7 @@ def _lanes(state: ShardState, of: EdgeLog, gone: Collection[Lane]) -> list[Lane]
 
 @click.command()
 @any_hub_argument
-@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token, for a URL or a login.")
+@access_options("an admin token, for a URL or a login")
 @json_option
 def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """Show the hub processes that share the store of HUB, on all hosts.
@@ -328,7 +320,7 @@ LOOK_S = 1.0
 @click.argument("node")
 @click.option("--undo", is_flag=True, help="End the drain: NODE accepts shards and edges again.")
 @click.option("--wait", default="60s", show_default=True, help="Longest wait until NODE has no edges; 0s: none.")
-@token_file_option("nodes")
+@access_options("a token that has the grant nodes, for a URL or a login")
 @decision_options
 def drain(hub: str, node: str, *, undo: bool, wait: str, token_file: str | None, reason: str, by: str | None) -> None:
     """Give shards and edges of NODE, a machine or a process as `weft hub nodes` shows it, to the others of HUB.
@@ -375,7 +367,7 @@ def _links(there: RunningHub | StoreHub, node: str) -> int:
 @hub_argument
 @click.argument("shard", type=click.IntRange(0))
 @click.option("--force", is_flag=True, help="Do it though all edges would be in one of the two shards.")
-@token_file_option("nodes")
+@access_options("a token that has the grant nodes, for a URL or a login")
 @decision_options
 @yes_option
 def split(hub: str, shard: int, *, force: bool, token_file: str | None, reason: str, by: str | None, yes: bool) -> None:

@@ -17,9 +17,18 @@ import click
 import msgspec
 
 from weft.client import HubRefusal
-from weft.commands.common import ExistingPath, json_option, open_hub_store, store_trouble, tenant_option
+from weft.commands.common import existing_store, json_option, store_trouble, tenant_option
 from weft.commands.node_log import parse_since
-from weft.commands.running import TIMEOUT_S, RunningHub, any_hub_argument, hub_argument, running_hub, whole
+from weft.commands.running import (
+    TIMEOUT_S,
+    RunningHub,
+    access_options,
+    any_hub_argument,
+    hub_argument,
+    in_commands,
+    running_hub,
+    whole,
+)
 from weft.config.units import approximate_duration, approximate_size, parse_duration, parse_size
 from weft.hub_api.answers import ApiError
 from weft.hub_api.bodies import SQL_ROWS_DEFAULT, SQL_ROWS_MAX, SQL_S, SQL_WAIT_S
@@ -52,9 +61,7 @@ MEMORY_BYTES = 1 << 30
 # ``weft hub tail`` and ``weft hub trace``: records of a stream at a running hub, and the way of one.
 
 NAME, PLACE = re.compile(r"([^/]+)/([0-9a-f]{16})/([0-9]{1,19})"), re.compile(r"([0-9]{1,9})/([0-9]{1,19})")
-token_option = click.option(
-    "--token-file", type=ExistingPath(dir_okay=False), help="File with a token of scope reader or admin."
-)
+token_option = access_options("a token of scope reader or admin")
 stream_tenant_option = click.option(
     "--tenant", help="Tenant of the stream. Unset: the token's; without tokens, `default`."
 )
@@ -119,7 +126,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except HubRefusal as refusal:
-        raise Failed(f"the hub answered {refusal}") from None
+        raise Failed(f"the hub answered {in_commands(str(refusal))}") from None
     except BrokenPipeError:
         raise  # of the reader of our output
     except (OSError, ValueError) as error:  # a token's file without a token
@@ -261,7 +268,7 @@ def _of_store(uri: str, query: str, limit: int, tenant: str) -> SqlAnswer:
     from weft.cloud_hub.reads import sql
     from weft.hub_api.answers import SqlAnswer
 
-    store = open_hub_store(uri)
+    store = existing_store(uri)
     try:
         asyncio.run(read_cluster(store))  # says where a tenant's tables are
         of_schema = ((sql.STREAMS, table_key), (sql.LATEST, latest_key))
@@ -289,9 +296,7 @@ PAYLOAD_BYTES_MAX = 256 << 10
 HOPS_MAX = 4
 """Maximum number of processes that are asked in turn for one edge: shards may move meanwhile."""
 
-publisher_token_option = click.option(
-    "--token-file", type=click.Path(dir_okay=False), help="File with a token of scope publish or admin."
-)
+publisher_token_option = access_options("a token of scope publish or admin")
 edges_tenant_option = tenant_option("Tenant of the edges.")
 
 
@@ -469,9 +474,7 @@ LOOK_S = 1.0
 SILENT_S_MAX = 60.0
 """Time for which a hub may give no answer while a command waits for a pull."""
 OVER = ("done", "refused", "failed", "cancelled", "expired")
-pull_token_option = click.option(
-    "--token-file", type=click.Path(dir_okay=False), help="File with a token of scope pull or admin."
-)
+pull_token_option = access_options("a token of scope pull or admin")
 
 
 @click.command()
@@ -640,7 +643,7 @@ def _short(moment: str) -> str:
 @click.command("streams")
 @any_hub_argument
 @click.option("--tenant", help="Tenant of the streams. Unset: the token's; without tokens, `default`.")
-@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of scope reader or admin.")
+@access_options("a token of scope reader or admin")
 @click.option("--columns", is_flag=True, help="Show the columns of all tables, also of more than eight streams.")
 @json_option
 def streams_command(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from weft.cloud_hub.facts.hub import compare_region
-from weft.commands.common import ExistingPath, config_argument, json_option, load_hub
+from weft.commands.common import config_argument, json_option, load_hub
 from weft.commands.hub_settings import settings_of
 from weft.commands.hub_store import Act, acting, administration_of, decision_options, declare
-from weft.commands.running import any_hub_argument, hub_argument, token_file_option
+from weft.commands.running import access_options, any_hub_argument, hub_argument
 from weft.config.units import approximate_duration, format_size
 from weft.hub_api.status import BudgetOfRegion, RegionLinkOfStore
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @any_hub_argument
-@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token, for a URL or a login.")
+@access_options("an admin token, for a URL or a login")
 @json_option
 def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """Show the link of each shard of HUB to each region, as its process last wrote it to the store.
@@ -77,7 +77,7 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
 @click.command()
 @hub_argument
 @click.argument("region")
-@token_file_option("nodes")
+@access_options("a token that has the grant nodes, for a URL or a login")
 @decision_options
 def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
     """Pause the links to REGION, at all hosts, until `weft hub region resume`.
@@ -92,7 +92,7 @@ def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str
 @click.command()
 @hub_argument
 @click.argument("region")
-@token_file_option("nodes")
+@access_options("a token that has the grant nodes, for a URL or a login")
 @decision_options
 def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
     """Resume the links to REGION after a pause.

@@ -9,8 +9,8 @@ import click
 import msgspec
 from msgspec import UNSET
 
-from weft.commands.common import ExistingPath, config_argument, json_option, load_hub, print_verdicts
-from weft.commands.running import RunningHub, any_hub_argument, running_hub, whole
+from weft.commands.common import config_argument, json_option, load_hub, print_verdicts
+from weft.commands.running import RunningHub, access_options, any_hub_argument, running_hub, whole
 from weft.config.units import approximate_duration, format_size
 from weft.output import Failed, counted, harmless, print_facts, print_json, print_table
 from weft.text.fleet import (
@@ -39,7 +39,7 @@ CLOCK_DIFFERS_S, NAMED = 60.0, 3
 
 @click.command()
 @any_hub_argument
-@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token.")
+@access_options("an admin token")
 @click.option(
     "--edges",
     type=click.IntRange(0),

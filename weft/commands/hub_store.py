@@ -24,7 +24,6 @@ from weft.cloud_hub.facts.fact import CannotDeclare, noting
 from weft.cloud_hub.facts.hub import DeclaredRegions
 from weft.commands.acts import command_options, command_words, origin
 from weft.commands.common import (
-    ExistingPath,
     config_argument,
     decided,
     json_option,
@@ -39,6 +38,7 @@ from weft.commands.running import (
     TOO_MANY,
     NotThere,
     RunningHub,
+    access_options,
     any_hub_argument,
     named,
     names_a_config,
@@ -347,7 +347,7 @@ WHAT_SHOWN_MAX = 200
 @any_hub_argument
 @click.option("--last", type=click.IntRange(1, LAST_MAX), default=20, show_default=True, help="Number of lines.")
 @click.option("--after", type=click.IntRange(0), help="All lines after this one, instead of the newest.")
-@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token.")
+@access_options("an admin token")
 @json_option
 def acts(hub: str | None, *, last: int, after: int | None, token_file: str | None, as_json: bool) -> None:
     """Show who did what at the running hub HUB, when, from where and why, the oldest first.

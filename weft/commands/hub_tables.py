@@ -24,7 +24,7 @@ from weft.cloud_hub.facts.streams import set_table as declare_set_table
 from weft.commands.common import config_argument, json_option, load_hub
 from weft.commands.hub_store import StoreHub, administration_of, decision_options, declare, on_store, read_facts
 from weft.commands.hub_streams import key_of
-from weft.commands.running import NotThere, any_hub_argument, hub_argument, token_file_option, whole
+from weft.commands.running import NotThere, access_options, any_hub_argument, hub_argument, whole
 from weft.config.errors import ConfigError
 from weft.config.load import parse_rules, parse_schema, rules_text
 from weft.config.payload_schema.documents import PayloadSample, differences, incompatible, read_schema_file, yaml_text
@@ -466,7 +466,7 @@ version_option = click.option("--version", type=click.IntRange(min=1), help="Ver
 @file_argument
 @message_option
 @compatibility_option
-@token_file_option("declare")
+@access_options("a token that has the grant declare, for a URL or a login")
 @decision_options
 def set_schema(
     hub: str,
@@ -500,7 +500,7 @@ def set_schema(
 @click.command("remove")
 @hub_argument
 @stream_argument
-@token_file_option("declare")
+@access_options("a token that has the grant declare, for a URL or a login")
 @decision_options
 def remove_schema(hub: str, stream: str, *, token_file: str | None, reason: str, by: str | None) -> None:
     """Withdraw the schema of STREAM. Its table keeps its columns; they are null in later rows."""
@@ -513,7 +513,7 @@ def remove_schema(hub: str, stream: str, *, token_file: str | None, reason: str,
 @hub_argument
 @stream_argument
 @version_option
-@token_file_option("read")
+@access_options("a token that has the grant read, for a URL or a login")
 @json_option
 def get_schema(hub: str, stream: str, *, version: int | None, token_file: str | None, as_json: bool) -> None:
     """Print the schema of STREAM in YAML, as `set` reads it. Rows say their version in the column `_schema`."""
@@ -535,7 +535,7 @@ def get_schema(hub: str, stream: str, *, version: int | None, token_file: str | 
 @click.argument("file", type=click.Path(exists=True, dir_okay=False), required=False)
 @message_option
 @version_option
-@token_file_option("read")
+@access_options("a token that has the grant read, for a URL or a login")
 @json_option
 def diff(
     hub: str,
@@ -733,7 +733,7 @@ def _print_check(facts: dict[str, Any], sample: SampleOfSchema, no_records: str 
 
 @click.command("list")
 @any_hub_argument
-@token_file_option("status")
+@access_options("a token that has the grant status, for a URL or a login")
 @json_option
 def list_schemas(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """List the streams with a schema in the cluster log of HUB. A token needs the grant `status`."""

@@ -15,7 +15,7 @@ import msgspec
 from weft.cloud_hub.facts import tenants as tenant_changes
 from weft.cloud_hub.facts.tenants import Quotas
 from weft.cloud_hub.splits import Apart, CannotSetApart
-from weft.commands.common import ExistingPath, json_option, tenant_option
+from weft.commands.common import json_option, tenant_option
 from weft.commands.hub_store import (
     Act,
     StoreHub,
@@ -28,11 +28,11 @@ from weft.commands.hub_store import (
 )
 from weft.commands.running import (
     RunningHub,
+    access_options,
     any_hub_argument,
     hub_argument,
     names_a_config,
     running_hub,
-    token_file_option,
     whole,
 )
 from weft.config.units import approximate_duration, approximate_size, parse_size
@@ -79,7 +79,7 @@ isolation_option = click.option(
 @click.argument("name")
 @quota_options
 @isolation_option
-@token_file_option("tenants")
+@access_options("a token that has the grant tenants, for a URL or a login")
 @decision_options
 def add(
     hub: str,
@@ -115,7 +115,7 @@ def add(
 @click.argument("name")
 @quota_options
 @isolation_option
-@token_file_option("tenants")
+@access_options("a token that has the grant tenants, for a URL or a login")
 @decision_options
 def set_tenant(
     hub: str,
@@ -197,7 +197,7 @@ async def _move(act: Act, name: str, isolation: str) -> int | None:
 @click.command()
 @hub_argument
 @click.argument("name")
-@token_file_option("tenants")
+@access_options("a token that has the grant tenants, for a URL or a login")
 @decision_options
 def remove(hub: str, name: str, *, token_file: str | None, reason: str, by: str | None) -> None:
     """Withdraw tenant NAME at HUB: a configuration on this machine, a URL or the name of a login.
@@ -210,7 +210,7 @@ def remove(hub: str, name: str, *, token_file: str | None, reason: str, by: str 
 
 @click.command("list")
 @any_hub_argument
-@token_file_option("tenants")
+@access_options("a token that has the grant tenants, for a URL or a login")
 @json_option
 def list_tenants(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """List the tenants of HUB, with quotas, tokens, and streams with declared edges.
@@ -264,7 +264,7 @@ GROWTH_AFTER_S = 600.0
 @click.command()
 @any_hub_argument
 @tenant_option("Tenant whose use is shown.")
-@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of scope reader or admin.")
+@access_options("a token of scope reader or admin")
 @json_option
 def usage(hub: str | None, *, tenant: str, token_file: str | None, as_json: bool) -> None:
     """Show what a tenant uses of the running hub HUB, beside its quotas.

@@ -37,12 +37,12 @@ from weft.commands.hub_store import (
 from weft.commands.new_files import write_new
 from weft.commands.running import (
     RunningHub,
+    access_options,
     any_hub_argument,
     certificate_of,
     hub_argument,
     names_a_config,
     tls_of,
-    token_file_option,
     url_here,
     whole,
 )
@@ -412,7 +412,7 @@ def _requests(tokens: Iterable[HashedToken]) -> Iterator[list[HashedToken]]:
     is_flag=True,
     help="Declare nothing: show what would be declared, and which links would end. Takes a configuration.",
 )
-@token_file_option("tokens")
+@access_options("a token that has the grant tokens, for a URL or a login")
 @decision_options
 @json_option
 @yes_option
@@ -518,7 +518,7 @@ SHARE_SUFFIX = ".share"
     type=click.Path(),
     help=f"New file for the profile, of mode 600. NAME{SHARE_SUFFIX} by default.",
 )
-@token_file_option("tokens")
+@access_options("a token that has the grant tokens, for a URL or a login")
 @decision_options
 @yes_option
 def share(
@@ -589,7 +589,7 @@ def _profile(url: str, token: str, until: str | None) -> str:
     "--within", metavar="DURATION", default=CODE_VALID, show_default=True, help="Time for which the code counts."
 )
 @expires_option
-@token_file_option("tokens")
+@access_options("a token that has the grant tokens, for a URL or a login")
 @decision_options
 @json_option
 @yes_option
@@ -652,7 +652,7 @@ def _pairing(within: str, expires: str | None) -> Pairing:
     type=click.Path(dir_okay=False, allow_dash=True),
     help="File of tokens and their hashes.",
 )
-@token_file_option("tokens")
+@access_options("a token that has the grant tokens, for a URL or a login")
 @decision_options
 @yes_option
 def import_tokens(hub: str, path: str, *, token_file: str | None, reason: str, by: str | None, yes: bool) -> None:
@@ -708,7 +708,7 @@ def import_tokens(hub: str, path: str, *, token_file: str | None, reason: str, b
 )
 @click.option("--end-oldest", is_flag=True, help="If two secrets are in force already, end the older one now.")
 @to_option
-@token_file_option("tokens")
+@access_options("a token that has the grant tokens, for a URL or a login")
 @decision_options
 @json_option
 def rotate(
@@ -756,7 +756,7 @@ def _print_rotated(made: SecretAnswer, to: str | None, now: int, *, as_json: boo
 @click.command()
 @hub_argument
 @click.argument("name")
-@token_file_option("tokens")
+@access_options("a token that has the grant tokens, for a URL or a login")
 @decision_options
 @json_option
 def remove(hub: str, name: str, *, token_file: str | None, reason: str, by: str | None, as_json: bool) -> None:
@@ -777,7 +777,7 @@ def remove(hub: str, name: str, *, token_file: str | None, reason: str, by: str 
 
 @click.command("list")
 @any_hub_argument
-@token_file_option("acts")
+@access_options("a token that has the grant acts, for a URL or a login")
 @json_option
 def list_tokens(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """List the tokens in the cluster log of HUB, not the tokens themselves.

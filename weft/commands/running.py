@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -14,7 +15,7 @@ import msgspec
 from weft.client import Client, HubRefusal, HubUnreachable, pages
 from weft.client.logins import HUB_VARIABLE, LoginsUnusable, find, of_environment, read
 from weft.client.operations import Listed, Operations, Request
-from weft.commands.common import ExistingPath, load_hub, using
+from weft.commands.common import Decorated, ExistingPath, load_hub, using
 from weft.config.units import parse_bind
 from weft.network.reload import read_token
 from weft.network.tls import ClientTlsFiles, client_context, own_context
@@ -43,14 +44,32 @@ any_hub_argument = click.argument("hub", metavar="[HUB]", required=False)
 """The only argument of a command: without it, WEFT_HUB names the hub."""
 
 
-def token_file_option(grant: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return the option that names the token for a URL or a login.
+CA_FILE = "weft.ca_file"
+"""Key of the option ``--ca-file`` in the context of a command."""
+
+
+def access_options(token: str) -> Callable[[Decorated], Decorated]:
+    """Return the options for access to a hub: ``--token-file``, and ``--ca-file``, which ``running_hub`` reads itself.
 
     Args:
-        grant: what the token has to have.
+        token: what the token's file has, for the help.
     """
-    text = f"File with a token that has the grant {grant}, for a URL or a login."
-    return click.option("--token-file", type=ExistingPath(dir_okay=False), help=text)
+
+    def keep(context: click.Context, _: click.Parameter, path: str | None) -> None:
+        context.meta[CA_FILE] = path
+
+    def decorate(command: Decorated) -> Decorated:
+        authorities = click.option(
+            "--ca-file",
+            type=ExistingPath(dir_okay=False),
+            expose_value=False,
+            callback=keep,
+            help="Authorities that a URL's or a login's certificate is trusted by (PEM); the system's by default.",
+        )
+        named = click.option("--token-file", type=ExistingPath(dir_okay=False), help=f"File with {token}.")
+        return named(authorities(command))
+
+    return decorate
 
 
 class NotThere(Failed):
@@ -115,7 +134,7 @@ class RunningHub(Operations):
                         raise self._failed(request, refusal) from None
                     time.sleep(wait)
         except HubUnreachable as error:
-            raise Failed(f"{error}; is the hub running?") from None
+            raise Failed(str(error) if error.is_known else f"{error}; is the hub running?") from None
         except (OSError, ValueError) as error:  # a token or a certificate
             raise Failed(f"{self.url} cannot be asked ({error})") from None
         raise AssertionError("the last attempt ends with an answer or an error")
@@ -125,7 +144,7 @@ class RunningHub(Operations):
         if request.body is None and request.method is None:
             advice = advice_on(request.path, refusal, has_token=self.has_token)
             return failed(f"{self.url}{request.path} answered {refusal.status} {refusal.reason}: {advice}")
-        said = f"{refusal.detail}; {refusal.advice}" if refusal.detail else ANOTHER_PROGRAM
+        said = f"{refusal.detail}; {in_commands(refusal.advice)}" if refusal.detail else ANOTHER_PROGRAM
         return failed(f"the hub answered {refusal.status} {refusal.reason}: {said}")
 
 
@@ -172,7 +191,11 @@ def running_hub(hub: str | None, token_file: str | None) -> RunningHub:
     hub = named(hub)
     if token_file is not None:
         _check_token_file(token_file)
+    context = click.get_current_context(silent=True)
+    ca_file = None if context is None else context.meta.get(CA_FILE)
     if names_a_config(hub):
+        if ca_file is not None:
+            raise Refused(f"--ca-file is for the URL of a hub, and {hub} names the hub's own certificate")
         if not os.path.exists(hub) and not hub.endswith((".yaml", ".yml")):
             raise Refused(f"{hub}: there is no such file. The URL of a hub begins with https://")
         config = load_hub(hub)
@@ -189,13 +212,15 @@ def running_hub(hub: str | None, token_file: str | None) -> RunningHub:
         found = find(hub, token_file)
     except (ValueError, LoginsUnusable) as error:
         raise Refused(str(error)) from None
+    if ca_file is not None and not found.url.startswith("https://"):
+        raise Refused(f"--ca-file needs TLS, and {found.url} has none: use a URL that begins with https://")
     if found.token_file is not None and token_file is None:
         _check_token_file(found.token_file)
     return RunningHub(
         found.url,
         token=found.token,
         token_file=found.token_file,
-        tls=trusting(found.ca_file, found.certificate, found.key),
+        tls=trusting(ca_file or found.ca_file, found.certificate, found.key),
     )
 
 
@@ -256,7 +281,7 @@ def get_status(bind: str, path: str, token_file: str | None = None, certificate:
         advice = advice_on(path, refusal, has_token=token is not None)
         raise Failed(f"{url}{path} answered {refusal.status} {refusal.reason}: {advice}") from None
     except HubUnreachable as error:
-        raise Failed(f"{error}; is the node running?") from None
+        raise Failed(str(error) if error.is_known else f"{error}; is the node running?") from None
     except (OSError, ValueError) as error:
         raise Failed(f"{url}{path} does not answer ({error}); is the node running?") from None
 
@@ -293,8 +318,24 @@ def advice_on(path: str, refusal: HubRefusal, *, has_token: bool) -> str:
         return f"{refusal.detail}. Give another one with --token-file; {makes} makes one"
     if refusal.status == 403:
         return f"{refusal.detail}. Give another one with --token-file: {refusal.advice}"
-    return f"{refusal.detail}. {refusal.advice}"
+    return f"{refusal.detail}. {in_commands(refusal.advice)}"
 
+
+def in_commands(advice: str) -> str:
+    """Return a hub's advice with the commands for its requests."""
+    return _REQUEST.sub(lambda found: f"`{_COMMANDS.get(found[1], found[0])}`", advice)
+
+
+_COMMANDS = {
+    "/v1/streams": "weft streams",
+    "/v1/edges": "weft hub status",
+    "/v1/status": "weft hub status",
+    "/v1/nodes": "weft hub nodes",
+    "/v1/pulls": "weft hub pulls",
+    "/v1/messages?edge=NAME": "weft hub messages HUB NAME",
+}
+"""Request in the API's advice -> the command that shows the same."""
+_REQUEST = re.compile(r"GET (/v1/[\w/?=]*\w)")
 
 _SCOPES = {
     "/v1/status": "admin",

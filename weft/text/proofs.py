@@ -32,7 +32,7 @@ def show_audit(report: AuditReport) -> None:
     """Print the counts of all lanes and what else the audit found: a table on a terminal, else a line a lane."""
     if sys.stdout.isatty():
         _show_lanes(report)
-    else:
+    elif report.lanes:
         print_table(("edge", "log id", *_COUNTS), [_row(lane) for lane in report.lanes])
     say = print_wrapped if sys.stdout.isatty() else click.echo
     for problem in report.problems:
@@ -61,7 +61,7 @@ def show_audit(report: AuditReport) -> None:
     for each in report.deletions:
         say(_deletion(each))
     if not report.lanes:
-        say(f"the hub knows no stream {report.tenant}/{report.stream}")
+        say(f"the hub knows no stream {report.tenant}/{report.stream}. `weft streams` lists those it knows")
     elif report.agrees:
         is_whole = not report.open_gaps and not report.never_heard
         verdict = "good" if is_whole else "log and table agree, and the hub may lack records"

@@ -263,6 +263,14 @@ CREDENTIALS = [
         in_process=True,
     ),
     Mistake(
+        "a token in quotes",
+        "edge check edge.yaml",
+        'weft: edge.yaml:7: links.cloud.token_file: <dir>/token: the token begins with a quote ("): write it without '
+        "quotes",
+        files=edge(QUIET + "links: {cloud: {to: 'http://localhost:8090', token_file: token}}\n", token='"abc"\n'),
+        in_process=True,
+    ),
+    Mistake(
         "a token file that everyone may read",
         "edge check edge.yaml",
         "warning: edge.yaml:7: links.cloud.token_file: every user of this machine may read <dir>/token (mode "

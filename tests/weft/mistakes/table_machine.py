@@ -399,8 +399,8 @@ PROGRAMS = [
     Mistake(
         "an audit of no store, for a program",
         "audit telemetry --store nowhere --json",
-        '{"error":"--store nowhere: the store holds no hub: check the store\'s address, or start a hub on it '
-        'first","exit_status":1,"problems":[]}',
+        '{"error":"--store nowhere: there is no such folder. Name a hub\'s `store`, or where it was copied '
+        'to","exit_status":1,"problems":[]}',
         exit_status=1,
         in_process=True,
     ),

@@ -288,7 +288,7 @@ READING = [
     Mistake(
         "an audit of a store that is not there",
         "audit telemetry --store nowhere",
-        "weft: --store nowhere: the store holds no hub: check the store's address, or start a hub on it first",
+        "weft: --store nowhere: there is no such folder. Name a hub's `store`, or where it was copied to",
         exit_status=1,
         in_process=True,
     ),
@@ -298,8 +298,7 @@ READING = [
     Mistake(
         "an audit of a stream that is none",
         "audit telemetri --store <hub>/store",
-        "edge\tlog id\tin the log\tin the table\twaiting\tdoubled\tmissing\tgaps\tholes\tsent again\n"
-        "the hub knows no stream default/telemetri",
+        "the hub knows no stream default/telemetri. `weft streams` lists those it knows",
         exit_status=1,
         in_process=True,
     ),
@@ -333,6 +332,51 @@ READING = [
 # Mistakes in commands and options.
 
 USAGE = [
+    *(
+        Mistake(
+            f"a URL in place of a configuration, for {command.partition(' --')[0]}",
+            f"{command} https://hub.example.com{rest}",
+            f"weft: https://hub.example.com: a URL cannot be used here: name the {kind}'s configuration on this "
+            "machine",
+            in_process=True,
+        )
+        for command, rest, kind in (
+            ("hub config status", "", "hub"),
+            ("hub retire", " press-1 --reason gone --yes", "hub"),
+            ("edge check", "", "edge"),
+        )
+    ),
+    Mistake(
+        "a command of another group",
+        "hub streams hub.yaml",
+        "Usage: weft hub [OPTIONS] COMMAND [ARGS]...\n"
+        "Try 'weft hub --help' for help.\n"
+        "\n"
+        "Error: No such command 'streams'. Did you mean `weft streams`?",
+        in_process=True,
+    ),
+    Mistake(
+        "a reload of a node that has never run",
+        "edge reload edge.yaml",
+        "weft: no node has run with <dir>/data. Start one (`weft edge run CONFIG`)",
+        exit_status=1,
+        files=edge(STREAM),
+        in_process=True,
+    ),
+    Mistake(
+        "a pairing code with a character too few",
+        "edge pair http://127.0.0.1:1 K7QF-9XDM-2RP",
+        "weft: 'K7QF-9XDM-2RP' is not a code: a code has 12 letters and digits, such as K7QF-9XDM-2RPT",
+        in_process=True,
+    ),
+    Mistake(
+        "a tail of a stream that is none",
+        "hub tail 'http://127.0.0.1:<hub port>' telemetri --token-file <hub>/bi.token",
+        "weft: the hub answered 404 Not Found: tenant default has no stream 'telemetri'; `weft streams` lists the "
+        "streams",
+        exit_status=1,
+        in_process=True,
+    ),
     Mistake(
         "a command that is none",
         "egde run",

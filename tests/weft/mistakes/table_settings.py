@@ -461,6 +461,35 @@ SETTINGS = [
         in_process=True,
     ),
     Mistake(
+        "one address for a listener and the status page",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: http.bind: 127.0.0.1:1883 is the address of listeners.mqtt already. Choose another",
+        files=edge(NODE + "http: {bind: '127.0.0.1:1883'}\n"),
+        in_process=True,
+    ),
+    *(
+        Mistake(
+            f"settings for an edge with {what}",
+            "hub config set hub.yaml press-1 pushed.yaml",
+            f"weft: pushed.yaml: the hub's configuration: {message}",
+            files=hub("store: store\n", **{"pushed.yaml": pushed}),
+            in_process=True,
+        )
+        for what, pushed, message in (
+            (
+                "a filter that is none",
+                "streams: {t: {from: [a, 'plant/#/x']}}\n",
+                "streams: topic filter 'plant/#/x': '#' must be the whole last level [MQTT-4.7.1-2]",
+            ),
+            ("a misspelt setting", "streams: {t: {form: a}}\n", "streams.t.form: is not a setting. Did you mean from?"),
+            (
+                "a size without its unit",
+                "disk: {budget: 12}\n",
+                'disk.budget: expected a size such as 64KiB, 16MiB or 2GiB, got "12". Write the unit, such as 12MiB',
+            ),
+        )
+    ),
+    Mistake(
         "a listener for other machines without users",
         "edge check edge.yaml",
         "weft: edge.yaml:3: listeners.mqtt.bind: 0.0.0.0:1883 can be reached from other machines without "
