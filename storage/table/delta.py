@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, TableFeatures, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
@@ -41,12 +41,13 @@ def create_table(
     configuration: dict[str, str],
     partition_by: Sequence[str] = (),
 ) -> None:
-    """Create an empty table unless one exists (reader version 1, writer version 2: every engine reads it).
+    """Create an empty table unless one exists: of reader version 1 and writer version 2, which every engine reads,
+    where no column is a time without a zone.
 
     Args:
         configuration: properties, with names of Delta's or of Weft's own.
     """
-    DeltaTable.create(
+    table = DeltaTable.create(
         uri,
         schema,
         mode="ignore",
@@ -57,6 +58,22 @@ def create_table(
         commit_properties=CommitProperties(max_commit_retries=0),
         post_commithook_properties=NO_HOOKS,
     )
+    _list_features(table)
+
+
+def _list_features(table: DeltaTable) -> None:
+    """Let a table whose protocol lists its features list those of writer version 2, too.
+
+    A time without a zone asks for such a list, and deltalake writes nothing else into it. Columns that are never null
+    are ``invariants``, and delta-spark refuses a table that has them and does not list them.
+    """
+    listed = table.protocol().writer_features
+    if listed is not None and not {"appendOnly", "invariants"} <= {*listed}:
+        table.alter.add_feature(
+            [TableFeatures.AppendOnly, TableFeatures.Invariants],
+            commit_properties=CommitProperties(max_commit_retries=0),
+            post_commithook_properties=NO_HOOKS,
+        )
 
 
 def transaction(table: DeltaTable, app_id: str) -> int | None:
@@ -69,6 +86,7 @@ def add_columns(table: DeltaTable, fields: Sequence[Any]) -> None:
     """Add columns. Existing rows have null there."""
     commit = CommitProperties(max_commit_retries=0)
     table.alter.add_columns(list(fields), commit_properties=commit, post_commithook_properties=NO_HOOKS)
+    _list_features(table)
 
 
 def write(
