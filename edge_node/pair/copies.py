@@ -507,8 +507,9 @@ class Copies:
             for name, copy in list(self.open.items()):
                 try:
                     await copy.save()
-                    # A copy of a log that is gone for good goes only when another log has taken its place.
-                    if present and id(copy) not in present and name not in used and not copy.waiting():
+                    # A copy of a log that is gone for good goes only when another log has taken its place, or needs it.
+                    is_needed = present or len(self.open) >= COPIES_MAX
+                    if is_needed and id(copy) not in present and name not in used and not copy.waiting():
                         del self.open[name]
                         await copy.close()
                         await asyncio.to_thread(copy.remove)

@@ -335,8 +335,8 @@ class PairPart(Part):
         disk_id = hashlib.sha256(b"pair %d" % links.log.log_id).hexdigest()[:32]
         self.listener = PeerListener(pair, self.copies, disk_id, software=software)
         self._take_overs = TakeOvers(links, config)
-        self._asked: set[str] = set()
-        """Copies that an operator wants at the hubs."""
+        self._asked: dict[str, bool] = {}
+        """Copies that an operator wants at the hubs: True for all that they have, False for what was compared."""
         self._done: set[str] = set()
         """Copies that the hubs have, since their node is away."""
         self._away: dict[str, float] = {}
@@ -439,6 +439,11 @@ class PairPart(Part):
         present = {copy.log.log_id for copy in self.copies.open.values() if copy.session is not None}
         for name, copy in list(self.copies.open.items()):
             is_ordered = name in self._asked
+            if is_ordered and copy.log.log_id in present:
+                # It is not gone for good. A hub that has numbers before the node has compared them would take its log
+                # for a restored old copy.
+                self._asked[name] = False
+            takes_all = self._asked.get(name, False)
             if copy.log.log_id in present:
                 # An earlier copy too: its node sends the same records itself.
                 self._away.pop(name, None)
@@ -447,11 +452,11 @@ class PairPart(Part):
                     await self._take_overs.end(name)
                     continue
             since = self._away.setdefault(name, now)
-            if name in self._take_overs and is_ordered and not self._take_overs.is_ordered(name):
+            if name in self._take_overs and is_ordered and self._take_overs.is_ordered(name) is not takes_all:
                 await self._take_overs.end(name)
             if name in self._take_overs:
                 if await self._take_overs.look(name, copy):
-                    self._asked.discard(name)
+                    self._asked.pop(name, None)
                     self._done.add(name)
                     await self._take_overs.end(name)
             elif is_ordered or (
@@ -459,7 +464,7 @@ class PairPart(Part):
                 and now - since >= after_s
                 and (name not in self._done or self._take_overs.is_needed(copy, is_ordered=False))
             ):
-                self._take_overs.begin(name, copy, is_ordered=is_ordered)
+                self._take_overs.begin(name, copy, is_ordered=takes_all)
 
     async def take_over(self) -> TakeOverReply:
         """Send what hubs lack of nodes that are away to the hubs, at an operator's request, and say how that is. If the
@@ -474,8 +479,8 @@ class PairPart(Part):
         async with self._steering:
             away = [name for name, copy in self.copies.open.items() if copy.session is None]
             asked = set(away or self.copies.open)
-            if not asked & self._asked:
-                self._asked |= asked
+            if not asked & self._asked.keys():
+                self._asked.update(dict.fromkeys(asked, True))
                 self._done -= asked
             await self._look_at_copies()
         return TakeOverReply(dict(self.facts()["pair"]))

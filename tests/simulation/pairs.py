@@ -297,12 +297,6 @@ class PairedNode:
         return Lane("default", self.name, log.log_id, stream)
 
     @property
-    def is_compared(self) -> bool:
-        """Whether its peer may bring the hub all that it gets from now on."""
-        source = self.pair._source
-        return source is not None and source.is_compared
-
-    @property
     def is_drained(self) -> bool:
         log = self.log
         if log is None or log.failed or self._number < RECORDS or log.pending_bytes or self.links.waiting():
@@ -408,14 +402,19 @@ class Site:
                 await asyncio.sleep(self.rng.random() * long_s)
                 await self.victim.start()
             case "order":
-                away = [] if node.log is None else [c for c in node.pair.copies.open.values() if c.session is None]
-                # An order is for a node that is gone for good: it brings numbers that a living one may give again.
-                if away and all(copy.log.log_id in self.victim.lost for copy in away):
-                    await node.pair.take_over()
+                await self._order(node)
             case "node":
                 await self.hub.kill()
                 await asyncio.sleep(self.rng.random())
                 await self.hub.start()
+
+    async def _order(self, node: PairedNode) -> None:
+        """Order a take-over of a node that is there, or gone for good: of one that is away it brings numbers which that
+        one may find at the hub before it has compared its log."""
+        if node.log is not None:
+            away = [copy for copy in node.pair.copies.open.values() if copy.session is None]
+            if all(copy.log.log_id in self.victim.lost or not copy.waiting() for copy in away):
+                await node.pair.take_over()
 
     async def _restart(self, *nodes: PairedNode, power: bool) -> None:
         for node in nodes:
@@ -435,10 +434,9 @@ class Site:
             while not all(node.is_drained for node in self.nodes):
                 for node in self.nodes:
                     assert not (why := node.links.conflicts.reasons), f"{node.name}: a conflict, and no other: {why}"
-                if all(node.is_compared for node in self.nodes):
-                    for node in self.nodes:
-                        await node.pair.take_over()
                 await asyncio.sleep(5.0)
+                for node in self.nodes:
+                    await self._order(node)
         await asyncio.sleep(10.0)  # marks of idle lanes, and late writes
 
     # -- promises

@@ -611,6 +611,7 @@ def edge_take_over(target: str, *, as_json: bool) -> None:
 
     At the end it says up to when the copy has everything that the peer took in. Begin it only for a node that is gone,
     or has lost records. A node that comes back may report a conflict, if its hubs were out of reach since its start.
+    While it is connected, such records wait.
     The command goes through DATA_DIR/control.sock, from the node's own user or root.
 
     \b
@@ -621,7 +622,7 @@ def edge_take_over(target: str, *, as_json: bool) -> None:
     try:
         with ordering(directory, "the peer"):
             pair = ask_take_over(directory)
-        while any(each["taking_over"] and _unsent(each) for each in pair["copies"].values()):
+        while any(each["taking_over"] and _unsent(each, pair) for each in pair["copies"].values()):
             said = "; ".join(each["trouble"] for each in pair["copies"].values() if each["trouble"])
             if said and said != trouble:
                 click.echo(f"waiting: {said}", err=True)
@@ -639,6 +640,8 @@ def edge_take_over(target: str, *, as_json: bool) -> None:
         click.echo(f"{name}: the hubs took {took} of the copy, and had {had} under the same numbers before")
         for stream, count in each["not_carried"].items():
             click.echo(f"  {counted(count, 'record')} of {stream} stay here: no link of this node carries it")
+        if waiting := _uncompared(each, pair):
+            click.echo(f"  {counted(waiting, 'record')} wait: the node is connected, and has to reach its hubs first")
         if each["complete_to"] is None:
             click.echo("  up to when the copy has everything that the node took in is unknown")
         else:
@@ -648,5 +651,11 @@ def edge_take_over(target: str, *, as_json: bool) -> None:
         click.echo(f"the copy {name} cannot be opened, and stays as it is: {why}")
 
 
-def _unsent(copy: Mapping[str, Any]) -> bool:
-    return bool(copy["records"] > sum(copy["not_carried"].values()))
+def _unsent(copy: Mapping[str, Any], pair: Mapping[str, Any]) -> bool:
+    return bool(copy["records"] - _uncompared(copy, pair) > sum(copy["not_carried"].values()))
+
+
+def _uncompared(copy: Mapping[str, Any], pair: Mapping[str, Any]) -> int:
+    """Return the number of records that an order does not bring while the copy's node is connected."""
+    is_there = any(each["connected"] and each["log_id"] == copy["log_id"] for each in pair["copies"].values())
+    return copy["only_by_order"] if is_there else 0

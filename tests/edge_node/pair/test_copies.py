@@ -238,6 +238,22 @@ async def test_a_hostile_peer_makes_no_more_than_a_few_copies_and_no_lanes_of_ot
         assert session.closed[1][0] is RefuseCode.UNAUTHORISED
 
 
+async def test_a_node_with_a_fourth_disk_gets_the_place_of_a_copy_that_hubs_have(tmp_path: Path) -> None:
+    async with started(tmp_path) as copies:
+        for log_id in range(1, 1 + COPIES_MAX):
+            log = log_of(log_id, b"one")
+            link, session = await connect(copies, log, 1)
+            await send(link, session, log)
+            link.closed("burnt")
+        await copies.tidy()
+        with pytest.raises(LinkRefused, match="keeps 3 copies already"):
+            await connect(copies, log_of(50), 1)
+        next(iter(copies.open.values())).forget("s", RangeSet([(0, 1)]))
+        await copies.tidy()
+        await connect(copies, log_of(50), 1)
+        assert [copy.log.log_id for copy in copies.open.values()] == [2, 3, 50]
+
+
 # --- What explains the records of a copy, and what it says of itself
 
 

@@ -21,6 +21,7 @@ from weft.edge_node.links.links import Links
 from weft.edge_node.pair.copies import Copy
 from weft.edge_node.pair.part import PairPart, PeerListener, _TakeOver
 from weft.network.reload import Reloads
+from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.ranges import RangeSet
 from weft.replication.runner import LINK_PATH
 
@@ -119,3 +120,26 @@ async def test_an_order_that_comes_while_a_take_over_ends_begins_another_one(
         for _ in range(3):  # the look ends
             await asyncio.sleep(0)
         assert part._take_overs.is_ordered(name)
+
+
+async def test_an_order_brings_hubs_no_numbers_that_a_node_which_is_there_has_not_compared(tmp_path: Path) -> None:
+    """A hub that had them before the node has compared its log would take that for a restored old copy."""
+    async with with_two_copies(tmp_path) as (part, _, _):
+        log = log_of(9, b"one")
+        link, session = await connect(part.copies, log, 1, flags=int(LaneFlag.UNCOMPARED))
+        await send(link, session, log)
+        ((name, copy),) = [(name, each) for name, each in part.copies.open.items() if each.log.log_id == 9]
+        for other in list(part.copies.open.values()):
+            if other is not copy:
+                other.session = cast("Any", session)
+        await part.take_over()
+        (source,) = part._take_overs._running[name].sources
+        assert list(source.states([1])[1].held) == []
+        link.closed("for a moment")
+        await part.take_over()
+        (source,) = part._take_overs._running[name].sources
+        assert list(source.states([1])[1].held) == [], "the order was for a node that was there"
+        part._asked.clear()
+        await part.take_over()
+        (source,) = part._take_overs._running[name].sources
+        assert list(source.states([1])[1].held) == [(0, 1)]
