@@ -103,6 +103,7 @@ class EdgeNode:
         self.state_counters = StateCounters()
         self.queues: Queues | None = None
         """Exchanges and queues; None where no listener serves them, and none did before."""
+        self._pair: PairPart | None = None
         self._closing = contextlib.AsyncExitStack()
         self._parts: list[Part] = []
         """In the order of their start; they end in reverse."""
@@ -146,7 +147,7 @@ class EdgeNode:
             # The links end after all parts that append to the log: their last words state that no record follows.
             stack.push_async_callback(links.close)
             self._parts.append(LinksPart(links))
-            pair = self._make_pair(stack)
+            pair = self._pair = self._make_pair(stack)
             await self._start_clients(stack)
             if pair is not None:
                 self._parts.append(pair)
@@ -223,6 +224,7 @@ class EdgeNode:
     def _notify_hubs(self) -> None:
         functions = self._functions.facts()["functions"]
         self._links.report.report = self.status.report(self.reconfigure.running.streams, functions)
+        self._links.report.pair = None if self._pair is None else self._pair.report()
 
     async def reload(self) -> None:
         """Read users, access rules and certificates again, changed or not, and the configuration. Unusable files are

@@ -249,6 +249,38 @@ class DiskOfEdge(msgspec.Struct, frozen=True, kw_only=True):
     when nothing was received or the rate was not known yet."""
 
 
+class TimeAlone(msgspec.Struct, frozen=True, kw_only=True):
+    """A time in which records that an edge of a pair acknowledged were on one disk, by its clock."""
+
+    since: Moment
+    until: Moment | None
+    """Null while it lasts."""
+
+
+class CopyOfEdge(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy of the log of an edge that is away, by the word of its peer."""
+
+    at: str
+    """Edge that has the copy."""
+    reported: Moment
+    log: LogId
+    complete_to: Moment | None
+    """Time by the clock of the edge that is away up to which copy and hub have all that it took in; null if it is
+    unknown."""
+    vouched: bool
+    """True if they have all that it acknowledged, until whenever it was."""
+    records: Count
+    """Records of the copy that the hub is not known to have yet: `weft edge take-over` brings them."""
+
+
+class PairOfEdge(msgspec.Struct, frozen=True, kw_only=True):
+    """The pair of an edge, by its own word and its peer's. Nothing at the hub depends on it."""
+
+    times_alone: list[TimeAlone]
+    """The latest, at most eight."""
+    copies: list[CopyOfEdge]
+
+
 class FunctionOfEdge(msgspec.Struct, frozen=True, kw_only=True):
     """The functions of a derived stream at an edge, with figures since the edge started."""
 
@@ -294,6 +326,8 @@ class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
     disk: DiskOfEdge | UnsetType | None = UNSET
     """Null for an edge that has not reported its disk: its release does not, or it has not linked since the process
     started."""
+    pair: PairOfEdge | UnsetType = UNSET
+    """Absent for an edge that has told nothing of a pair, and of which no other one has a copy."""
     alarms: list[EdgeAlarm]
 
 

@@ -131,6 +131,13 @@ class LaneFlag(IntFlag):
     mark."""
     UNCOMPARED = 8
     """The sender has not compared its log with all of its hubs since it started. Only for the peer of a pair."""
+    TWO_DISKS = 16
+    """The sender acknowledges no record to a device before the receiver has it, or every hub. Only for the peer of a
+    pair."""
+
+
+PAIR_FLAGS = LaneFlag.UNCOMPARED | LaneFlag.TWO_DISKS
+"""Flags that only the peer of a pair takes."""
 
 
 class LaneUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from weft.protocols.batch import HEADER_BYTES, BatchHeader, Buffer, decode_header
 from weft.protocols.batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from weft.protocols.chunk_index import EdgeName, LaneFlag
+from weft.protocols.chunk_index import PAIR_FLAGS, EdgeName, LaneFlag
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.lane import Origin
 from weft.protocols.ranges import U32, U64, Epoch, Nanoseconds, Ranges, Seq, Topics, unpack
@@ -363,6 +363,39 @@ class NodeReport(msgspec.Struct, frozen=True, array_like=True):
     """Number of derived streams that the report leaves out."""
 
 
+# The frame of the feature ``pair-report``: what an edge says of its pair, for people.
+
+PAIR_REPORT = "pair-report"
+TIMES_ALONE_MAX = 8
+"""Maximum number of times with one disk in a report."""
+COPIES_MAX = 8
+"""Maximum number of copies in a report."""
+
+
+class CopyReport(msgspec.Struct, frozen=True, array_like=True):
+    """An edge's copy of the log of its peer, which is away."""
+
+    tenant: EdgeName
+    edge: EdgeName
+    """Name of the peer."""
+    log_id: U64
+    complete_to: Nanoseconds | None
+    """Time by the peer's clock up to which the copy and the hubs have all that it took in; None if it is unknown."""
+    is_vouched: bool
+    """True if they have all that it acknowledged, until whenever it was."""
+    records: U64
+    """Number of records of the copy that no hub is known to have."""
+
+
+class PairReport(msgspec.Struct, frozen=True, array_like=True):
+    """The state of an edge's pair, by its own word. A later report replaces it. Nothing is decided by it."""
+
+    alone: Annotated[list[tuple[Nanoseconds, Nanoseconds | None]], Meta(max_length=TIMES_ALONE_MAX)]
+    """Latest times in which records that it acknowledged had one disk, as (from, until) by its clock, ascending. The
+    last one has no end while it lasts."""
+    copies: Annotated[list[CopyReport], Meta(max_length=COPIES_MAX)]
+
+
 PROTOCOL_VERSION = 1
 FRAME_HEAD = struct.Struct("<BI")
 FRAME_HEADER_BYTES = FRAME_HEAD.size
@@ -396,7 +429,7 @@ ENCRYPTED = "encrypted"
 PEERS = "peers"
 """Feature of a hub alone: other clusters relay to it what they get from the sender, so it may hold records that this
 sender never sent to it. It has no frames."""
-FEATURES: tuple[str, ...] = (LAST_WORDS, CONFIG, DOWN, PULL, CANARY, THROTTLE, REPORT)
+FEATURES: tuple[str, ...] = (LAST_WORDS, CONFIG, DOWN, PULL, CANARY, THROTTLE, REPORT, PAIR_REPORT)
 """Features that this release announces. A frame of a feature is sent only to a peer that announced it too."""
 
 
@@ -436,6 +469,7 @@ class FrameType(IntEnum):
     CANARY_BACK = 141
     THROTTLED = 142
     NODE_REPORT = 143
+    PAIR_REPORT = 144
 
 
 class RefuseCode(IntEnum):
@@ -452,7 +486,7 @@ class RefuseCode(IntEnum):
     CLOSED = 9
 
 
-KNOWN_LANE_FLAGS = LaneFlag.PARTIAL | LaneFlag.RELAY | LaneFlag.UNCOMPARED
+KNOWN_LANE_FLAGS = LaneFlag.PARTIAL | LaneFlag.RELAY | PAIR_FLAGS
 Size = Annotated[int, Meta(ge=1, le=FRAME_BYTES_MAX * LANES_MAX)]
 """A number of bytes that a peer grants; 0 would stop the link."""
 Features = Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=FEATURES_MAX)]
@@ -656,6 +690,7 @@ _Control = (
     | CanaryBack
     | Throttled
     | NodeReport
+    | PairReport
 )
 Frame = Data | _Control
 
@@ -685,6 +720,7 @@ _CONTROL: dict[FrameType, type[_Control]] = {
     FrameType.CANARY_BACK: CanaryBack,
     FrameType.THROTTLED: Throttled,
     FrameType.NODE_REPORT: NodeReport,
+    FrameType.PAIR_REPORT: PairReport,
 }
 _TYPE_OF = {kind: number for number, kind in _CONTROL.items()}
 _DECODERS: dict[int, msgspec.msgpack.Decoder[_Control]] = {

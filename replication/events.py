@@ -22,6 +22,7 @@ from weft.protocols.link import (
     LaneOrigins,
     NodeReport,
     Outcomes,
+    PairReport,
     PullState,
     RefuseCode,
 )
@@ -191,6 +192,7 @@ ReceiverEvent = (
     | PullState
     | Canary
     | NodeReport
+    | PairReport
     | RecordRefused
 )
 

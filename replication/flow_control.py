@@ -11,7 +11,18 @@ from typing import NamedTuple
 
 from weft.protocols.batch import HEADER_BYTES, BatchHeader, Buffer, check
 from weft.protocols.errors import Corrupt
-from weft.protocols.link import REPORT, Ack, Data, Frame, FunctionReport, LaneOrigins, NodeReport, Welcome
+from weft.protocols.link import (
+    PAIR_REPORT,
+    REPORT,
+    Ack,
+    Data,
+    Frame,
+    FunctionReport,
+    LaneOrigins,
+    NodeReport,
+    PairReport,
+    Welcome,
+)
 from weft.protocols.ranges import Range, RangeSet
 from weft.replication.liveness import SECOND
 
@@ -113,6 +124,8 @@ class LatestReport:
     def __init__(self) -> None:
         self.report: NodeReport | None = None
         """None while the node tells nothing."""
+        self.pair: PairReport | None = None
+        """None for a node without a pair."""
 
 
 class ReportRide:
@@ -125,16 +138,28 @@ class ReportRide:
 
     def __init__(self, latest: LatestReport, now: int) -> None:
         self._latest = latest
-        self._is_known = False
+        self._is_known = self._is_pair_known = False
         self._sent: NodeReport | None = None
-        self._due = self._counts_due = now
+        self._pair_sent: PairReport | None = None
+        self._due = self._counts_due = self._pair_due = now
 
     def welcome(self, welcome: Welcome) -> None:
         """Note what the receiver's release knows."""
         self._is_known = REPORT in welcome.features
+        self._is_pair_known = PAIR_REPORT in welcome.features
 
     def rides(self, frames: Sequence[Frame], now: int) -> list[Frame]:
-        """Look at the frames of a message that is sent now. Return the report that goes with them, if one is due."""
+        """Look at the frames of a message that is sent now. Return the reports that go with them, of those due."""
+        return [*self._node(frames, now), *self._pair(frames, now)]
+
+    def _pair(self, frames: Sequence[Frame], now: int) -> list[Frame]:
+        newest = self._latest.pair
+        if not frames or newest is None or newest == self._pair_sent or not self._is_pair_known or now < self._pair_due:
+            return []
+        self._pair_sent, self._pair_due = newest, now + INTERVAL
+        return [newest]
+
+    def _node(self, frames: Sequence[Frame], now: int) -> list[Frame]:
         newest, sent = self._latest.report, self._sent
         if not frames or newest is None or not self._is_known or now < self._due:
             return []

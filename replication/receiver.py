@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import takewhile
 
 from weft.protocols.batch import BatchHeader, RecordTooLong
-from weft.protocols.chunk_index import GapRange, LaneFlag
+from weft.protocols.chunk_index import PAIR_FLAGS, GapRange, LaneFlag
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import NAME_RULE, Lane, valid_name
 from weft.protocols.link import (
@@ -42,6 +42,7 @@ from weft.protocols.link import (
     Marks,
     NodeReport,
     Outcomes,
+    PairReport,
     Ping,
     Pong,
     PullState,
@@ -111,8 +112,8 @@ def check_opening(opening: LaneOpen, features: Collection[str]) -> None:
     unknown = opening.flags & ~int(KNOWN_LANE_FLAGS)
     if unknown:
         raise UnsupportedVersion(f"lane flags {unknown:#x} of a later release")
-    if opening.flags & LaneFlag.UNCOMPARED and PAIR not in features:
-        raise Corrupt("the lane flag UNCOMPARED, which only the peer of a pair takes")
+    if opening.flags & PAIR_FLAGS and PAIR not in features:
+        raise Corrupt(f"the lane flags {LaneFlag(opening.flags)!r}, which only the peer of a pair takes")
     # An epoch fences other owners. A relay that brought one could end the owner's own link.
     if opening.flags & LaneFlag.RELAY and opening.epoch:
         raise Corrupt(f"a relay claims no epoch, this one claims {opening.epoch}")
@@ -451,7 +452,7 @@ class Receiver:
                     self._events.append(OriginsReceived(frame))
             case Clock():
                 self._events.append(ClockReceived(frame))
-            case ConfigState() | DownOpen() | Outcomes() | PullState() | Canary() | NodeReport() if (
+            case ConfigState() | DownOpen() | Outcomes() | PullState() | Canary() | NodeReport() | PairReport() if (
                 self._state is _OPEN
             ):
                 self._events.append(frame)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeGuard
 
+import msgspec
+
 from weft.bounds import Owner, OwnerKind, Rates, Refusals
 from weft.cloud_hub.auth.certificates import CertificateIdentity
 from weft.cloud_hub.auth.tokens import TokenIdentity
@@ -42,6 +44,7 @@ from weft.protocols.link import (
     LaneOrigins,
     NodeReport,
     Outcomes,
+    PairReport,
     RefuseCode,
 )
 from weft.protocols.ranges import Range, RangeSet
@@ -559,10 +562,22 @@ class EdgeLink:
         if self._configs is not None:
             self._configs.greeted(self, NodeName(hello.tenant, hello.edge), hello.features)
 
-    def report(self, report: NodeReport) -> None:
-        """Keep what the edge says of its disk and its functions, in place of what it said before."""
-        if not self.is_region:
-            self.last_report = EdgeReport(self._wall_clock(), report)
+    def report(self, report: NodeReport | PairReport) -> None:
+        """Keep what the edge says of its disk and its functions, or of its pair, in place of what it said before."""
+        if self.is_region or self.hello is None:
+            return
+        now, before = self._wall_clock(), self.last_report
+        if isinstance(report, NodeReport):
+            before = before or EdgeReport(now, report)
+            self.last_report = msgspec.structs.replace(before, reported=now, report=report)
+            return
+        if before is None:
+            return  # a report of the disk comes before
+        # An operator may end the lanes of a lost edge by its peer's word: only who may bring its records has one.
+        tenant, identity = self.hello.tenant, self._identity
+        is_peer = identity is None or (Right.RELAY in identity.rights and identity.tenant in (ANY, tenant))
+        copies = [copy for copy in report.copies if is_peer and copy.tenant == tenant]
+        self.last_report = msgspec.structs.replace(before, pair=PairReport(report.alone, copies), pair_reported=now)
 
     def configure(self, desired: ConfigDesired) -> None:
         """Tell the edge which configuration it is to have."""

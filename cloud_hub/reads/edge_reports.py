@@ -1,4 +1,4 @@
-"""Statements of edges about themselves: their disks, the outage that they can bear, and their functions.
+"""Statements of edges about themselves: their disks, the outage that they can bear, their functions and pairs.
 
 It is for people. A report is kept in the memory of the process that the edge is linked to, and passed on to the others
 (``cloud_hub.links.open_links``); no log, no claim and no right depends on it.
@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from weft.hub_api.answers import DiskOfEdge, FunctionOfEdge, moment_of
-from weft.protocols.lane import NodeName
-from weft.protocols.link import NodeReport
+from weft.hub_api.answers import CopyOfEdge, DiskOfEdge, FunctionOfEdge, PairOfEdge, TimeAlone, moment_of
+from weft.protocols.lane import NodeName, format_log_id
+from weft.protocols.link import NodeReport, PairReport
 from weft.protocols.ranges import Nanoseconds
 from weft.protocols.shard.completeness import HeldBack, Reason
 
@@ -29,9 +30,15 @@ class EdgeReport(msgspec.Struct, frozen=True, array_like=True):
     has_functions: bool = True
     """False when the functions were left out since: they are not known."""
 
+    pair: PairReport | None = None
+    """None for an edge that has told nothing of a pair."""
+    pair_reported: Nanoseconds = 0
+    """Time at which that came."""
+
     def without_functions(self) -> EdgeReport:
-        """Return the part about the disk, which is small however much the edge has said."""
-        return EdgeReport(self.reported, msgspec.structs.replace(self.report, functions=[]), has_functions=False)
+        """Return the parts about disk and pair, which are small however much the edge has said."""
+        report = msgspec.structs.replace(self.report, functions=[])
+        return msgspec.structs.replace(self, report=report, has_functions=False)
 
     def within(self, bytes_max: int) -> EdgeReport:
         """Return it with so many encoded bytes of functions at most, and the number of the others."""
@@ -44,14 +51,13 @@ class EdgeReport(msgspec.Struct, frozen=True, array_like=True):
         if kept == len(functions):
             return self
         more = min(report.functions_more + len(functions) - kept, U32_MAX)
-        return EdgeReport(
-            self.reported, msgspec.structs.replace(report, functions=functions[:kept], functions_more=more)
-        )
+        report = msgspec.structs.replace(report, functions=functions[:kept], functions_more=more)
+        return msgspec.structs.replace(self, report=report)
 
 
 def is_later(report: EdgeReport, known: EdgeReport | None) -> bool:
     """Return whether a report came after one that is known."""
-    return known is None or known.reported < report.reported
+    return known is None or (known.reported, known.pair_reported) < (report.reported, report.pair_reported)
 
 
 def newest(own: Mapping[NodeName, EdgeReport], others: Mapping[NodeName, EdgeReport]) -> dict[NodeName, EdgeReport]:
@@ -71,6 +77,41 @@ def disk_view(known: EdgeReport | None) -> DiskOfEdge | None:
         free_bytes=report.free_bytes,
         bytes_per_second=report.bytes_per_second,
         outage_seconds_left=report.outage_seconds,
+    )
+
+
+def copies_of(reports: Mapping[NodeName, EdgeReport]) -> dict[NodeName, list[CopyOfEdge]]:
+    """Return what peers say of their copies, by the edge whose log it is."""
+    found: dict[NodeName, list[CopyOfEdge]] = {}
+    for name, known in reports.items():
+        for copy in () if known.pair is None else known.pair.copies:
+            view = CopyOfEdge(
+                at=name.edge,
+                reported=moment_of(known.pair_reported),
+                log=format_log_id(copy.log_id),
+                complete_to=None if copy.complete_to is None else moment_of(copy.complete_to),
+                vouched=copy.is_vouched,
+                records=copy.records,
+            )
+            found.setdefault(NodeName(copy.tenant, copy.edge), []).append(view)
+    return found
+
+
+def pair_view(known: EdgeReport | None, copies: list[CopyOfEdge]) -> PairOfEdge | UnsetType:
+    """Return the pair of an edge.
+
+    Args:
+        copies: those of its log at its peers.
+    """
+    said = None if known is None else known.pair
+    if said is None and not copies:
+        return UNSET
+    times = [] if said is None else said.alone
+    return PairOfEdge(
+        times_alone=[
+            TimeAlone(since=moment_of(first), until=None if end is None else moment_of(end)) for first, end in times
+        ],
+        copies=copies,
     )
 
 

@@ -26,7 +26,7 @@ from msgspec import UNSET, UnsetType
 from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.part import Part
-from weft.cloud_hub.reads.edge_reports import EdgeReport, disk_view, functions_view, with_error
+from weft.cloud_hub.reads.edge_reports import EdgeReport, copies_of, disk_view, functions_view, pair_view, with_error
 from weft.cloud_hub.reads.records import LOADING, named_shards
 from weft.cloud_hub.reads.views import (
     SLICE_S,
@@ -226,6 +226,7 @@ class EdgeViews:
         groups: Callable[[str, str], Sequence[str]] = lambda *_: (),
     ) -> None:
         self._linked, self._reports = linked, reports
+        self._copies = copies_of(reports)
         self._last_release = last_release
         self._groups = groups
 
@@ -254,6 +255,7 @@ class EdgeViews:
             complete_up_to=moment(row.complete_up_to),
             retired=row.is_retired,
             disk=disk_view(report),
+            pair=pair_view(report, self._copies.get(name, [])),
             alarms=[
                 EdgeAlarm(
                     reason=worst.reason.value,

@@ -35,6 +35,7 @@ from weft.protocols.link import (
     LaneOrigins,
     NodeReport,
     Outcomes,
+    PairReport,
     PullState,
     RefuseCode,
 )
@@ -110,6 +111,10 @@ class Copy:
         """True if ``about`` has changed since it was stored."""
         self._explains_more = False
         """True if it then has something that records need."""
+        self._promised: set[str] = set()
+        """Streams of which the node, on its last connection since this start, acknowledged nothing alone."""
+        self._whole: set[str] = set()
+        """Streams of which it has also said on that connection that all is sent, when that was durable here."""
         self.listeners: list[Callable[[], None]] = []
         """Called when records were forgotten."""
 
@@ -208,6 +213,23 @@ class Copy:
             times.append(mark[0])
         return min(times)
 
+    @property
+    def is_vouched(self) -> bool:
+        """Return whether this copy and the hubs have all that the node acknowledged, also since it is away.
+
+        That takes a node that acknowledges nothing alone, and a mark of each stream on its last connection. Before a
+        mark, everything is sent that the node has and hubs lack: a copy that its disk, or an older image of it, has
+        lost records of, is whole again. Nothing of it outlives the process: its disk may be older at the next start.
+        """
+        about = self.about
+        return (
+            self.is_sound
+            and not about.is_partial
+            and bool(about.offered)
+            and self._whole.issuperset(about.offered)
+            and all(self.compared_end(name) == SEQ_END for name in about.offered)
+        )
+
     def _has(self, stream: str, end: int) -> bool:
         # A damaged copy lacks records below its end. Those of which hubs were known to have them count as here.
         number = self.log.streams().get(stream)
@@ -265,6 +287,7 @@ class Copy:
             self.session.refuse(RefuseCode.IDENTITY_CONFLICT, message, "nothing, if the node connected again")
         self.session = session
         self.about.offered, self.about.is_partial = [], False
+        self._promised, self._whole = set(), set()
         return True
 
     def end_of(self, stream: str) -> int:
@@ -283,6 +306,10 @@ class Copy:
         if known != said:
             self.about.streams[opening.stream] = said
             self._is_stale = self._explains_more = True
+        if opening.flags & LaneFlag.TWO_DISKS:
+            self._promised.add(opening.stream)
+        else:
+            self.doubt(opening.stream)
         if opening.stream not in self.about.offered:
             self.about.offered.append(opening.stream)
             self._is_stale = True
@@ -293,6 +320,11 @@ class Copy:
         if stream in self.about.offered:
             self.about.offered.remove(stream)
             self._is_stale = True
+
+    def doubt(self, stream: str) -> None:
+        """Vouch for a stream no more on this connection."""
+        self._promised.discard(stream)
+        self._whole.discard(stream)
 
     def note_refused(self) -> None:
         """Note that this node does not take all that the node offers."""
@@ -315,9 +347,13 @@ class Copy:
         """Note a mark of the node when all that was appended is durable. It is stored with the next change, or by the
         next ``save``."""
 
+        session = self.session
+
         def durable(error: BaseException | None) -> None:
             if error is None and (said := self.about.streams.get(stream)) is not None:
                 said.mark, self._is_stale = (mark.time, mark.seq), True
+                if self.session is session and stream in self._promised:
+                    self._whole.add(stream)
 
         self.log.on_durable(durable)
 
@@ -703,6 +739,7 @@ class CopyLink:
 
     def _close(self, lane: int, code: RefuseCode, message: str, advice: str) -> None:
         stream = self._lanes.pop(lane).stream
+        self._copy_in_use().doubt(stream)
         self._session.close_lane(lane, code, f"stream {stream}: {message}", advice)
 
     async def gap(self, lane: int, gap: GapRange) -> None:
@@ -757,7 +794,7 @@ class CopyLink:
     def pull_state(self, state: PullState) -> None:
         """Pass over words about pulls."""
 
-    def report(self, report: NodeReport) -> None:
+    def report(self, report: NodeReport | PairReport) -> None:
         """Pass over reports of the node's disk."""
 
     def closed(self, reason: str) -> None:

@@ -37,7 +37,7 @@ from weft.network.http_server import Bound, HttpServer
 from weft.network.reload import Reloads, Watched, read_token
 from weft.network.tls import ClientTlsFiles, TlsFiles, TlsUnusable, read_tls
 from weft.protocols.lane import NodeName, format_log_id
-from weft.protocols.link import ENCRYPTED, PAIR
+from weft.protocols.link import ENCRYPTED, PAIR, TIMES_ALONE_MAX, CopyReport, PairReport
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import LinkState, LinkStatus
 from weft.replication.flow_control import ReceiverSettings, SenderSettings
@@ -521,6 +521,15 @@ class PairPart(Part):
             }
         }
 
+    def report(self) -> PairReport:
+        """Return what hubs are to know: they show it also when this node, or its peer, is lost."""
+        away = [copy for copy in self.copies.open.values() if copy.session is None]
+        copies = [
+            CopyReport(*copy.owner, copy.log.log_id, copy.complete_to(), copy.is_vouched, sum(copy.waiting().values()))
+            for copy in away
+        ]
+        return PairReport([] if self._times is None else self._times.times[-TIMES_ALONE_MAX:], copies)
+
     def _copy(self, name: str, copy: Copy) -> dict[str, Any]:
         stats, waiting = copy.log.stats(), copy.waiting()
         had, brought = self._take_overs.results(name)
@@ -530,6 +539,7 @@ class PairPart(Part):
             "log_id": format_log_id(copy.log.log_id),
             "connected": copy.session is not None,
             "complete_to": seconds(copy.complete_to()),
+            "vouched": copy.session is None and copy.is_vouched,
             "records": sum(waiting.values()),
             "only_by_order": sum(waiting.values()) - sum(copy.waiting(compared=True).values()),
             "hubs_had": had,

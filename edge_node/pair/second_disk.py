@@ -191,6 +191,11 @@ class SecondDisk:
         return not self._waits
 
     @property
+    def waits_always(self) -> bool:
+        """Return whether nothing is ever acknowledged that neither the peer nor every hub has."""
+        return self._times is not None and self._refuses
+
+    @property
     def waiting(self) -> int:
         """Return the number of commits' callbacks that wait for the peer."""
         return len(self._queue)
@@ -395,9 +400,10 @@ class PairSource(SegmentLogSource):
         super().__init__(links.log, streams, second_disk.copied, links.wall_clock, links.watermarks, links.clocks)
         self._tell: Callable[[Collection[int] | None], None] = lambda _: None
         self._second_disk = second_disk
+        self._promise = LaneFlag.TWO_DISKS if second_disk.waits_always else LaneFlag(0)
         # Once: lanes that differ from those before are opened again.
         self._lanes = [
-            lane._replace(tells_safe=True, answered=partial(second_disk.opened, lane.lane), flags=LaneFlag.UNCOMPARED)
+            lane._replace(tells_safe=True, answered=partial(second_disk.opened, lane.lane), flags=self._flags)
             for lane in self._lanes
         ]
 
@@ -432,9 +438,12 @@ class PairSource(SegmentLogSource):
         if hubs:
             # Again for what was sent during the writes.
             await self.prepare_to_send("", self._log.ends(self._streams))
-        flags = LaneFlag(0) if self._is_compared else LaneFlag.UNCOMPARED
-        self._lanes = [lane._replace(flags=flags) for lane in self._lanes]
+        self._lanes = [lane._replace(flags=self._flags) for lane in self._lanes]
         self._tell(None)
+
+    @property
+    def _flags(self) -> LaneFlag:
+        return self._promise if self._is_compared else self._promise | LaneFlag.UNCOMPARED
 
     @property
     def is_compared(self) -> bool:

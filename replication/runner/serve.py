@@ -28,6 +28,7 @@ from weft.protocols.link import (
     LaneOrigins,
     NodeReport,
     Outcomes,
+    PairReport,
     PullState,
     RefuseCode,
 )
@@ -188,7 +189,7 @@ class LinkHandler(Protocol):
     def pull_state(self, state: PullState) -> None:
         """Take a word about records that the edge was asked for."""
 
-    def report(self, report: NodeReport) -> None:
+    def report(self, report: NodeReport | PairReport) -> None:
         """Take what the edge says of its disk and its functions."""
 
     async def canary(self, canary: Canary) -> None:
@@ -422,7 +423,7 @@ class LinkSession:
                 self._handler.pull_state(event)
             case Canary():
                 await self._handler.canary(event)
-            case NodeReport():
+            case NodeReport() | PairReport():
                 self._handler.report(event)
             case ConnectionLost():
                 self._ended(event.reason)

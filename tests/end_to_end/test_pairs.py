@@ -47,6 +47,7 @@ pair:
   peer: http://127.0.0.1:{other}
   acks: {acks}
   alone_after: {alone}
+  alone: {policy}
   take_over_after: {after}
 """
 
@@ -61,7 +62,7 @@ class Side:
         self.config = folder / f"{name}.yaml"
         self.node: Node
 
-    def meet(self, other: Side, *, acks: str, alone: str, after: str) -> None:
+    def meet(self, other: Side, *, acks: str, alone: str, after: str, policy: str) -> None:
         self.to_peer = Relay(other.port)
         self.config.write_text(
             CONFIG.format(
@@ -74,6 +75,7 @@ class Side:
                 acks=acks,
                 alone=alone,
                 after=after,
+                policy=policy,
             )
         )
 
@@ -104,13 +106,15 @@ class Side:
 class Site:
     """A hub and a pair."""
 
-    def __init__(self, folder: Path, *, acks: str = "both", alone: str = "30s", after: str = "null") -> None:
+    def __init__(
+        self, folder: Path, *, acks: str = "both", alone: str = "30s", after: str = "null", policy: str = "acknowledge"
+    ) -> None:
         self.hub = DemoHub(folder, settings="mark_interval: 1s\n")
         self.hub.start()
         self.a, self.b = Side(folder, "a", self.hub), Side(folder, "b", self.hub)
         self.sides = self.a, self.b
         for side, other in ((self.a, self.b), (self.b, self.a)):
-            side.meet(other, acks=acks, alone=alone, after=after)
+            side.meet(other, acks=acks, alone=alone, after=after, policy=policy)
         for side in self.sides:
             side.start()
         for side in self.sides:
@@ -355,6 +359,32 @@ def test_numbers_that_the_hub_has_for_others_make_it_neither_complete_nor_the_co
     assert (b.copy["records"], b.copy["only_by_order"]) == (100, 100)
     assert (site.hub.complete_up_to()[STREAM] or "") < acknowledged
     assert sorted(site.rows()["a"]) == [*range(100)]
+
+
+@pytest.mark.parametrize("policy", ["refuse", "acknowledge"])
+def test_a_peer_vouches_for_a_lost_node_that_acknowledged_nothing_alone(make: Make, policy: str) -> None:
+    """Its lanes end with nothing missing; otherwise the hub names the time from the last mark on."""
+    site = make(policy=policy)
+    a, b = site.a, site.b
+    a.to_hub.cut()
+    a.publish(0, 100)
+    now = time.time()
+    wait_until(lambda: (b.copy["complete_to"] or 0) >= now, PATIENCE_S, lambda: b.pair)
+    assert not b.copy["vouched"], "of a node that is there, its own word counts"
+    a.burn()
+    wait_until(lambda: not b.copy["connected"], PATIENCE_S, lambda: b.pair)
+    assert b.copy["vouched"] == (policy == "refuse")
+    done = weft("edge", "take-over", b.config)
+    assert done.exit_code == 0, done.output
+    assert ("acknowledges nothing alone" in done.output) == (policy == "refuse")
+    site.wait_for_rows(100)
+    missing = ["--missing", "nothing"] if policy == "refuse" else []
+    retired = weft("hub", "retire", site.hub.config_path, "a", *missing, "--reason", "burnt", "--yes")
+    assert "0 records count as lost" in retired.output
+    assert ("open gap in telemetry" in retired.output) == (policy != "refuse")
+    later = stamp()
+    b.publish(0, 5)
+    wait_until(lambda: (site.hub.complete_up_to()[STREAM] or "") >= later, PATIENCE_S, site.hub.complete_up_to)
 
 
 # --- Devices that know both nodes

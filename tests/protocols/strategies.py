@@ -234,6 +234,11 @@ CONTROL_FRAMES = st.one_of(
         ),
         U32,
     ),
+    st.builds(
+        link.PairReport,
+        st.lists(st.tuples(INT64, st.none() | INT64), max_size=2),
+        st.lists(st.builds(link.CopyReport, NAMES, NAMES, U64, st.none() | INT64, st.booleans(), U64), max_size=2),
+    ),
     st.builds(link.LastWords, INT64, st.lists(st.tuples(U32, st.integers(0, SEQ_END)), max_size=3), NAMES),
     st.builds(
         link.ConfigDesired,

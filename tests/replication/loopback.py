@@ -21,6 +21,7 @@ from weft.protocols.link import (
     LaneOrigins,
     NodeReport,
     Outcomes,
+    PairReport,
     PullState,
 )
 from weft.protocols.ranges import RangeSet
@@ -45,7 +46,7 @@ class Hub:
         self.openings: list[LaneOpen] = []
         self.clocks: list[Clock] = []
         self.config_states: list[ConfigState] = []
-        self.reports: list[NodeReport] = []
+        self.reports: list[NodeReport | PairReport] = []
         self.lanes: dict[str, int] = {}
         """Stream -> the number under which this hub knows it."""
         self.sessions: list[LinkSession] = []
@@ -126,7 +127,7 @@ class _Handler:
     def config_state(self, state: ConfigState) -> None:
         self.hub.config_states.append(state)
 
-    def report(self, report: NodeReport) -> None:
+    def report(self, report: NodeReport | PairReport) -> None:
         self.hub.reports.append(report)
 
     def pull_state(self, state: PullState) -> None:

@@ -19,8 +19,10 @@ from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Origin, OriginKind
 from weft.protocols.link import (
+    COPIES_MAX,
     FEATURES,
     FUNCTIONS_MAX,
+    PAIR_REPORT,
     PROTOCOL_VERSION,
     REPORT,
     Ack,
@@ -29,6 +31,7 @@ from weft.protocols.link import (
     Clock,
     ConfigDesired,
     ConfigState,
+    CopyReport,
     Data,
     DownOpen,
     Frame,
@@ -47,6 +50,7 @@ from weft.protocols.link import (
     Messages,
     NodeReport,
     Outcomes,
+    PairReport,
     Ping,
     Pong,
     Pulls,
@@ -206,6 +210,7 @@ TRIES = 5
 HELLO = Hello(PROTOCOL_VERSION, "default", "press-1", 1, 1, 0, "test")
 RANGES = [(2 * at, 2 * at + 1) for at in range(2_000)]
 ORIGINS = [Origin(1 + at, OriginKind.FUNCTION, f"clean-{at}", "1", b"hash") for at in range(200)]
+COPIES = [CopyReport("t" * 64, "e" * 64, 1 << 63, 1 << 62, is_vouched=True, records=1 << 63)] * COPIES_MAX
 FUNCTIONS = [FunctionReport(f"s{at}", "where", 1, 1, 1, "e" * 160) for at in range(FUNCTIONS_MAX)]
 
 
@@ -246,6 +251,7 @@ SENT: dict[FrameType, Frames] = {
     FrameType.CANARY: lambda n: [Canary(2_000 * n + at) for at in range(2_000)],
     FrameType.CANARY_BACK: lambda _: [CanaryBack(1, 1)],
     FrameType.THROTTLED: lambda _: [Throttled(1, 1, "x")],
+    FrameType.PAIR_REPORT: lambda n: [PairReport([(100 * n + at, None)], COPIES) for at in range(100)],
     FrameType.NODE_REPORT: lambda n: [NodeReport(100 * n + at, 1, 1, 1, 1, FUNCTIONS, 0) for at in range(100)],
 }
 RESERVED = {FrameType.THROTTLE, FrameType.PULL, FrameType.CONFIG, FrameType.PUBLISH}
@@ -348,6 +354,20 @@ def test_a_report_goes_with_a_message_and_makes_none() -> None:
 def test_a_hub_of_an_earlier_release_gets_none_and_a_node_without_one_sends_none() -> None:
     assert connection(tuple(each for each in FEATURES if each != REPORT)).sends(WELL) == []
     assert connection().ride.rides(MESSAGE, 0) == []
+
+
+def test_a_change_of_a_pair_is_told_at_once_and_then_at_most_every_while() -> None:
+    link, alone = connection(), PairReport([(5, None)], [])
+    link.latest.pair = PairReport([], [])
+    assert link.sends(WELL) == [WELL, link.latest.pair]
+    link.latest.pair = alone
+    assert link.sends(WELL, INTERVAL) == [alone]
+    link.latest.pair = PairReport([(5, 9)], [])
+    assert link.sends(WELL, INTERVAL // 2) == []
+    assert link.sends(WELL, INTERVAL) == [link.latest.pair]
+    old = connection(tuple(each for each in FEATURES if each != PAIR_REPORT))
+    old.latest.pair = alone
+    assert old.sends(WELL) == [WELL]
 
 
 CHANGED = {

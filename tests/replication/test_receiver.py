@@ -198,6 +198,7 @@ def test_a_frame_that_this_release_does_not_know_is_answered_with_the_version_th
         (opening(3, "s", flags=4), RefuseCode.VERSION, "later release"),
         (opening(3, "s", flags=LaneFlag.RELAY), RefuseCode.BAD_HELLO, "claims no epoch"),
         (opening(3, "s", flags=LaneFlag.UNCOMPARED), RefuseCode.BAD_HELLO, "only the peer of a pair"),
+        (opening(3, "s", flags=LaneFlag.TWO_DISKS), RefuseCode.BAD_HELLO, "only the peer of a pair"),
     ],
 )
 def test_a_lane_that_cannot_be_is_closed_and_the_others_go_on(lane: LaneOpen, code: RefuseCode, word: str) -> None:

@@ -42,6 +42,7 @@ from tests.vectors.goldens import (
     NODE_REPORT,
     OPEN,
     OWNED,
+    PAIR_REPORT,
     PULL,
     RENAMED_CHUNK,
     RENAMED_STATE,
@@ -146,6 +147,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
         "canary": CANARY,
         "throttled": THROTTLED,
         "report": NODE_REPORT,
+        "pair_report": PAIR_REPORT,
     },
     "queue-state": {"declared": whole(DECLARED), "settled": whole(SETTLED), "copied": whole(COPIED)},
 }

@@ -576,6 +576,16 @@ NODE_REPORT: Notation = {
         },
     ]
 }
+PAIR_REPORT: Notation = {
+    "frames": [
+        {
+            "type": "PAIR_REPORT",
+            "alone": [[T, T + 9], [T + 20, None]],
+            "copies": [["default", "press-2", 0xFEED, T, True, 300], ["default", "press-2", 0xFEED, None, False, 0]],
+        },
+        {"type": "PAIR_REPORT", "alone": [], "copies": []},
+    ]
+}
 LAST_WORDS: Notation = {"frames": [{"type": "LAST_WORDS", "time": T, "lanes": [[1, 10], [3, 0]], "renamed_to": "pi-2"}]}
 CONFIG: Notation = {
     "frames": [

@@ -236,6 +236,7 @@ _FRAMES: dict[str, Any] = {
     "CANARY_BACK": link.CanaryBack,
     "THROTTLED": link.Throttled,
     "NODE_REPORT": link.NodeReport,
+    "PAIR_REPORT": link.PairReport,
 }
 
 

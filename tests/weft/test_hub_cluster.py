@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from examples.demo.fabric import free_port
 from tests.cloud_hub.fabric import make_batch
@@ -25,7 +26,7 @@ from tests.support.waiting import wait_until
 from weft.cloud_hub.facts.fact import NODE
 from weft.commands import hub_status
 from weft.commands.running import RunningHub
-from weft.hub_api.answers import EdgeOfHub, EdgesAnswer
+from weft.hub_api.answers import CopyOfEdge, EdgeOfHub, EdgesAnswer, PairOfEdge, TimeAlone
 from weft.hub_api.rights import Scope, role_grants
 from weft.hub_api.status import (
     ClockOfNode,
@@ -390,6 +391,11 @@ STATUS = StatusAnswer(
 )
 
 
+COPY = CopyOfEdge(at="right", reported="2026-11-29T12:00:00Z", log="07", complete_to=None, vouched=True, records=3)
+PAIR_OF_LOST = PairOfEdge(times_alone=[], copies=[COPY])
+PAIR_ALONE = PairOfEdge(times_alone=[TimeAlone(since="2026-11-29T12:00:00Z", until=None)], copies=[COPY])
+
+
 def test_status_shows_what_is_in_trouble_at_any_process_and_nothing_else_if_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -408,9 +414,10 @@ def test_status_shows_what_is_in_trouble_at_any_process_and_nothing_else_if_aske
             missing_records=0,
             complete_up_to=None,
             retired=False,
+            pair=pair,
             alarms=[],
         )
-        for name, since in (("right", "t"), ("gone", None))
+        for name, since, pair in (("right", "t", UNSET), ("gone", None, PAIR_OF_LOST), ("one", "t", PAIR_ALONE))
     ]
     none = TroublesAnswer(conflicts=[], conflicts_more=0, open_gaps=[], open_gaps_more=0, lost=[], at_quota=[])
     waits = msgspec.structs.replace(none, at_quota=[TenantAtQuota("acme", "bytes_per_second", 1024, 99.0, 7)])
@@ -433,13 +440,15 @@ def test_status_shows_what_is_in_trouble_at_any_process_and_nothing_else_if_aske
         assert each in shown
     assert "acme/good" not in shown
     assert re.search(r"^acme/gone\t.*\tunknown\t", shown, re.MULTILINE), "what it lost is not known"
+    assert "copy at right: it and the hub have all that it acknowledged, 3 records of it not here yet" in shown
+    assert "alone: records have one disk since 2026-11-29T12:00:00Z" in shown
     assert "acme/right" not in shown
     found = json.loads(weft("hub", "status", "hub.yaml", "--trouble", "--json").output)
-    assert [each["edge"] for each in found["edges"]] == ["gone"]
+    assert [each["edge"] for each in found["edges"]] == ["gone", "one"]
     assert "lost_records" not in found["edges"][0], "an earlier release has not counted them"
     assert {each["stream"] for each in found["tables"]} == {"bad"}
     assert {each["edge"] for each in found["links"]} == {"wrong"}
     assert [each["node"] for each in found["drains"]] == ["host-2"]
     assert [each["tenant"] for each in found["at_quota"]] == ["acme"]
     everything = json.loads(weft("hub", "status", "hub.yaml", "--json").output)
-    assert [each["edge"] for each in everything["edges"]] == ["right", "gone"]
+    assert [each["edge"] for each in everything["edges"]] == ["right", "gone", "one"]

@@ -642,7 +642,12 @@ def edge_take_over(target: str, *, as_json: bool) -> None:
             click.echo(f"  {counted(count, 'record')} of {stream} stay here: no link of this node carries it")
         if waiting := _uncompared(each, pair):
             click.echo(f"  {counted(waiting, 'record')} wait: the node is connected, and has to reach its hubs first")
-        if each["complete_to"] is None:
+        if each["vouched"] and not waiting and not each["not_carried"]:
+            click.echo(
+                "  the node acknowledges nothing alone: copy and hubs have all that it acknowledged. If it is gone for "
+                f"good, end its lanes at the hub: `weft hub retire HUB {each['node']} --missing nothing`"
+            )
+        elif each["complete_to"] is None:
             click.echo("  up to when the copy has everything that the node took in is unknown")
         else:
             until = datetime.fromtimestamp(each["complete_to"], UTC).strftime("%F %T UTC")

@@ -87,8 +87,29 @@ def show_edges(
 
 
 def in_trouble(edges: Sequence[EdgeOfHub]) -> list[EdgeOfHub]:
-    """Return the edges with an alarm, without a link, or with lost records."""
-    return [each for each in edges if each.alarms or each.lost_records or _is_gone(each)]
+    """Return the edges with an alarm, without a link, with lost records, or with new records on one disk of a pair."""
+    return [each for each in edges if each.alarms or each.lost_records or _is_gone(each) or _alone_since(each)]
+
+
+def _alone_since(edge: EdgeOfHub) -> str | None:
+    """Return the time since which records of an edge of a pair have one disk; None if they have two, or no pair."""
+    times = edge.pair.times_alone if edge.pair else []
+    return times[-1].since if times and times[-1].until is None else None
+
+
+def _pair(edge: EdgeOfHub) -> list[str]:
+    """Return what is to be known of an edge's pair: that it works alone, and what its peer has when it is away."""
+    found = []
+    if (since := _alone_since(edge)) is not None:
+        found.append(f"alone: records have one disk since {since}")
+    for copy in edge.pair.copies if edge.pair and _is_gone(edge) else ():
+        if copy.vouched:
+            has = "all that it acknowledged"
+        else:
+            has = "an unknown part" if copy.complete_to is None else f"all that it took in until {copy.complete_to}"
+        left = f", {counted(copy.records, 'record')} of it not here yet" if copy.records else ""
+        found.append(f"copy at {copy.at}: it and the hub have {has}{left}")
+    return found
 
 
 def _is_gone(edge: EdgeOfHub) -> bool:
@@ -125,6 +146,7 @@ def _edge_row(edge: EdgeOfHub, now: float, here: Collection[str], *, all_known: 
     if at and at not in here:
         link += f" at {shown(at)}"
     alarms = [f"{each.reason} ({each.stream}): {each.why}" for each in edge.alarms]
+    alarms += _pair(edge)
     if edge.retired:
         alarms.append("retired")
     return (

@@ -29,6 +29,7 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.live_node import running
 from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals
+from weft.cloud_hub.auth.tokens import TokenIdentity
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.links.edge_link import (
     COST_AT_ONCE,
@@ -42,18 +43,21 @@ from weft.cloud_hub.links.edge_link import (
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
+from weft.hub_api.rights import Scope
 from weft.protocols.lane import Lane
 from weft.protocols.link import (
     ERROR_CHARACTERS_MAX,
     FUNCTIONS_MAX,
     PROTOCOL_VERSION,
     Clock,
+    CopyReport,
     Frame,
     FrameEncoder,
     FunctionReport,
     Hello,
     LaneOpen,
     NodeReport,
+    PairReport,
     RefuseCode,
 )
 from weft.protocols.link import Clock as ClockNotice
@@ -490,6 +494,62 @@ async def test_a_hub_knows_the_disk_and_the_functions_of_a_node_and_the_disk_whe
         await until(lambda: not hub._links)
         gone = await facts_of(hub, "press-7")
         assert (gone["connected_since"], gone["disk"], gone["functions"]) == (None, disk, None)
+
+
+NOON = 1_748_779_200 * SECOND
+
+
+async def test_a_hub_tells_times_alone_of_an_edge_and_what_its_peer_has_of_a_lost_one() -> None:
+    reported, lost = LatestReport(), LinkIdentity("default", "saw-2", 0xDEF, "weft")
+    reported.report = NodeReport(1, 2, 1, 1, 0, [], 0)
+    reported.pair = PairReport([(NOON, NOON + SECOND), (NOON + 10 * SECOND, None)], [])
+    async with running_hub(MemoryStore()) as hub:
+        for identity in (lost, PRESS):
+            log = EdgeLog()
+            log.append(*records(0, [b"x"]))
+            await deliver(hub, log, 1, identity)
+        epochs = MemoryEpochs(7)
+        async with running_link(hub, log, PRESS, epochs=epochs, sender=SenderSettings(report=reported)):
+            await until(lambda: has_pair(hub, "press-1"))
+            pair = (await facts_of(hub, "press-1"))["pair"]
+            assert pair["times_alone"] == [
+                {"since": "2025-06-01T12:00:00.000000000Z", "until": "2025-06-01T12:00:01.000000000Z"},
+                {"since": "2025-06-01T12:00:10.000000000Z", "until": None},
+            ]
+            assert "pair" not in await facts_of(hub, "saw-2")
+        copies = [
+            CopyReport("default", "saw-2", 0xDEF, NOON, is_vouched=True, records=3),
+            CopyReport("other", "saw-2", 0xDEF, NOON, is_vouched=True, records=3),
+        ]
+        reported.pair = PairReport([], copies)
+        async with running_link(hub, log, PRESS, epochs=epochs, sender=SenderSettings(report=reported)):
+            await until(lambda: has_pair(hub, "saw-2"))
+            (copy,) = (await facts_of(hub, "saw-2"))["pair"]["copies"]
+            assert (copy.pop("at"), bool(copy.pop("reported"))) == ("press-1", True)
+            assert copy == {
+                "log": "0000000000000def",
+                "complete_to": "2025-06-01T12:00:00.000000000Z",
+                "vouched": True,
+                "records": 3,
+            }
+
+
+async def has_pair(hub: Hub, edge: str) -> bool:
+    return "pair" in await facts_of(hub, edge)
+
+
+@pytest.mark.parametrize(("grants", "is_shown"), [(("write:*",), False), (("write:*", "relay:*"), True)])
+def test_a_token_that_may_not_relay_speaks_of_no_others_records(grants: tuple[str, ...], *, is_shown: bool) -> None:
+    identity = TokenIdentity("press-1", "0" * 64, Scope.GRANTED, edge="press-1", grants=grants)
+    log, refusals = HubLinkLog(lambda: 0.0), Refusals(lambda: 0.0)
+    link = EdgeLink(cast(Any, None), identity, lambda: 9, log, "peer", refusals=refusals)
+    link.hello = Hello(PROTOCOL_VERSION, "default", "press-1", 7, 1, 0, "test")
+    link.report(NodeReport(1, 2, 1, 1, 0, [], 0))
+    link.report(PairReport([(5, None)], [CopyReport("default", "saw-2", 1, 5, is_vouched=True, records=0)]))
+    assert link.last_report is not None
+    assert link.last_report.pair is not None
+    assert bool(link.last_report.pair.copies) == is_shown
+    assert link.last_report.pair.alone == [(5, None)]
 
 
 async def test_the_disk_of_an_edge_that_tells_nothing_is_unknown() -> None:

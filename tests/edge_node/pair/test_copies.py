@@ -14,8 +14,9 @@ import pytest
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import open_log, put, read_all
+from tests.support.processes import weft
 from weft.edge_node.check.streams import COPIES_MAX
-from weft.edge_node.pair.copies import Copies, CopyLink, CopySource, _read_about
+from weft.edge_node.pair.copies import Copies, Copy, CopyLink, CopySource, _read_about
 from weft.protocols.batch import decode_header
 from weft.protocols.chunk_index import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane, NodeName, Origin
@@ -392,3 +393,169 @@ async def test_an_epoch_that_leaves_no_others_is_refused(tmp_path: Path) -> None
     async with started(tmp_path) as copies:
         with pytest.raises(LinkRefused):
             await connect(copies, log_of(5, b"one"), (1 << 64) - 1)
+
+
+def test_a_copy_can_be_queried_at_the_peer(tmp_path: Path) -> None:
+    async def copied() -> str:
+        log = log_of(5, b"one", b"two")
+        async with started(tmp_path) as copies:
+            await send(*await connect(copies, log, 3), log)
+            (copy,) = copies.open.values()
+            return copy.path
+
+    done = weft("edge", "query", asyncio.run(copied()), "SELECT payload FROM s", "--csv")
+    assert done.output.split() == ["payload", "one", "two"], done.exception
+
+
+# --- Vouching: what a copy says of a node that is gone is true, whatever was before
+
+
+class Vouching:
+    """A node that acknowledges nothing alone, its hub and its peer, of which the peer is real."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self.folder, self.chance = folder, chance
+        self.log = log_of(5, b"0")
+        self.acked, self.hub = RangeSet(), RangeSet()
+        """Numbers of records that devices know as stored, and that the hub has."""
+        self.image: Path | None = None
+        self.epoch = self.sent = self.vouched = 0
+        self.link: CopyLink | None = None
+        self.works_alone = False
+
+    async def start(self) -> None:
+        self.copies = open_copies(self.folder)
+        await self.copies.start()
+
+    async def connect(self) -> None:
+        if self.link is not None:
+            self.link.closed("another connection")
+        self.epoch += 1
+        self.link, self.session = await connect(self.copies, self.log, self.epoch, flags=int(LaneFlag.TWO_DISKS))
+        self.sent = self.session.opened[1].end
+
+    async def publish(self) -> None:
+        for _ in range(self.chance.randrange(1, 4)):
+            put(self.log, 1, b"x")
+
+    async def send(self) -> None:
+        if self.link is not None and (batches := self.log.read(1, self.sent, 1)):
+            self.link.data(1, [(decode_header(batch), memoryview(batch)) for batch in batches])
+            self.sent = decode_header(batches[-1]).end_seq
+            await self.settle()
+
+    async def send_all(self) -> None:
+        while self.link is not None and self.sent < self.log.next_seq(1):
+            await self.send()
+
+    async def mark(self) -> None:
+        """The sender's rule: a mark leaves when everything below it was sent on the connection."""
+        if self.link is not None:
+            self.link.marks(self.epoch, [(1, self.sent)])
+            await self.settle()
+
+    async def settle(self) -> None:
+        assert self.link is not None
+        await self.link.room()
+        assert self.link._copy is not None
+        await self.link._copy.log.durable()
+
+    async def acknowledge(self) -> None:
+        there = [] if self.link is None else list(self.session.acked.get(1, ()))
+        self.acked.update([*there, *self.hub])
+        if self.works_alone:
+            self.acked.add(0, self.log.next_seq(1))
+
+    async def replicate(self) -> None:
+        self.hub.add(0, self.chance.randrange(self.log.next_seq(1) + 1))
+        if self.link is not None and self.hub:
+            await self.link.gap(1, GapRange(0, min(self.hub.end, self.sent), GapReason.ABSENT))
+
+    async def cut(self) -> None:
+        if self.link is not None:
+            self.link.closed("cut")
+            self.link = None
+
+    async def stop(self) -> None:
+        await self.cut()
+        await self.copies.close()
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def keep_image(self) -> None:
+        await self.stop()
+        self.image = self.folder.with_name(f"image-{self.chance.random()}")
+        shutil.copytree(self.folder, self.image)
+        await self.start()
+
+    async def restore_image(self) -> None:
+        if self.image is not None:
+            await self.stop()
+            shutil.rmtree(self.folder)
+            shutil.copytree(self.image, self.folder)
+            await self.start()
+
+    async def lose_about(self) -> None:
+        await self.stop()
+        for about in self.folder.glob("*.about"):
+            about.unlink()
+        await self.start()
+
+    def is_true(self) -> bool:
+        """Whether what the peer says now is so: copies and hub have all that was acknowledged."""
+        copies = list(self.copies.open.values())
+        if not copies or not copies[-1].is_vouched:
+            return True
+        self.vouched += 1
+        there = self.hub.copy()
+        for copy in copies:
+            there.update(part for number in copy.log.streams().values() for part in copy.log.ranges(number))
+        return all(there.covers(first, end) for first, end in self.acked)
+
+    async def live(self, steps: int) -> bool:
+        """Live through a history; return whether all that the peer said was true."""
+        self.folder.mkdir()
+        await self.start()
+        often = [self.publish, self.send, self.send_all, self.mark, self.acknowledge, self.connect, self.replicate]
+        seldom = [self.cut, self.restart, self.keep_image, self.restore_image, self.lose_about]
+        is_true = True
+        for _ in range(steps):
+            do = self.chance.choice([*often, *often, *often, *seldom])
+            try:
+                await do()
+            except LinkRefused:
+                self.link = None  # an epoch that another copy knows, or no place for one more
+            is_true = is_true and self.is_true()
+        await self.stop()
+        return is_true
+
+
+async def test_a_peer_vouches_only_for_a_node_whose_every_acknowledged_record_is_there(tmp_path: Path) -> None:
+    vouched = 0
+    for seed in range(8):
+        history = Vouching(tmp_path / str(seed), random.Random(seed))
+        assert await history.live(30), f"seed {seed}"
+        vouched += history.vouched
+    assert vouched > 10, "else nothing was tested"
+
+
+@pytest.mark.parametrize("fault", ["marks do not count", "the node works alone", "it outlives the connection"])
+async def test_a_fault_in_vouching_is_found(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fault == "marks do not count":
+        monkeypatch.setattr(Copy, "is_vouched", property(lambda copy: copy._promised.issuperset(copy.about.offered)))
+    elif fault == "it outlives the connection":
+        whole = set[str]()
+
+        def is_vouched(copy: Copy) -> bool:
+            whole.update(copy._whole)
+            return bool(whole)
+
+        monkeypatch.setattr(Copy, "is_vouched", property(is_vouched))
+    for seed in range(40):
+        history = Vouching(tmp_path / str(seed), random.Random(seed))
+        history.works_alone = fault == "the node works alone"
+        if not await history.live(40):
+            return
+    raise AssertionError(f"{fault}: no history shows it")
