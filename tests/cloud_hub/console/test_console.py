@@ -45,6 +45,7 @@ WIDTHS = (390, 820, 1440)
 ROWS = 'document.querySelectorAll(".table tbody tr th").length'
 GAP_S = "((t) => (Date.parse(t[1]) - Date.parse(t[0])) / 1000)({}.match(/20[0-9-]+ [0-9:]+/g))"
 """Seconds between the two moments of a text."""
+HAS = "document.querySelector('{}')?.textContent.includes('{}')"
 FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
@@ -318,6 +319,42 @@ async def test_what_fails_beside_a_list_is_named_and_takes_nothing_away(page: Br
             await page.until('document.body.innerText.includes("the store is away")')
             log.append(*readings(READINGS, READINGS + 60, time.time_ns() - (READINGS + 60) * STEP_S * NS))
             await page.until('asked.filter((each) => each.includes("limit=610")).length === 2')
+
+
+TROUBLES = {
+    "at_quota": [{"tenant": "default", "quota": "bytes_per_second", "limit": 1024, "wait_seconds": 99, "edges": 41}],
+    "conflicts": [],
+    "conflicts_more": 0,
+    "open_gaps": [
+        {"tenant": "default", "edge": "scrapped", "log": "00000000000000aa", "stream": "telemetry", "first": 7}
+        | {"records": None, "since": "2026-11-20T05:00:00Z", "until": "2026-11-20T06:00:00Z", "why": "no last word"}
+    ],
+    "open_gaps_more": 0,
+    "lost": [
+        {"tenant": "acme", "edge": "restored", "log": "00000000000000bb", "stream": "telemetry", "shard": 0}
+        | {"records": 2856, "first_seq": 5892}
+    ],
+}
+
+
+async def test_who_waits_at_a_quota_and_all_that_is_lost_are_a_click_away(page: BrowserPage) -> None:
+    async with hub_with_fleet() as (hub, log):
+        await log.until_released(READINGS)
+        answer = f"Promise.resolve(new Response({json.dumps(json.dumps(TROUBLES))}))"
+        told = f'(url) => url.includes("/v1/troubles") ? {answer} : undefined'
+        async with answered(page, f"{hub.url}/console#/streams", told):
+            await page.js('location.hash = "#/fleet"')
+            await page.until(HAS.format(".notice", "Its 41 edges wait 1 min 39 s"))
+            await page.js('document.querySelector(".notice a").click()')
+            await page.until(f'document.querySelector("#edge-filter").value === "default" && {ROWS} === 41')
+            await page.js('document.querySelector(".figures a").click()')
+            lines = '[...document.querySelectorAll(".table tbody tr")].map((row) => row.innerText)'
+            await page.until(f'{lines}.length === 3 && {lines}[2].includes("its log was full")')
+            assert await page.js(f'{lines}[0].includes("unknown") && {lines}[0].includes("05:00:00 to 06:00:00")')
+            assert await page.js(f'{lines}[1].includes("2,856") && {lines}[1].includes("lost by the hub")')
+            await page.js('sessionStorage.setItem("weft-tenant", "default"); location.hash = "#/fleet"')
+            await page.js('location.hash = "#/losses"')
+            await page.until(f'{lines}.length === 2 && !{lines}.some((each) => each.includes("restored"))')
 
 
 async def test_records_are_decoded_drawn_with_their_gap_and_followed(
@@ -671,7 +708,6 @@ async def test_an_edge_has_a_page_of_its_own(page: BrowserPage) -> None:
 
 CLICK = """(() => {{ const found = [...document.querySelectorAll({within})].find((each) => each.offsetParent
     && each.textContent.trim().startsWith({text})); found?.click(); return Boolean(found); }})()"""
-HAS = "document.querySelector('{}')?.textContent.includes('{}')"
 LINES = "[...document.querySelectorAll('.table tbody tr')]"
 STREAM = ["nav a|Streams", "tbody a|telemetry"]
 QUESTIONS = {
