@@ -265,7 +265,7 @@ def test_a_port_that_is_taken_is_a_sentence_and_exit_status_1(run: Callable[...,
     node = run()
     path = tmp_path / "second.yaml"
     path.write_text(
-        CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{node.mqtt_port}").replace("data_dir: data", "data_dir: b")
+        CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{node.mqtt_port}", 1).replace("data_dir: data", "data_dir: b")
     )
     command = [sys.executable, "-m", "weft", "edge", "run", str(path)]
     second = forked.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
