@@ -203,7 +203,7 @@ class EdgeNode:
         loop = asyncio.get_running_loop()
         for talkative in (mqtt_connection, routing, journal, window):
             logging.getLogger(talkative.__name__).addFilter(Throttle())
-        next_sample, shortages = loop.time(), ShortageLog(loop.time())
+        next_sample, shortages, troubled = loop.time(), ShortageLog(loop.time()), frozenset[str]()
         while not stop.is_set() and not self.restart.is_set():
             failed = self.log.failed or self._state.failed
             if failed is not None:
@@ -218,13 +218,16 @@ class EdgeNode:
                 self._notify_hubs()
                 shortages.low(self.status.low_water(), loop.time())
                 next_sample += SAMPLE_INTERVAL_S
+            elif self._functions.in_trouble() != troubled:
+                self._notify_hubs()
+            troubled = self._functions.in_trouble()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), LOG_CHECK_INTERVAL_S)
 
     def _notify_hubs(self) -> None:
         functions = self._functions.facts()["functions"]
-        self._links.report.report = self.status.report(self.reconfigure.running.streams, functions)
         self._links.report.pair = None if self._pair is None else self._pair.report()
+        self._links.tell(self.status.report(self.reconfigure.running.streams, functions))
 
     async def reload(self) -> None:
         """Read users, access rules and certificates again, changed or not, and the configuration. Unusable files are

@@ -105,10 +105,14 @@ class SendWindow:
 
 # Times at which a sender tells the receiver of its disk and functions.
 #
-# A report goes with a message that is sent anyway, so that an idle link costs no packet more.
+# A report goes with a message that is sent anyway, so that an idle link costs no packet more. One of a function whose
+# trouble began or ended is a message by itself: an operator waits for that alarm, and the next PING may be 45 s away.
 
 INTERVAL = 30 * SECOND
 """Least time between two reports of a connection."""
+TROUBLE_INTERVAL = 5 * SECOND
+"""The same before one that says that a function's trouble began or ended. A script that fails now and then costs a
+report in this time, however often it does."""
 COUNTS_INTERVAL = 300 * SECOND
 """Time after which rows that functions have read and written are reason enough for a report."""
 SPACE_PARTS = 50
@@ -141,7 +145,15 @@ class ReportRide:
         self._is_known = self._is_pair_known = False
         self._sent: NodeReport | None = None
         self._pair_sent: PairReport | None = None
-        self._due = self._counts_due = self._pair_due = now
+        self._due = self._counts_due = self._trouble_due = self._pair_due = now
+
+    @property
+    def deadline(self) -> int | None:
+        """Return the time at which a report goes without another message; None while there is no such one."""
+        newest, sent = self._latest.report, self._sent
+        if not self._is_known or newest is None or sent is None or in_trouble(newest) == in_trouble(sent):
+            return None
+        return self._trouble_due
 
     def welcome(self, welcome: Welcome) -> None:
         """Note what the receiver's release knows."""
@@ -149,8 +161,10 @@ class ReportRide:
         self._is_pair_known = PAIR_REPORT in welcome.features
 
     def rides(self, frames: Sequence[Frame], now: int) -> list[Frame]:
-        """Look at the frames of a message that is sent now. Return the reports that go with them, of those due."""
-        return [*self._node(frames, now), *self._pair(frames, now)]
+        """Look at the frames of a message that is sent now, if there are any. Return the reports that go with them, or
+        alone, of those due."""
+        of_node = self._node(frames, now)
+        return [*of_node, *self._pair([*frames, *of_node], now)]
 
     def _pair(self, frames: Sequence[Frame], now: int) -> list[Frame]:
         newest = self._latest.pair
@@ -160,13 +174,22 @@ class ReportRide:
         return [newest]
 
     def _node(self, frames: Sequence[Frame], now: int) -> list[Frame]:
-        newest, sent = self._latest.report, self._sent
-        if not frames or newest is None or not self._is_known or now < self._due:
+        newest, sent, deadline = self._latest.report, self._sent, self.deadline
+        if newest is None or not self._is_known:
             return []
-        if sent is not None and not differs(newest, sent, counts=now >= self._counts_due):
-            return []
-        self._sent, self._due, self._counts_due = newest, now + INTERVAL, now + COUNTS_INTERVAL
+        if deadline is None or now < deadline:
+            if not frames or now < self._due:
+                return []
+            if sent is not None and not differs(newest, sent, counts=now >= self._counts_due):
+                return []
+        self._sent, self._trouble_due = newest, now + TROUBLE_INTERVAL
+        self._due, self._counts_due = now + INTERVAL, now + COUNTS_INTERVAL
         return [newest]
+
+
+def in_trouble(report: NodeReport) -> frozenset[str]:
+    """Return the derived streams whose functions have an error."""
+    return frozenset(each.stream for each in report.functions if each.last_error)
 
 
 def differs(newest: NodeReport, sent: NodeReport, *, counts: bool) -> bool:

@@ -660,7 +660,7 @@ class Sender:
             return None
         if self._state is _State.GREETING:
             return min(self.liveness.deadline(), self._welcome_due)
-        maybe = self._lanes.next_retry, self._lanes.hold_ends, self.patience.deadline
+        maybe = self._lanes.next_retry, self._lanes.hold_ends, self.patience.deadline, self._reports.deadline
         return min(self.liveness.deadline(), self._marks.deadline, *(due for due in maybe if due is not None))
 
     def handle_timeout(self, now: int) -> None:

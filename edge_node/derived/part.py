@@ -112,6 +112,10 @@ class FunctionsPart(Part):
         behind = self._functions.counters() if self._functions is not None else {}
         return {**behind, **self._before_log.figures(behind)}
 
+    def in_trouble(self) -> frozenset[str]:
+        """Return the derived streams whose functions have an error."""
+        return frozenset(name for name, each in self.figures().items() if each.trouble or each.refused)
+
     def _function_facts(self) -> dict[str, FunctionFacts]:
         now = self._wall_clock()
         return {name: function_facts(counters, now) for name, counters in self.figures().items()}

@@ -32,10 +32,11 @@ from weft.network.reload import read_token
 from weft.network.tls import ClientTlsFiles
 from weft.protocols.batch import ClockReading
 from weft.protocols.lane import NodeName
+from weft.protocols.link import NodeReport
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import CanaryState, LinkState, LinkStatus
-from weft.replication.flow_control import LatestReport, SenderSettings
+from weft.replication.flow_control import LatestReport, SenderSettings, in_trouble
 from weft.replication.liveness import SECOND
 from weft.replication.policy import BudgetRule, Order, PolicyRules, StreamWindows
 from weft.replication.runner import ConfigReceiver, LinkIdentity, LinkSettings, no_token, run_link
@@ -273,6 +274,11 @@ class Orders:
             control.adopt(rules)
         return control
 
+    def hurry(self) -> None:
+        """Let all open links look at once for what there is to send."""
+        for control in self._controls.values():
+            control.hurry()
+
     async def save(self, names: Iterable[str]) -> None:
         """Store the counts of links that end. An error is logged."""
         for name in names:
@@ -432,6 +438,12 @@ class Links:
         statuses = self.statuses if self.peer is None else [*self.statuses, self.peer]
         await compared(awaited, statuses, stopping, clock=asyncio.get_running_loop().time)
         self.look()
+
+    def tell(self, report: NodeReport) -> None:
+        """Let hubs have a report with a message that is sent anyway; at once if a function's trouble began or ended."""
+        before, self.report.report = self.report.report, report
+        if before is not None and in_trouble(before) != in_trouble(report):
+            self.orders.hurry()
 
     def look(self) -> None:
         """Note which links are in conflict, now and then. While the peer has other records under this log's numbers,

@@ -260,6 +260,10 @@ class LinkControl:
         """Call ``wake`` after each order, in place of the former one."""
         self._wake = wake
 
+    def hurry(self) -> None:
+        """Let an open connection look at once for what there is to send."""
+        self._wake()
+
     def opened(self, tcp: sockets.socket | None) -> None:
         """Watch the queue before the line of a new connection."""
         self._queue = LineQueue(tcp)

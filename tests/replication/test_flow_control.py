@@ -65,6 +65,7 @@ from weft.replication.flow_control import (
     COUNTS_INTERVAL,
     INTERVAL,
     START_BYTES,
+    TROUBLE_INTERVAL,
     LatestReport,
     ReceiverSettings,
     ReportRide,
@@ -378,7 +379,6 @@ CHANGED = {
     "the log is full": {"outage_seconds": 0},
     "nothing comes in": {"outage_seconds": None, "bytes_per_second": 0},
     "a function has an error": {"functions": [msgspec.structs.replace(HOT, errors=1)]},
-    "a function has stopped": {"functions": [msgspec.structs.replace(HOT, last_error="no file")]},
     "a function has gone": {"functions": []},
 }
 
@@ -390,6 +390,25 @@ def test_what_changed_is_told_once_in_half_a_minute(changed: dict[str, object]) 
     assert link.sends(other, INTERVAL - 1) == []
     assert link.sends(other, 1) == [other]
     assert link.sends(other, COUNTS_INTERVAL) == []
+
+
+def test_a_trouble_of_a_function_is_told_without_a_message_once_in_some_seconds() -> None:
+    link = connection()
+    failed, other = (
+        msgspec.structs.replace(WELL, functions=[msgspec.structs.replace(HOT, last_error=why)])
+        for why in ("no file", "no model")
+    )
+    assert link.sends(WELL) == [WELL]
+    assert link.ride.deadline is None
+    assert link.sends(failed, TROUBLE_INTERVAL - 1, message=[]) == []
+    assert link.ride.deadline == TROUBLE_INTERVAL
+    assert link.sends(failed, 1, message=[]) == [failed]
+    assert link.sends(WELL, TROUBLE_INTERVAL, message=[]) == [WELL], "its end is told as soon"
+    assert link.sends(failed, INTERVAL, message=[]) == [failed], "at once: the report before is old"
+    assert link.sends(other, INTERVAL - 1, message=[]) == [], "another reason waits for a message"
+    assert link.sends(other, 1) == [other]
+    flapping = [link.sends((WELL, other)[n % 2], SECOND, message=[]) for n in range(60)]
+    assert sum(map(len, flapping)) <= 60 * SECOND // TROUBLE_INTERVAL
 
 
 @pytest.mark.parametrize("same", [{"used_bytes": WELL.used_bytes + (20 << 20)}, {"outage_seconds": 100_000}])
