@@ -26,8 +26,8 @@ from weft.cloud_hub.auth.tokens import TokenIdentity
 from weft.cloud_hub.cluster import Owners
 from weft.cloud_hub.http.exchange import AnswerRoom, Answers
 from weft.cloud_hub.kafka.messages import NO_TIME
-from weft.cloud_hub.kafka.partitions import NONE, ZSTD, OffsetGone, PartitionReads, Place
-from weft.cloud_hub.reads.records import ShardsView, ShardViews
+from weft.cloud_hub.kafka.partitions import CHUNK_S, NONE, ZSTD, OffsetGone, PartitionReads, Place
+from weft.cloud_hub.reads.records import RecordReader, ShardsView, ShardViews
 from weft.cloud_hub.reads.summaries import ShardSummaries
 from weft.cloud_hub.reads.views import Search
 from weft.cloud_hub.shard.shards import Shards
@@ -55,6 +55,10 @@ them."""
 LOOKS_AT_ONCE = 16
 BEGINS_MAX = 16_384
 """Maximum number of partitions whose first offset is known."""
+PARTITION_S = 0.000_005
+"""Processor time of the loop for each partition of a request, each time that a fetch looks at it."""
+LISTED_AT_ONCE = 500
+"""Number of partitions whose offsets are found in one step."""
 ERASED_RUNS_MAX = 8
 """Maximum number of runs without a record that one answer passes."""
 ZSTD_VERSION = 10
@@ -204,8 +208,8 @@ class Topics:
             self._looks[key] = asyncio.create_task(self._views.of_stream(*key), name="kafka-look"), now
         return await asyncio.shield(self._looks[key][0])
 
-    async def looks(self, client: Client, names: Sequence[str]) -> dict[str, ShardsView | ErrorCode]:
-        """Return the shards of some topics, or why a client cannot read them."""
+    async def looks(self, client: Client, names: Sequence[str]) -> dict[str, Partitions]:
+        """Return the partitions of some topics."""
         allowed = [name for name in dict.fromkeys(names) if client.may_read(name)]
         known = await self.known(client, allowed)
         found: dict[str, ShardsView | ErrorCode] = dict.fromkeys(names, ErrorCode.topic_authorization_failed)
@@ -216,17 +220,28 @@ class Topics:
             found.update(
                 zip(part, await asyncio.gather(*(self.look((client.tenant, name)) for name in part)), strict=True)
             )
-        return found
+        return {name: Partitions(view) for name, view in found.items()}
 
 
-def _state_of(view: ShardsView | ErrorCode, shard: int) -> ShardState | ErrorCode:
-    """Return the state of a partition, or why it cannot be read."""
-    if isinstance(view, ErrorCode):
-        return view
-    if shard not in view.readers:
-        return ErrorCode.unknown_topic_or_partition
-    found = next((state for state in view.states if state.shard == shard), None)
-    return ErrorCode.leader_not_available if found is None else found
+class Partitions:
+    """The partitions of one topic for one request, or why a client cannot read them."""
+
+    def __init__(self, view: ShardsView | ErrorCode) -> None:
+        self._view = view
+        self._states = {} if isinstance(view, ErrorCode) else {state.shard: state for state in view.states}
+
+    def state(self, shard: int) -> ShardState | ErrorCode:
+        """Return the state of a partition, or why it cannot be read."""
+        if (found := self._states.get(shard)) is not None:
+            return found
+        if isinstance(self._view, ErrorCode):
+            return self._view
+        return ErrorCode.leader_not_available if shard in self._view.missing else ErrorCode.unknown_topic_or_partition
+
+    def reader(self, shard: int) -> RecordReader:
+        """Return the reader of a partition that has a state."""
+        assert isinstance(self._view, ShardsView), "others have no states"
+        return self._view.readers[shard]
 
 
 # The requests.
@@ -343,53 +358,65 @@ class Broker:
     async def list_offsets(self, body: Any, client: Client) -> Any:
         """Return offsets by time: those of the first record that the hub committed at the time or later."""
         views = await self._topics.looks(client, [each.name for each in body.topics])
-        search = Search()
+        search, watermarks = Search(), dict[int, int]()
+        known: dict[tuple[str, int, int], Any] = {}  # a request may name a partition thousands of times
         topics = []
         for topic in body.topics:
             partitions = []
             for each in topic.partitions:
-                found = await self._offset((client.tenant, topic.name), views[topic.name], each, search)
-                partitions.append(found)
+                place = topic.name, each.partition_index, each.timestamp
+                if place not in known:
+                    key = client.tenant, topic.name
+                    known[place] = await self._offset(key, views[topic.name], each, (search, watermarks))
+                    if len(known) % LISTED_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                partitions.append(known[place])
             topics.append(offsets.ListOffsetsTopicResponse(name=topic.name, partitions=tuple(partitions)))
+        self._reads.time.charge(client.charged, PARTITION_S * len(known) + CHUNK_S * search.passed)
         return offsets.ListOffsetsResponse(throttle_time=NO_TIME, topics=tuple(topics))
 
-    async def _offset(self, key: StreamKey, view: ShardsView | ErrorCode, asked: Any, search: Search) -> Any:
+    async def _offset(
+        self, key: StreamKey, partitions: Partitions, asked: Any, budget: tuple[Search, dict[int, int]]
+    ) -> Any:
         def answer(error: ErrorCode, offset: int = -1, time_ms: int = -1) -> Any:
             return offsets.ListOffsetsPartitionResponse(
                 partition_index=asked.partition_index, error_code=error, offset=offset, timestamp=time_ms
             )
 
-        state = _state_of(view, asked.partition_index)
+        search, watermarks = budget
+        state = partitions.state(asked.partition_index)
         if isinstance(state, ErrorCode):
             return answer(state)
-        assert isinstance(view, ShardsView)
-        end = state.next_offset.get(key, 0)
+        end, reader = state.next_offset.get(key, 0), partitions.reader(state.shard)
         if asked.timestamp == LATEST:
             return answer(ErrorCode.none, end)
         try:
             if asked.timestamp == EARLIEST:
-                return answer(ErrorCode.none, await self._begin(key, view, state))
+                return answer(ErrorCode.none, await self._begin(key, reader, state, watermarks))
             if asked.timestamp < 0:
                 return answer(ErrorCode.unsupported_version)
             if search.looks_left <= 0 or search.left <= 0:
                 return answer(ErrorCode.request_timed_out)  # the client asks for the others again
-            since = asked.timestamp * 1_000_000
-            found = await view.readers[state.shard].first(state, key, search, since=since)
-            offset = found.offset
+            offset = (await reader.first(state, key, search, since=asked.timestamp * 1_000_000)).offset
+            await asyncio.sleep(0)  # what is cached is found without a pause
             if offset is None:
                 return answer(ErrorCode.request_timed_out)
-            offset = max(offset, await self._begin(key, view, state))
+            offset = max(offset, await self._begin(key, reader, state, watermarks))
         except CollectedPast:
             return answer(ErrorCode.leader_not_available)
         except _FAULTS:
             return answer(ErrorCode.kafka_storage_error)
         return answer(ErrorCode.none, offset, asked.timestamp) if offset < end else answer(ErrorCode.none)
 
-    async def _begin(self, key: StreamKey, view: ShardsView, state: ShardState) -> int:
-        """Return the first offset that the log still has."""
-        reader = view.readers[state.shard]
-        watermark = (await reader.log.manifest())[0].watermark
-        if not watermark:
+    async def _begin(self, key: StreamKey, reader: RecordReader, state: ShardState, watermarks: dict[int, int]) -> int:
+        """Return the first offset that the log still has.
+
+        Args:
+            watermarks: those that the request has read, by shard.
+        """
+        if state.shard not in watermarks:
+            watermarks[state.shard] = (await reader.log.manifest())[0].watermark
+        if not (watermark := watermarks[state.shard]):
             return 0
         known = self._begins.get((key, state.shard))
         if known is None or known[0] != watermark:
@@ -416,11 +443,13 @@ class Broker:
         async with AsyncExitStack() as holding:
             while True:
                 seen, room = self._heads.numbers(), None
+                await self._reads.time.pay(client.charged)
                 views = await self._topics.looks(client, names)
                 found = {
-                    place: self._head(each, _state_of(views[place[0]], place[1]), (client.tenant, place[0]))
+                    place: self._head(each, views[place[0]].state(place[1]), (client.tenant, place[0]))
                     for place, each in wanted.items()
                 }
+                self._reads.time.charge(client.charged, PARTITION_S * len(wanted))
                 behind = [place for place, each in found.items() if wanted[place].fetch_offset < each.high_watermark]
                 if behind:
                     room = await holding.enter_async_context(self._answers.turn(client.charged))
@@ -462,17 +491,16 @@ class Broker:
         place: tuple[str, int],
         head: Any,
         asked: Any,
-        views: dict[str, ShardsView | ErrorCode],
+        views: dict[str, Partitions],
         request: tuple[Client, int, int],
     ) -> Any:
         """Return the answer about a partition with records."""
         (stream, shard), (client, codec, left) = place, request
-        view, offset, end = views[stream], asked.fetch_offset, head.high_watermark
-        assert isinstance(view, ShardsView), "others have no records"
+        reader, offset, end = views[stream].reader(shard), asked.fetch_offset, head.high_watermark
         try:
             for _ in range(ERASED_RUNS_MAX):
                 at = Place((client.tenant, stream), shard, codec, offset)
-                run = await self._reads.read(view.readers[shard], at, end, client.charged)
+                run = await self._reads.read(reader, at, end, client.charged)
                 data = b"".join(run.since(offset, min(left, asked.partition_max_bytes)))
                 if data or run.next_offset in (offset, end):
                     return replace(head, records=data)

@@ -47,6 +47,8 @@ IDLE_S = 600.0
 """Time without a request after which a connection is closed, as by Kafka (``connections.max.idle.ms``)."""
 WRITE_S = 10.0
 """Longest time for a client to read an answer without records."""
+TOPICS_MAX = 4096
+"""Maximum number of topics of a request: a tenant has about as many streams."""
 IN_THREAD_BYTES = 4 << 10
 """Length of a request from which it is decoded in a thread: it may name thousands of partitions."""
 NAME = "kafka"
@@ -289,6 +291,9 @@ class KafkaConnection:
         """Answer a request of an admitted client. Return the bytes of the answer."""
         if request.key == messages.PRODUCE and not request.body.acks:
             raise Leaving("it sent records, which the hub does not take, and waits for no answer")
+        asked: Any = getattr(request.body, "topics", None) or getattr(request.body, "resources", ())
+        if len(asked) > TOPICS_MAX:
+            raise Leaving(f"a request for {len(asked)} topics; the limit is {TOPICS_MAX}")
         async with self._made(request, client) as (answer, room):
             await self._time.pay(client.charged)
             cost = Search()

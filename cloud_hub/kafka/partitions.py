@@ -264,7 +264,7 @@ class PartitionReads:
     """
 
     def __init__(self, time: ProcessorTime, monotonic: Callable[[], float]) -> None:
-        self._time, self._monotonic = time, monotonic
+        self.time, self._monotonic = time, monotonic
         self._runs: OrderedDict[Place, _Shared] = OrderedDict()
         self._of_partition: dict[Place, dict[int, Place]] = {}
         """Partition, as the place of its offset 0 -> first offset -> place of a run."""
@@ -286,7 +286,7 @@ class PartitionReads:
         """
         turn = self._turns_of.setdefault(charged.owner, asyncio.Semaphore(READS_AT_ONCE_OF_OWNER))
         async with turn:
-            await self._time.pay(charged, lambda: self._found(place) is not None)
+            await self.time.pay(charged, lambda: self._found(place) is not None)
             if (shared := self._found(place)) is None:
                 task = asyncio.create_task(self._made(reader, place, end, charged), name="kafka-run")
                 shared = self._hold(place, task)
@@ -349,7 +349,7 @@ class PartitionReads:
                 raise OffsetGone(str(error)) from None
             finally:
                 cost_s = search.worked_s + CHUNK_S * (1 + search.passed)
-                self._time.charge(charged, cost_s)
+                self.time.charge(charged, cost_s)
                 asyncio.get_running_loop().call_soon(self._let_go)
 
     async def _read(self, reader: RecordReader, place: Place, end: int, search: Search) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -20,10 +21,11 @@ from tests.cloud_hub.http.test_application import EDGE, deliver, records
 from tests.cloud_hub.kafka.frames import RawClient, fetch, list_offsets, metadata
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.kafka.broker import EARLIEST, LATEST, broker_id
 from weft.protocols.batch import Flag
+from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.directory import MemoryStore
 
 KAFKA: dict[str, Any] = {"kafka_port": 0}
@@ -168,6 +170,40 @@ async def test_a_fetch_waits_for_records_and_no_longer() -> None:
         assert b"new" in part.records
         assert part.high_watermark == 6
         client.close()
+
+
+async def test_each_process_leads_the_partitions_of_its_shards() -> None:
+    store, logs, epochs = MemoryStore(), [EdgeLog() for _ in range(6)], [MemoryEpochs() for _ in range(6)]
+    settings = {"shards": 4, "beat_interval_s": 0.05, **KAFKA}
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(asyncio.timeout(PATIENCE_S))
+        hubs = [await stack.enter_async_context(running_hub(store, **settings)) for _ in range(2)]
+        for number, (log, epoch) in enumerate(zip(logs, epochs, strict=True)):
+            log.append(*records(0, [b"%d-%d" % (number, each) for each in range(20)]))
+            identity = LinkIdentity("default", f"press-{number}", 0xABC + number, "test")
+            await stack.enter_async_context(running_link(hubs[number % 2], log, identity, epochs=epoch))
+        for log in logs:
+            await log.until_released(20)
+        client = await RawClient.to(hubs[0].kafka_port)
+
+        async def leaders() -> set[int]:
+            found = await client.ask(metadata("telemetry"))
+            return {each.leader_id for each in found.topics[0].partitions}
+
+        async def are_two() -> bool:
+            return len(await leaders()) == 2
+
+        await until(are_two)
+        found = await client.ask(metadata("telemetry"))
+        assert {each.port for each in found.brokers} == {each.kafka_port for each in hubs}
+        assert {each.node_id for each in found.brokers} == await leaders()
+        client.close()
+        places = dict.fromkeys(range(4), 0)
+        got = await asyncio.to_thread(read_all, consumer(hubs[1]), places, 120)
+    assert sorted(each.value() for each in got) == sorted(b"%d-%d" % (n, each) for n in range(6) for each in range(20))
+    for shard in places:
+        offsets = [each.offset() for each in got if each.partition() == shard]
+        assert offsets == list(range(len(offsets)))
 
 
 async def test_all_processes_have_one_number_for_a_broker() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import struct
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,7 @@ HOSTILE: dict[str, bytes] = {
     "no length": struct.pack(">i", 0),
     "a negative length": struct.pack(">i", -5),
     "too long": struct.pack(">i", listener.FRAME_BYTES_MAX + 1),
+    "too many topics": framed(3, 8, metadata(*map(str, range(listener.TOPICS_MAX + 1)))),
     "an unknown request": struct.pack(">ihhih", 10, 99, 0, 7, -1),
     "records without an acknowledgement": framed(0, 7, SEEDS[0][2]).replace(b"\0\1\0\0\x03\xe8", b"\0\0\0\0\x03\xe8"),
 }
@@ -177,4 +179,25 @@ async def test_figures_count_connections_and_requests(hub: Hub) -> None:
     assert found["weft_hub_kafka_connections"] == 1
     assert found["weft_hub_kafka_requests_total"] == 1
     assert found["weft_hub_kafka_sent_bytes_total"] > 0
+    client.close()
+
+
+async def test_a_partition_that_is_named_thousands_of_times_is_looked_at_once(hub: Hub) -> None:
+    (sequencer,) = hub.sequencers
+    looked, manifest = [], sequencer.log.manifest
+
+    async def counted() -> object:
+        looked.append(1)
+        return await manifest()
+
+    client = await RawClient.to(hub.kafka_port)
+    await read(client)
+    sequencer.log.manifest = counted  # type: ignore[method-assign, assignment]
+    body = list_offsets({("telemetry", 0): -2})
+    (topic,) = body.topics
+    many = replace(body, topics=(replace(topic, partitions=topic.partitions * 5000),))
+    (answered,) = (await client.ask(many)).topics
+    assert {each.offset for each in answered.partitions} == {0}
+    assert len(answered.partitions) == 5000
+    assert len(looked) == 1
     client.close()
