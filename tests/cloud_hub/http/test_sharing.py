@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
@@ -22,6 +23,7 @@ import aiohttp
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from click.testing import Result
 from hypothesis import given
@@ -132,10 +134,20 @@ async def store(tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path / "store"))
 
 
-@pytest.fixture
-async def hub(store: ObjectStore) -> AsyncIterator[Hub]:
+OF_ALL = pytest.mark.asyncio(loop_scope="module")
+"""For tests that change nothing of the hub that they share, nor of its store."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def planted(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
+    store = open_store(str(tmp_path_factory.mktemp("planted") / "store"))
     await plant(store)
-    async with running_hub(store, shards=1, sharing=True) as hub:
+    return store
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hub(planted: ObjectStore) -> AsyncIterator[Hub]:
+    async with running_hub(planted, shards=1, sharing=True) as hub:
         yield hub
 
 
@@ -144,20 +156,21 @@ def same(found: pa.Table, wanted: pa.Table) -> None:
     assert found.num_rows > 0
 
 
-async def test_the_rows_of_a_share_are_those_of_the_table(hub: Hub, store: ObjectStore) -> None:
+@OF_ALL
+async def test_the_rows_of_a_share_are_those_of_the_table(hub: Hub, planted: ObjectStore) -> None:
     reader = Reader(hub)
     assert await reader.names("/shares") == ["default"]
     assert await reader.names("/shares/default/schemas") == ["latest", "streams"]
     assert await reader.names("/shares/default/schemas/streams/tables") == ["telemetry"]
     assert await reader.names("/shares/default/all-tables", "schema") == ["streams"]
     status, headers, data = await reader.get(f"{TABLE}/version")
-    assert (status, headers["Delta-Table-Version"], data) == (200, str(table(store).version()), b"")
+    assert (status, headers["Delta-Table-Version"], data) == (200, str(table(planted).version()), b"")
     status, headers, data = await reader.get(f"{TABLE}/metadata", **BOTH)
     assert (status, headers["Delta-Sharing-Capabilities"]) == (200, "responseformat=parquet")
     protocol, metadata = map(json.loads, data.splitlines())
     assert protocol == {"protocol": {"minReaderVersion": 1}}
-    assert metadata["metaData"]["id"] == str(table(store).metadata().id)
-    same(await reader.rows(), rows(store))
+    assert metadata["metaData"]["id"] == str(table(planted).metadata().id)
+    same(await reader.rows(), rows(planted))
 
 
 async def test_a_hub_shares_nothing_unless_it_is_told_to(store: ObjectStore) -> None:
@@ -165,6 +178,7 @@ async def test_a_hub_shares_nothing_unless_it_is_told_to(store: ObjectStore) -> 
         assert (await Reader(hub).get("/shares"))[0] == 404
 
 
+@OF_ALL
 async def test_parts_of_files_are_served_as_clients_ask_for_them(hub: Hub) -> None:
     reader = Reader(hub)
     _, lines = await reader.query()
@@ -218,6 +232,13 @@ async def test_a_token_opens_the_tables_of_its_tenant_and_grants(tokens: dict[st
             found, said = await readers[name].query()
             assert found == status
             assert words in said["message"]
+        assert await readers["acme"].names("/shares") == ["acme"]
+        assert await readers["acme"].names("/shares/acme/all-tables") == ["telemetry"]
+        older = ("/metadata?version=1", "/changes?startingVersion=0")
+        for path in ("", "/schemas", "/schemas/streams/tables", "/all-tables", *(TABLE[15:] + each for each in older)):
+            found, _, data = await readers["acme"].get(f"/shares/default{path}")
+            assert (found, json.loads(data)["errorCode"]) == (403, "PERMISSION_DENIED"), path
+        assert (await readers["acme"].query(version=1))[0] == 403
         status, headers, data = await Reader(hub, "wrong").get("/shares")
         assert (status, json.loads(data)["errorCode"]) == (401, "UNAUTHENTICATED")
         assert headers["WWW-Authenticate"].startswith("Bearer")
@@ -348,6 +369,7 @@ async def test_a_download_that_cannot_go_on_is_broken_off_and_nothing_else_is_se
         assert sent[:3] == [0, 100, 200]
 
 
+@OF_ALL
 async def test_readers_that_wait_for_tables_do_not_keep_the_api_waiting(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +392,7 @@ async def test_readers_that_wait_for_tables_do_not_keep_the_api_waiting(
     assert [query.result()[0] for query in queries] == [200] * 4
 
 
+@OF_ALL
 async def test_an_answer_keeps_its_place_until_it_holds_no_list_of_files(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,6 +415,7 @@ async def test_an_answer_keeps_its_place_until_it_holds_no_list_of_files(
     assert (at_signing, inside) == (["default"], [])
 
 
+@OF_ALL
 async def test_an_answer_that_is_not_ready_in_time_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "ANSWER_S", 0.01)
     monkeypatch.setattr(delta_log.TableLog, "follow", lambda *_: asyncio.Event().wait())
@@ -436,9 +460,11 @@ async def test_urls_of_the_hub_begin_where_its_clients_reach_it(
         writing.close()
 
 
-async def test_a_damaged_secret_signs_nothing(hub: Hub, store: ObjectStore) -> None:
+async def test_a_damaged_secret_signs_nothing(store: ObjectStore) -> None:
+    await plant(store)
     await store.create(SHARING_SECRET, b"")
-    assert (await Reader(hub).query())[0] == 503
+    async with running_hub(store, shards=1, sharing=True) as hub:
+        assert (await Reader(hub).query())[0] == 503
 
 
 async def test_every_version_is_shared_until_rows_leave_the_table(store: ObjectStore) -> None:
@@ -504,6 +530,7 @@ async def test_tables_with_local_times_come_in_the_format_that_has_them(store: O
         ]
 
 
+@OF_ALL
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
@@ -529,7 +556,8 @@ async def test_errors_have_the_protocols_form(hub: Hub, path: str, status: int, 
     assert said["errorCode"] in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
-async def test_hints_leave_files_out_and_no_row_that_matches(hub: Hub, store: ObjectStore) -> None:
+@OF_ALL
+async def test_hints_leave_files_out_and_no_row_that_matches(hub: Hub) -> None:
     reader = Reader(hub)
     files = len((await reader.query())[1]) - 2
     assert files > 0
@@ -554,16 +582,24 @@ async def test_hints_leave_files_out_and_no_row_that_matches(hub: Hub, store: Ob
         assert (await reader.query(version=number))[0] == 400
 
 
-@pytest.fixture
-async def parted(store: ObjectStore) -> ObjectStore:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def seven_versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table with a file of ten rows in each of its versions from 1 to 7, a checkpoint of 4, and one of 7."""
+    root = tmp_path_factory.mktemp("seven") / "store"
+    store = open_store(str(root))
     log = await LogWriter.open(store, shards=1)
     for first in range(0, 70, 10):
         await log.append(0, Run(LANE, first, 10))
         await drain(await new_tierer(store, log))
         if first in (30, 60):
             table(store).create_checkpoint()
-    return store
+    return root
+
+
+@pytest.fixture
+def parted(seven_versions: Path, tmp_path: Path) -> ObjectStore:
+    """A store of the test's own with that table."""
+    return open_store(str(shutil.copytree(seven_versions, tmp_path / "parted")))
 
 
 async def test_a_limit_counts_before_the_bound_on_files(parted: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
