@@ -135,6 +135,8 @@ async def test_a_query_reaches_the_tables_that_its_token_may_read(
         assert (await ask(hub, count, tokens["reader"]))[1]["rows"] == [[45]]
         status, said = await ask(hub, count, tokens["acme"])
         assert (status, "does not exist" in said["detail"]) == (400, True), "its own stream has none"
+        for name in ('"default".telemetry', '"default".streams.telemetry', "temp._0", "streams.default.telemetry"):
+            assert (await ask(hub, f"SELECT count(*) FROM {name}", tokens["acme"]))[0] == 400, name
         _, seen = await ask(hub, "SELECT stream FROM weft.completeness", tokens["acme"])
         assert seen["rows"] == [["telemetry"]]
         for name in ("share", "other", "pull", "wrong"):
