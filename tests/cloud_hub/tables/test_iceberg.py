@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from tests.cloud_hub.tables.latest_tables import drain_latest, new_latest
 from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, TOPICS, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_crashes import Boundaries, Crash, WatchedStore
 from tests.cloud_hub.tables.test_erasure import PERSON, erased
@@ -35,7 +36,7 @@ from weft.config.load import parse_schema
 from weft.proofs.backup.view import is_of_table
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.completeness import Completeness
-from weft.storage.hub_keys import table_key
+from weft.storage.hub_keys import latest_key, table_key
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.table import iceberg, manifests
 from weft.storage.table.actions import TableConflict, TableError, app_ids
@@ -52,7 +53,7 @@ from pyiceberg.table import StaticTable
 from weft.cloud_hub.tables import iceberg as writer
 from weft.cloud_hub.tables.iceberg import Claim, IcebergTable
 
-TABLE = table_key("default", "telemetry")
+TABLE, LATEST = table_key("default", "telemetry"), latest_key("default", "telemetry")
 DAY = 86_400.0
 SCHEMA = "t float, n int, text string, day date, at timestamp, list array<float>"
 
@@ -77,11 +78,11 @@ async def join(store: ObjectStore, log: LogWriter, **options: Any) -> None:
     await Maintenance(store, tierer, settings=settings, chance=lambda: 0.0).maintain()
 
 
-async def opened(store: ObjectStore) -> StaticTable:
-    found = await iceberg.current(store, TABLE)
+async def opened(store: ObjectStore, key: str = TABLE) -> StaticTable:
+    found = await iceberg.current(store, key)
     assert found is not None
-    uri = iceberg.table_uri(store, iceberg.metadata_key(TABLE, found.number))
-    return StaticTable.from_metadata(uri, store.location(TABLE)[1])
+    uri = iceberg.table_uri(store, iceberg.metadata_key(key, found.number))
+    return StaticTable.from_metadata(uri, store.location(key)[1])
 
 
 def in_order(found: pa.Table) -> list[dict[str, Any]]:
@@ -94,10 +95,10 @@ def in_order(found: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-async def check(store: ObjectStore, since: int = 0) -> list[str]:
+async def check(store: ObjectStore, since: int = 0, key: str = TABLE) -> list[str]:
     """Compare every snapshot that names a version of Delta, from one on, and return the operations of all."""
-    found = await opened(store)
-    newest = table(store)
+    found = await opened(store, key)
+    newest = DeltaTable(store.location(key)[0], storage_options=store.location(key)[1])
     with outcome():
         assert in_order(found.scan().to_arrow()) == in_order(newest.to_pyarrow_table()), "the newest rows"
     operations = []
@@ -148,6 +149,43 @@ async def test_appends_joins_and_new_columns_are_the_rows_of_delta(directory: Ob
         assert found.scan(row_filter=text).to_arrow().num_rows == expected, text
     at = "at >= '2026-11-01T12:00:00.123456+00:00' and at < '2026-11-01T12:00:00.123457+00:00'"
     assert found.scan(row_filter=at).to_arrow().num_rows == 1
+
+
+async def test_every_snapshot_of_a_run_is_a_version_of_both_tables(directory: ObjectStore) -> None:
+    log = await LogWriter.open(directory)
+    apps = app_ids(log.cluster.cluster_id, "telemetry")
+
+    schemas = [StreamSchema(n, parse_schema(text)) for n, text in ((3, SCHEMA), (4, f"{SCHEMA}, later string"))]
+
+    async def typed(first: int, schema: StreamSchema) -> None:
+        payloads = [json.dumps({"n": n, "list": [1.5, None], "later": "é"}).encode() for n in range(3)]
+        await log.append(0, Run(LANE, first, 3, payloads=payloads, kind=int(PayloadKind.JSON)))
+        views = await load_shards(directory, log.cluster)
+        await drain(Tierer(directory, log.cluster, "default", "telemetry", views, schema=lambda: schema))
+
+    steps = ["grow", "person", "join", "typed", "grow", "erase", "grow", "retain", "later", "join", "later", "join"]
+    tables = [of(directory, log), IcebergTable(directory, LATEST, apps, keep_s=DAY)]
+    for n, step in enumerate(steps):
+        log.created = START + n * HOUR
+        match step:
+            case "grow" | "person":
+                await grow(directory, log, 10 * n, key=PERSON if step == "person" else b"plant/a/m1/telemetry")
+            case "typed" | "later":
+                await typed(10 * n, schemas[step == "later"])
+            case "join":
+                await join(directory, log, compact_files_max=2)
+            case "erase":
+                await erased(directory, log, _key=PERSON.decode())
+            case "retain":
+                await retention(directory, log, START + n * HOUR).look(TableDocument(retain_s=2 * 3600))
+        await drain_latest(await new_latest(directory, log))
+        if n % 3 == 2:  # as after a restart
+            tables = [of(directory, log), IcebergTable(directory, LATEST, apps, keep_s=DAY)]
+        if n % 4:  # some windows have several steps
+            for each in tables:
+                await each.write()
+    assert set(await check(directory)) == {"append", "replace", "delete", "overwrite"}
+    assert set(await check(directory, key=LATEST)) == {"append", "overwrite"}
 
 
 async def test_a_join_of_files_that_no_snapshot_had_is_an_append_of_its_rows(directory: ObjectStore) -> None:
@@ -379,6 +417,25 @@ async def test_many_manifests_are_joined_and_a_snapshot_reads_none_of_the_others
     found = await opened(directory)
     assert len(found.current_snapshot().manifests(found.io)) <= 4 + 3
     assert calls[-1] <= max(calls[1:4]) + 12, "it does not grow with the table"
+
+
+async def test_requests_are_those_that_the_page_counts(directory: ObjectStore) -> None:
+    log, boundaries = await LogWriter.open(directory), Boundaries()
+    table_of = of(WatchedStore(directory, boundaries), log)
+
+    async def requests(claim: Claim | None = None) -> tuple[int, int]:
+        """Writes and reads."""
+        boundaries.calls.clear()
+        await table_of.write(claim)
+        writes = [name for name in boundaries.calls if name in ("create", "swap")]
+        return len(writes), len(boundaries.calls) - len(writes)
+
+    await grow(directory, log, 0)
+    await requests()
+    await grow(directory, log, 10)
+    assert await requests() == (4, 6)
+    assert await requests() == (0, 3)
+    assert await requests(Claim("2026-11-01T00:00:00+00:00", {})) == (2, 4)
 
 
 async def test_a_manifest_is_looked_through_once_after_a_start(
