@@ -89,6 +89,7 @@ REQUESTS: Mapping[str, tuple[Right | None, str, str]] = {
     "regions": (Right.STATUS, "GET", "/v1/regions"),
     "troubles": (Right.STATUS, "GET", "/v1/troubles"),
     "edges": (Right.EDGES, "GET", "/v1/edges"),
+    "losses": (Right.EDGES, "GET", "/v1/losses"),
     "edge": (Right.EDGES, "GET", "/v1/edges/press-1"),
     "changes": (Right.READ, "GET", "/v1/changes"),
     "streams": (Right.READ, "GET", "/v1/streams"),
