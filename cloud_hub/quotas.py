@@ -501,7 +501,7 @@ ON_ITS_WAY_NS = 5 * SECOND
 EARLY_BYTES_MAX = 1 << 20
 """Bytes that a link may send before the end of a wait. A link that sends more is read later, as one that does not know
 THROTTLED."""
-ADVICE = "nothing is lost, and it is tried again. Raise the quota (`weft hub tenant set --{}`), or use less"
+ADVICE = "nothing is lost, and it is tried again. Raise the quota (`weft hub tenant set HUB NAME --{} N`), or use less"
 
 
 class _Metered(NamedTuple):
@@ -712,7 +712,8 @@ class TenantSizes:
             return None
         return (
             f"the tables of tenant {key[0]} have {format_size(size)}, its quota is {format_size(quota)}; the log keeps "
-            "the records. Raise it (`weft hub tenant set --table-bytes`), or remove old rows (`weft hub table set`)"
+            "the records. Raise it (`weft hub tenant set HUB NAME --table-bytes SIZE`), or remove old rows "
+            "(`weft hub table set`)"
         )
 
     async def _run(self, streams: Callable[[], Iterable[StreamKey]]) -> None:

@@ -32,19 +32,20 @@ from weft.replication.attempts import REASON_HEADER
 
 UNAUTHORISED, UNAVAILABLE = 401, 503
 _ADVICE = {
-    Right.WRITE: "use a token of scope edge (`weft hub token add NAME --scope edge --edge EDGE`)",
-    Right.READ: "use a token of scope reader (`weft hub token add NAME --scope reader`), or a grant read:STREAM",
-    Right.SHARE: "use a token of `weft hub share`, or of scope reader (`weft hub token add NAME --scope reader`)",
-    Right.EDGES: "use a token of scope reader (`weft hub token add NAME --scope reader`), or the grant edges",
-    Right.PUBLISH: "use a token of scope publish (`weft hub token add NAME --scope publish`), or a grant publish:EDGE",
-    Right.PULL: "use a token of scope pull (`weft hub token add NAME --scope pull`), or with a grant pull:STREAM",
-    Right.RELAY: "use a token of scope region (`weft hub token add NAME --scope region`), or a grant relay:STREAM",
-    Right.STATUS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant status",
-    Right.METRICS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant metrics",
-    Right.ACTS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant acts",
+    Right.WRITE: "use a token of scope edge (`weft hub token add HUB NAME --scope edge --edge EDGE`)",
+    Right.READ: "use a token of scope reader (`weft hub token add HUB NAME --scope reader`), or a grant read:STREAM",
+    Right.SHARE: "use a token of `weft hub share`, or of scope reader (`weft hub token add HUB NAME --scope reader`)",
+    Right.EDGES: "use a token of scope reader (`weft hub token add HUB NAME --scope reader`), or the grant edges",
+    Right.PUBLISH: "use a token of scope publish (`weft hub token add HUB NAME --scope publish`), or the grant "
+    "publish:EDGE",
+    Right.PULL: "use a token of scope pull (`weft hub token add HUB NAME --scope pull`), or with a grant pull:STREAM",
+    Right.RELAY: "use a token of scope region (`weft hub token add HUB NAME --scope region`), or a grant relay:STREAM",
+    Right.STATUS: "use a token of scope admin (`weft hub token add HUB NAME --scope admin`), or the grant status",
+    Right.METRICS: "use a token of scope admin (`weft hub token add HUB NAME --scope admin`), or the grant metrics",
+    Right.ACTS: "use a token of scope admin (`weft hub token add HUB NAME --scope admin`), or the grant acts",
     Right.TENANTS: "use a token with the grant tenants, or `weft hub tenant set`",
-    Right.REPORT: "use a token with the grant report (`weft hub token add NAME --grant report`)",
-    Right.DECLARE: "use a token with a grant declare:STREAM (`weft hub token add NAME --grant declare:STREAM`)",
+    Right.REPORT: "use a token with the grant report (`weft hub token add HUB NAME --grant report`)",
+    Right.DECLARE: "use a token with a grant declare:STREAM (`weft hub token add HUB NAME --grant declare:STREAM`)",
     Right.NODES: "use a token with the grant nodes, or `weft hub drain` and `weft hub split` with the configuration",
     Right.TOKENS: "use a token with the grant tokens, or `weft hub token` with the configuration",
 }
@@ -289,7 +290,7 @@ class Access:
         Raises:
             ApiError: 400, 401, 403, 421.
         """
-        return self._acting(request, Right.REPORT, "use `weft spark run --report`")
+        return self._acting(request, Right.REPORT, "use `weft spark run PIPELINE --report URL`")
 
     def check(self, identity: TokenIdentity | None, right: Right, name: str) -> None:
         """Refuse a request whose right does not cover a stream or an edge.

@@ -411,7 +411,7 @@ def _check_edges(state: ClusterState, identity: TokenIdentity, edges: Set[str | 
     if identity.edge not in edges and len(edges) >= quota:
         raise CannotDeclare(
             f"tenant {identity.tenant} has tokens for {len(edges)} edges, its quota. Withdraw tokens of edges that are "
-            "gone, or raise it: `weft hub tenant set --edges`"
+            "gone, or raise it: `weft hub tenant set HUB NAME --edges N`"
         )
 
 
@@ -434,7 +434,7 @@ def _token(state: ClusterState, name: str) -> TokenDocument:
 
 
 _Ends = dict[str, tuple[TokenIdentity, int | None]]
-_ANOTHER = "give the edge one (`weft hub token add NAME --scope edge --edge EDGE`) if it still belongs here"
+_ANOTHER = "give the edge one (`weft hub token add HUB NAME --scope edge --edge EDGE`) if it still belongs here"
 WITHOUT_TOKEN = TokenRefusal("every link now requires a token", _ANOTHER)
 """Reason for which links without a token end."""
 

@@ -451,7 +451,7 @@ class HistoryTransfer:
                 count = sum(end - first for first, end in unexplained)
                 self._done.left_out.append(
                     f"{'/'.join(key)}: the table lacks {count} records of {lane.edge} without a reason; "
-                    f"`weft audit {'/'.join(key)} --store` names them"
+                    f"`weft audit {'/'.join(key)} --store URI` names them"
                 )
             if given_up := missing.minus(unexplained):
                 gaps[lane] = given_up

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 from docs.tools.commands import contexts
 from docs.tools.manuals import manuals
-from docs.tools.prose import FOLDERS, ROOT, texts
+from docs.tools.prose import FOLDERS, ROOT, Text, texts
 from tests.support import forked
 from tests.support.process_facts import HEAVY
 from tests.support.processes import weft as processes_weft
@@ -209,29 +209,40 @@ def test_the_pages_of_a_list_are_joined_with_what_the_last_one_says(monkeypatch:
     assert (found.tokens, found.next_after) == (["a", "b"], None)
 
 
+CONSTANT = re.compile(r'    \S*: f?".*",$|_?[A-Z_]+ = f?".*"$').match
+"""A line of the module with a text that messages are made of: a value of a table, or a constant."""
+
+
 def test_every_command_that_a_message_names_exists_with_its_options() -> None:
-    """Who follows a message types its command: the path of subcommands and each option are those of the parser."""
-    options = {
-        context.command_path: {name for each in context.command.params for name in (*each.opts, *each.secondary_opts)}
-        for context in contexts("weft", cli)
-    }
+    """Who follows a message pastes its command: the path of subcommands is that of the parser, and what stands behind
+    it is all that the command needs. A command alone is a name."""
+    known = {context.command_path: context for context in contexts("weft", cli)}
     groups = {context.command_path for context in contexts("weft", cli) if isinstance(context.command, click.Group)}
     named = 0
     for folder in sorted({*FOLDERS} - {"bench", "docs", "examples", "tests"}):
         for path in (each for each in (ROOT / folder).rglob("*.py") if each.resolve() == each):
             if "`weft " not in (source := path.read_text()):
                 continue  # to tell the messages of a file from its other text takes much longer than to read it
-            for text in (each for each in texts(source) if each.kind == "message"):
+            constants = [Text(at, "message", line) for at, line in enumerate(source.splitlines(), 1) if CONSTANT(line)]
+            for text in (each for each in (*texts(source), *constants) if each.kind == "message"):
                 for code in re.findall(r"`(weft [a-z][^`]*)`", text.text):
                     words, command = code.split()[1:], "weft"
                     while command in groups and words and not words[0].startswith(("-", "X")):
                         command += f" {words.pop(0)}"
                     place = f"{path.relative_to(ROOT)}:{text.line}: {code}"
-                    assert command in options, place
-                    given = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
-                    assert given <= options[command] | {"--help"}, place
+                    assert command in known, place
+                    if words and words != ["--help"] and "--{}" not in words:
+                        assert pasted(known[command], words) == ([], []), place
                     named += 1
     assert named > 100
+
+
+def pasted(context: click.Context, words: list[str]) -> tuple[list[str], list[str]]:
+    """What a command line lacks, and what it has too much. An option that the command does not know, or that lacks its
+    value, raises."""
+    given, more, _ = context.command.make_parser(context).parse_args(list(words))
+    lacking = [each for each in context.command.params if each.required and given.get(str(each.name)) in (None, ())]
+    return [str(each.name) for each in lacking], more
 
 
 # --- The table of commands: what it says of each is what the command says, and a list of commands imports none

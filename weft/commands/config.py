@@ -101,7 +101,7 @@ def keygen(name: str) -> None:
     type=click.IntRange(-ORDER_MAX, ORDER_MAX),
     default=0,
     show_default=True,
-    help="Place of the group among others, as `weft hub group set --order` declares it.",
+    help="Place of the group among others, as `weft hub group set CONFIG GROUP EDGES --order N` declares it.",
 )
 @click.option(
     "--number",

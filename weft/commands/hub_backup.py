@@ -186,10 +186,10 @@ async def _no_backup(store: ObjectStore, uri: str) -> str:
     """Return what is in place of a backup."""
     with contextlib.suppress(NotFound):
         await store.get(hub_keys.CLUSTER)
-        return "this is a hub's store, not a backup. Name the destination of `weft hub backup --to`"
+        return "this is a hub's store, not a backup. Name the destination of `weft hub backup CONFIG --to URI`"
     path = uri.removeprefix("file://")
     if "://" not in path and not os.path.exists(path):
-        return "the folder does not exist. Name the destination of `weft hub backup --to`"
+        return "the folder does not exist. Name the destination of `weft hub backup CONFIG --to URI`"
     return "there is no complete backup. If `weft hub backup` was interrupted, run it again"
 
 

@@ -112,7 +112,7 @@ def _check_whose(text: str, key: ConfigKey) -> None:
     if signed is not None and (signed.statement.tenant, signed.statement.target) != (key[0], target):
         raise SignatureUnreadable(
             f"it is signed for {signed.statement.target} of tenant {signed.statement.tenant}, not for {target} of "
-            f"tenant {key[0]}. Sign it with `weft config sign --for`"
+            f"tenant {key[0]}. Sign it with `weft config sign FILE --key KEY --for NAME`"
         )
 
 

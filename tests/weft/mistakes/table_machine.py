@@ -270,14 +270,15 @@ MACHINE = [
     Mistake(
         "a backup in a folder that is not there",
         "hub restore --from nowhere --to new",
-        "weft: nowhere to new: the folder does not exist. Name the destination of `weft hub backup --to`",
+        "weft: nowhere to new: the folder does not exist. Name the destination of `weft hub backup CONFIG --to URI`",
         exit_status=1,
         in_process=True,
     ),
     Mistake(
         "a hub's store in place of its backup",
         "hub restore --from store --to new",
-        "weft: store to new: this is a hub's store, not a backup. Name the destination of `weft hub backup --to`",
+        "weft: store to new: this is a hub's store, not a backup. Name the destination of "
+        "`weft hub backup CONFIG --to URI`",
         exit_status=1,
         files={"store/cluster.json": "{}"},
         in_process=True,

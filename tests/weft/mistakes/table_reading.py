@@ -253,8 +253,8 @@ READING = [
         "hub status with a token for an edge",
         "hub status <hub>/hub.yaml --token-file <hub>/shop.token",
         "weft: http://127.0.0.1:<hub port>/v1/status answered 403 Forbidden: the token 'shop' of tenant default "
-        "has the scope edge. Give another one with --token-file: use a token of scope admin (`weft hub token add NAME "
-        "--scope admin`), or the grant status",
+        "has the scope edge. Give another one with --token-file: use a token of scope admin (`weft hub token add "
+        "HUB NAME --scope admin`), or the grant status",
         exit_status=1,
         in_process=True,
     ),
