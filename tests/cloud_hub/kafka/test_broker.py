@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +21,14 @@ from kio.schema.errors import ErrorCode
 from tests.cloud_hub.http.test_application import EDGE, deliver, records
 from tests.cloud_hub.kafka.frames import RawClient, fetch, list_offsets, metadata
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.support.certificates import Authority
 from tests.support.epochs import MemoryEpochs
+from tests.support.tokens import create_token
 from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.kafka.broker import EARLIEST, LATEST, broker_id
+from weft.hub_api.rights import Scope
+from weft.network.tls import ClientTlsFiles, TlsFiles
 from weft.protocols.batch import Flag
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.directory import MemoryStore
@@ -83,6 +88,31 @@ async def test_a_consumer_reads_all_records_of_a_stream_as_the_api_has_them() ->
     assert [each.value() for each in got[:3]] == [b"a", b"\xff\x00", b"2"]
     assert dict(got[0].headers()).items() >= {("unit", b"C"), ("n", b"1")}
     assert dict(got[1].headers())["weft.resent"] == b"true"
+
+
+async def test_a_consumer_with_a_token_reads_over_tls(tmp_path: Path) -> None:
+    path, log = str(tmp_path / "tokens"), EdgeLog()
+    edge = create_token(path, "edge", Scope.EDGE, edge="press-1")
+    reader = create_token(path, "reader", Scope.READER)
+    log.append(*records(0, [b"%d" % each for each in range(50)]))
+    authority = Authority(tmp_path)
+    own = authority.sign("hub")
+    files = TlsFiles(certificate=own.certificate, key=own.key, client_certificate_required=False)
+    trusted = ClientTlsFiles(ca_file=authority.path)
+    async with running_hub(MemoryStore(), shards=1, tls=files, tokens=path, **KAFKA) as hub:
+        async with running_link(hub, log, EDGE, edge, tls=trusted):
+            await log.until_released(50)
+        made = consumer(
+            hub,
+            security_protocol="SASL_SSL",
+            ssl_ca_location=authority.path,
+            ssl_endpoint_identification_algorithm="none",
+            sasl_mechanism="PLAIN",
+            sasl_username="anyone",
+            sasl_password=reader,
+        )
+        got = await asyncio.to_thread(read_all, made, {0: 0}, 50)
+    assert [each.value() for each in got] == [b"%d" % each for each in range(50)]
 
 
 async def test_aiokafka_reads_them_as_well() -> None:
