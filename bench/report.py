@@ -308,10 +308,39 @@ def doors(results: Facts, rival: str) -> list[str]:
     return [*lines, "", *table(titles, targets)] if targets else lines
 
 
+PAIR_KINDS = {"alone": "none", "loopback": "on loopback", "line": "behind the line"}
+
+
+def pair(results: Facts) -> list[str]:
+    """Return the table of a node without and with a peer."""
+    rows = [
+        (
+            row["load"].replace("x", " x "),
+            PAIR_KINDS[row["kind"]],
+            f"{row['messages_per_s']:,.0f}",
+            f"{row['rate_ratio']:.2f}",
+            f"{row['ack_ms_p50']:.2f}",
+            f"{row['ack_ms_p99']:.2f}",
+            f"{row['cpu_us']:.1f}",
+            f"{row['copied_bytes_per_message']:.0f}",
+            {True: "met", False: "**not met**", None: ""}[row.get("met")],
+        )
+        for row in results["rows"]
+    ]
+    titles = ("load", "peer", "messages/s", "ratio", "ack p50 ms", "p99 ms", "CPU us", "bytes to the peer", "target")
+    return [
+        f"The line delays each way by {results['line_ms']:g} ms. An fsync took {results['fsync_ms']:.2f} ms. An idle "
+        f"pair takes {results['idle_share']:.1%} of a core, both nodes together.",
+        "",
+        *table(titles, rows),
+    ]
+
+
 SECTIONS: dict[str, Callable[[Any], list[str]]] = {
     "ingest": ingest,
     "mqtt": mqtt,
     "durability": durability,
+    "pair": pair,
     "hub": hub,
     "tables": tables,
     "spark": spark,

@@ -435,9 +435,13 @@ class Copies:
         self._own = own
         self.wall_clock = wall_clock
         self._post = post
-        # No batches in memory: nothing reads a copy while its node is well.
+        # No batches in memory: nothing reads a copy while its node is well. No pause between commits: the node has
+        # gathered its records already, and devices may wait for both.
         self._settings = LogSettings(
-            segment_bytes=min(16 << 20, budget_bytes // 8), budget_bytes=budget_bytes, tail_bytes=0
+            segment_bytes=min(16 << 20, budget_bytes // 8),
+            budget_bytes=budget_bytes,
+            tail_bytes=0,
+            commit_interval_s=0.0,
         )
         self._lock = asyncio.Lock()
         self.is_encrypted = is_sealed(filesystem)

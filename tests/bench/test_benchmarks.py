@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench import sizing
+from bench import pair, report, sizing
 from bench.brokers import merged
 from bench.count import __main__ as count
 from bench.functions import KEYS, cases, write_payloads
@@ -275,3 +275,24 @@ def test_new_messages_pass_the_history(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dead", ["up", "down"])
 def test_a_line_that_is_dead_in_one_direction_loses_and_doubles_nothing(tmp_path: Path, dead: str) -> None:
     run(tmp_path, "fresh_first", SECONDS, "--dead", dead, "--dead-seconds", str(DEAD_S))
+
+
+# --- What a pair is compared with
+
+
+def test_a_pair_is_compared_with_the_node_alone_of_its_turn_and_says_what_it_misses() -> None:
+    def figures(rate: float, p50: float) -> dict[str, dict[str, float]]:
+        others = {"ack_ms_p99": 9.0, "cpu_us": 5.0, "copied_bytes_per_message": 20.0}
+        return {load: {"messages_per_s": rate, "ack_ms_p50": p50, **others} for load in pair.LOADS}
+
+    turns = [
+        {"alone": figures(100 * speed, 1.0), "loopback": figures(59 * speed, 1.5), "line": figures(60 * speed, 5.1)}
+        for speed in (1, 5, 2)
+    ]
+    rows = pair.summary(turns, fsync=2.0)
+    met = {(row["load"], row["kind"]): row.get("met") for row in rows}
+    for load in ("1000x1", "10x100"):
+        assert (met[load, "loopback"], met[load, "line"]) == (False, True), "by the rate"
+    assert (met["1000/s", "loopback"], met["1000/s", "line"]) == (True, False), "by the time of an acknowledgement"
+    shown = "\n".join(report.pair({"line_ms": 1, "fsync_ms": 2.0, "idle_share": 0.004, "rows": rows}))
+    assert "| 10 x 100 | on loopback | 118 | 0.59 | 1.50 | 9.00 | 5.0 | 20 | **not met** |" in shown
