@@ -21,7 +21,7 @@ import msgspec
 from weft.edge_node.check.data_directory import COPY_NAME
 from weft.edge_node.check.streams import COPIES_MAX
 from weft.edge_node.timing import clock_reader
-from weft.protocols.batch import BatchHeader
+from weft.protocols.batch import BatchHeader, decode_header
 from weft.protocols.checksum import crc32c
 from weft.protocols.chunk_index import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane, NodeName, Origin, format_log_id
@@ -898,15 +898,18 @@ class CopySource:
             asyncio.get_running_loop().call_soon(self._answered.discard, lane)
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Return batches as stored.
+        """Return batches as stored, of numbers that ``states`` has.
 
         Raises:
             OSError: the copy cannot be read.
         """
         try:
-            return (await self._pages.read(lane, seq, bytes_max)).batches
+            batches = (await self._pages.read(lane, seq, bytes_max)).batches
         except LogError as error:
             raise OSError(str(error)) from error
+        # A page goes on beyond the range in which it was asked for.
+        end = self._copy.compared_end(self._names[lane]) if self._compared else SEQ_END
+        return [batch for batch in batches if decode_header(batch).end_seq <= end]
 
     def high_watermark(self, hub: str, lane: int) -> int:  # noqa: ARG002 - of the contract
         """Return the end of all numbers: the hub may have more from the node itself."""

@@ -375,19 +375,6 @@ def forget_what_hubs_lack(patch: Patch) -> None:
     patch.setattr(SecondDisk, "kept", hasty)
 
 
-def forget_what_was_read_for_hubs(patch: Patch) -> None:
-    """A copy lets go of what a take-over has read, before a hub has it."""
-    read = CopySource.read
-
-    async def hasty(source: CopySource, lane: int, seq: int, bytes_max: int) -> list[bytes]:
-        found = await read(source, lane, seq, bytes_max)
-        headers = [decode_header(batch) for batch in found]
-        source._released(source._names[lane], RangeSet((header.base_seq, header.end_seq) for header in headers))
-        return found
-
-    patch.setattr(CopySource, "read", hasty)
-
-
 def claim_what_the_copy_may_lack(patch: Patch) -> None:
     """A take-over claims that nothing came behind the copy's end."""
     states = CopySource.states
@@ -415,7 +402,6 @@ PAIRS_PLANTS: tuple[Plant, ...] = (
     acknowledge_before_the_disk_of_the_peer,
     note_no_time_alone,
     forget_what_hubs_lack,
-    forget_what_was_read_for_hubs,
     claim_what_the_copy_may_lack,
     count_marks_before_their_records,
     give_up_a_copy,

@@ -361,6 +361,7 @@ async def test_numbers_that_may_be_of_others_at_hubs_are_taken_over_by_order_alo
         alone = CopySource(copy, lambda _: True, lambda _, ranges: let_go.append(list(ranges)), compared=True)
         state = alone.states([1])[1]
         assert (list(state.held), state.mark) == ([(0, 2)], None), "the hub's other record would make the mark true"
+        assert [decode_header(batch).end_seq for batch in await alone.read(1, 0, 1 << 20)] == [1, 2]
         alone.released(1, RangeSet([(0, 3)]))
         assert (alone.brought, let_go) == (2, [[(0, 2)]]), "the hub may have another record under the last number"
     async with started(tmp_path) as copies:
