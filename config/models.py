@@ -156,7 +156,7 @@ class Tables(Section, frozen=True, kw_only=True):
         Meta(
             description="Formats in which engines find the tables, always as `delta`. `iceberg` adds metadata over the "
             "same files, and serves it at `/iceberg` of the hub's port. It needs the extra `iceberg`. "
-            "`weft hub table set --formats` sets those of a stream."
+            "`weft hub table set HUB STREAM --formats delta,iceberg` sets those of a stream."
         ),
     ] = ("delta",)
     iceberg_interval_s: Annotated[

@@ -334,7 +334,7 @@ class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
 class EdgeAnswer(EdgeOfHub, frozen=True, kw_only=True):
     """One edge, with its functions."""
 
-    stream_names: list[str]
+    stream_names: list[str] | UnsetType = UNSET
     """Streams of its lanes by name, at most 64; empty while its shard is held by an earlier release."""
     functions: list[FunctionOfEdge] | None
     """At most 32; null if unknown: the edge is not linked, or its release does not report them."""

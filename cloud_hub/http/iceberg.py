@@ -97,7 +97,9 @@ class Catalogue:
         self._access.tables(request, Right.READ)
         if not self._default and not any(self._declared.is_iceberg(key, False) for key in self._declared.documents):
             raise ApiError(
-                404, "no table has Iceberg metadata", "see `tables.formats` and `weft hub table set --formats`"
+                404,
+                "no table has Iceberg metadata",
+                "set `tables.formats`, or run `weft hub table set HUB STREAM --formats delta,iceberg`",
             )
         return _json({"defaults": {}, "overrides": {}, "endpoints": ENDPOINTS})
 

@@ -139,7 +139,7 @@ class SqlRequests(Part):
         # Apart from those of the API, whose readers do not wait for queries.
         self._answers, self._places = Answers(self._bytes_max, refusals), Readers()
         # Not the threads in which chunks are encoded, which are few: one waits for as long as its query takes.
-        self._threads = ThreadPoolExecutor(READERS_MAX, "weft-sql")
+        self._threads = ThreadPoolExecutor(READERS_MAX, "weft-queries")
         self._running: set[QueryProcess] = set()
         self._queries = 0
 
@@ -147,6 +147,7 @@ class SqlRequests(Part):
         """End the queries that run."""
         for each in self._running:
             each.kill()
+        self._threads.shutdown(wait=False)
 
     def samples(self) -> Iterator[Sample]:
         """Yield the figures for Prometheus."""

@@ -907,7 +907,7 @@ class CopySource:
             batches = (await self._pages.read(lane, seq, bytes_max)).batches
         except LogError as error:
             raise OSError(str(error)) from error
-        # A page goes on beyond the range in which it was asked for.
+        # A page has batches beyond the range, too.
         end = self._copy.compared_end(self._names[lane]) if self._compared else SEQ_END
         return [batch for batch in batches if decode_header(batch).end_seq <= end]
 

@@ -137,7 +137,7 @@ async def test_commands_on_the_hubs_machine_know_its_certificate(authority: Auth
         facts = await asyncio.to_thread(get_status, bind, "/v1/status", None, certificate)
         assert facts["tls"]["certificate"] == certificate
         other = authority.sign("hub", "other")
-        with pytest.raises(Failed, match="does not answer"):
+        with pytest.raises(Failed, match="certificate is refused"):
             await asyncio.to_thread(get_status, bind, "/v1/status", None, other.certificate)
         renewed = HubTls(certificate=other.certificate, key=other.key)
         config = HubConfig(store="x", listen=bind, tls=renewed)

@@ -129,7 +129,7 @@ async def token(tmp_path: Path) -> str:
 @pytest.fixture
 async def hub(tmp_path: Path, token: str) -> AsyncIterator[Hub]:
     store = open_store(str(tmp_path / "store"))
-    makes = {"table_interval_s": 0.05, "iceberg_interval_s": 0.05, "shards": 1}
+    makes = {"iceberg": True, "table_interval_s": 0.05, "iceberg_interval_s": 0.05, "shards": 1}
     async with running_hub(store, sharing=True, **makes) as hub:
 
         async def is_made() -> bool:

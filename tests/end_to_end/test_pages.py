@@ -206,7 +206,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     tests/cloud_hub/http/test_sharing.py reads shared tables in pandas,
     tests/cloud_hub/http/test_iceberg.py and tests/cloud_hub/tables/test_iceberg.py read by Iceberg,
     tests/end_to_end/test_engines.py reads with engines of others, tests/cloud_hub/reads/test_sql.py asks in SQL,
-    tests/cloud_hub/kafka/test_broker.py reads by Kafka, and
+    tests/cloud_hub/kafka/test_broker.py reads by Kafka, tests/end_to_end/test_pairs.py has devices of a pair, and
     tests/cloud_hub/reads/test_series.py asks what a dashboard of Grafana asks."""
     left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
     model = [("score-with-a-model.md", "sh"), ("score-with-a-model.md", "python")]
@@ -240,6 +240,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         *[("ask-in-sql.md", "sh")] * 2,
         ("ask-in-sql.md", "sql"),
         ("read-by-kafka.md", "python"),
+        ("build-a-pair.md", "python"),
         ("share-tables.md", "sh"),
         ("share-tables.md", "python"),
         ("install-by-package.md", "sh"),

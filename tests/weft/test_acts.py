@@ -228,7 +228,7 @@ async def prepare(folder: Path) -> int:
 @pytest.mark.slow
 def test_every_act_on_a_store_leaves_its_line(folder: Path) -> None:
     shard = asyncio.run(prepare(folder))
-    (folder / "settings.yaml").write_text("streams: {telemetry: {retention: {max_age: 7d}}}\n")
+    (folder / "settings.yaml").write_text("streams: {telemetry: {retain: {time: 7d}}}\n")
     (folder / "schema.yaml").write_text("fields: {temperature: float}\n")
     (folder / "quality.yaml").write_text("rules: {warm: {range: {field: temperature, max: 90}}}\n")
     create_token(folder / "imported", "press", Scope.EDGE, edge="press-1")
