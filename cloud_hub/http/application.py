@@ -234,7 +234,7 @@ class Api:
     async def _get_losses(self, request: web.Request) -> web.Response:
         tenant, query = self._access.tenants(request), asked(request, PageQuery)
         shards = await self._summaries.every()
-        rows = [[row for row in each.edges if row.gaps] for each in shards.summaries]
+        rows = [[row for row in each.edges if row.gaps or row.lost] for each in shards.summaries]
         edges, more = edges_after(rows, tenant, query.after, query.limit)
         page = await encoded(edges, losses_view, self._response_bytes_max)
         last = edges[len(page.views) - 1].name if page.views and (more or not page.is_whole) else None

@@ -149,7 +149,7 @@ def losses_view(row: EdgeRow) -> LossesOfEdge:
             for count, first, log, stream, reason in row.gaps
         ],
         losses_more=total - len(row.gaps),
-        records=records,
+        records=records or row.lost or 0,
     )
 
 

@@ -154,6 +154,7 @@ def test_where_it_is_installed_its_name_is_enough_to_add_an_extra(binaries: Path
 )
 def test_what_needs_more_says_what_to_install(binaries: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
     (tmp_path / "hub.yaml").write_text("store: store\n")
+    (tmp_path / "store").mkdir()
     done = subprocess.run([binaries / "weft", *command], check=False, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
     assert 'pip install "weft-fabric[hub]"' in done.stderr

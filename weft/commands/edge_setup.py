@@ -645,7 +645,9 @@ def edge_take_over(target: str, *, as_json: bool) -> None:
         if each["vouched"] and not waiting and not each["not_carried"]:
             click.echo(
                 "  the node acknowledges nothing alone: copy and hubs have all that it acknowledged. If it is gone for "
-                f"good, end its lanes at the hub: `weft hub retire HUB {each['node']} --missing nothing --reason TEXT`"
+                "good, end the lanes of this log at the hub: "
+                f"`weft hub retire HUB {each['node']} --tenant {each['tenant']} --log {each['log_id']} "
+                "--missing nothing --reason TEXT`"
             )
         elif each["complete_to"] is None:
             click.echo("  up to when the copy has everything that the node took in is unknown")

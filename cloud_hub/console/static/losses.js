@@ -58,7 +58,7 @@ async function others(signal) {
 
 export function losses({ main, signal, me }) {
   const times = new Map();
-  const table = new Table({ name: "Losses", columns: COLUMNS, sort: { key: "records", down: false }, empty: "Nothing is lost: every record of every edge is here, or still to come." });
+  const table = new Table({ name: "Losses", columns: COLUMNS, sort: { key: "records", down: false }, empty: "No loss is known of what is shown here." });
   const figures = el("dl", { class: "figures", "aria-label": "Summary" });
   const troubles = el("div");
   const said = el("p", { class: "advice" });
