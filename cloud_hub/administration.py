@@ -54,49 +54,25 @@ from weft.cloud_hub.regions.budget import budget_views
 from weft.cloud_hub.regions.regions import region_views
 from weft.cloud_hub.settings import HubSettings
 from weft.config.limits import REASON_CHARACTERS_MAX
-from weft.hub_api.answers import (
-    ActsAnswer,
-    ApiError,
-    ImportedTokensAnswer,
-    PairingAnswer,
-    QuotasAnswer,
-    RemovedSchemaAnswer,
-    RemovedTenantAnswer,
-    RemovedTokenAnswer,
-    SchemaAnswer,
-    SchemasAnswer,
-    SecretAnswer,
-    TenantAnswer,
-    TenantsAnswer,
-    TokensAnswer,
-    moment,
-    moment_after,
-    moment_of,
-)
-from weft.hub_api.bodies import (
-    DeclaredSchema,
-    Drain,
-    NewToken,
-    PairingOfToken,
-    RegionOrder,
-    Rotation,
-    Split,
-    TenantQuotas,
-    TokensToImport,
-    decoded,
-)
-from weft.hub_api.operations import ACTS_DEFAULT, NUMBER_MAX, PAGE_DEFAULT, Operation, reader_of
+from weft.hub_api.acts import ACTS_DEFAULT, ActsAnswer
+from weft.hub_api.answers import ApiError, moment, moment_after, moment_of
+from weft.hub_api.operation import NUMBER_MAX, PAGE_DEFAULT, Operation, decoded, reader_of
+from weft.hub_api.regions import RegionOfHub, RegionOrder, RegionOrderAnswer, RegionsAnswer
 from weft.hub_api.rights import Scope, role_grants
-from weft.hub_api.status import (
-    DrainAnswer,
-    DrainOfNode,
-    DrainsAnswer,
-    NodesAnswer,
-    RegionOfHub,
-    RegionOrderAnswer,
-    RegionsAnswer,
-    SplitAnswer,
-    SplitLook,
+from weft.hub_api.schemas import DeclaredSchema, RemovedSchemaAnswer, SchemaAnswer, SchemasAnswer
+from weft.hub_api.shards import Drain, DrainAnswer, DrainOfNode, DrainsAnswer, Split, SplitAnswer, SplitLook
+from weft.hub_api.status import NodesAnswer
+from weft.hub_api.tenants import QuotasAnswer, RemovedTenantAnswer, TenantAnswer, TenantQuotas, TenantsAnswer
+from weft.hub_api.tokens import (
+    ImportedTokensAnswer,
+    NewToken,
+    PairingAnswer,
+    PairingOfToken,
+    RemovedTokenAnswer,
+    Rotation,
+    SecretAnswer,
+    TokensAnswer,
+    TokensToImport,
 )
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import NAME_RULE

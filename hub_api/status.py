@@ -1,15 +1,15 @@
-"""Types of the answers about the hub itself: its processes and shards, drains and splits, and links to regions.
-
-Those about what is in it, and what is declared, are in ``answers``. One module of both would have 770 lines of code."""
+"""State of the hub's processes: what the API answers about it."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.hub_api.answers import Count, LogId, Moment, OfShards, OpenGapView
+from weft.hub_api.operation import SCOPES, Operation
+from weft.hub_api.rights import Right, Scope
 
 
 class ClockOfNode(msgspec.Struct, frozen=True):
@@ -460,139 +460,54 @@ class NodesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeOfStore]
 
 
-class RegionLinkOfStore(msgspec.Struct, frozen=True, kw_only=True):
-    """The link of a shard to another region, as its process last wrote it to the store."""
-
-    region: str
-    shard: Count
-    state: str
-    """State of the link, such as `connected`; `paused` by an operator, `not begun`, or `no news` for 15 minutes."""
-    error: str
-    lag_records: Count | None
-    """Records that the region is not known to have; null until the link has caught up once."""
-    lag_bytes: Count | None
-    """Approximate bytes of these records, as they are stored."""
-    lag_seconds: float | None
-    """Age of the oldest chunk with such records."""
-    left_seconds: float | None
-    """Remaining time for which the log keeps the oldest chunk that the region lacks; 0 if it may be gone, null if the
-    region lacks nothing or the hub has no `retain_log`."""
-    streams: list[StreamOfRegionLink]
-    """Streams that are behind, the longest first, 16 at most."""
-    streams_behind: Count
-    """Number of all streams that are known to be behind."""
-    hold: str
-    """The setting by which records wait, and until when; empty while they do not."""
-    next: Count | None
-    """First chunk that the region is not known to have."""
-    lost_chunks: list[RunOfChunks]
-    """Chunks that were collected before the region had their records."""
-    peer: str | None
-    """Cluster id of the region's hub; null before the first acknowledgement."""
-    process: str | None
-    """Name of the process that runs the link."""
-    seen_seconds_ago: float | None
-
-
-class StreamOfRegionLink(msgspec.Struct, frozen=True, kw_only=True):
-    """The records of a stream in one shard that a region lacks."""
-
-    tenant: str
-    stream: str
-    lag_records: Count
-    """Records from the first one on that the region is not known to have."""
-    lag_bytes: Count | None
-    """Approximate bytes of these records, as they are stored; null while unknown."""
-    lag_seconds: float
-    """Age of the oldest chunk with such records, or somewhat more."""
-
-
-class RunOfChunks(msgspec.Struct, frozen=True, kw_only=True):
-    """Chunks from the first up to before the end."""
-
-    first: Count
-    end: Count
-
-
-class RegionsAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The regions of the configuration, and the links of all shards to them."""
-
-    regions: list[RegionLinkOfStore]
-    """Links, by region and shard."""
-    configured: list[RegionOfHub]
-
-
-class RegionOfHub(msgspec.Struct, frozen=True, kw_only=True):
-    """A region of the configuration of the process that answers."""
-
-    region: str
-    paused: bool
-    """True while an operator lets the records for it wait."""
-    pin_seconds: float
-    """Longest time for which the log keeps what the region lacks, beyond what it keeps anyway."""
-    budget: BudgetOfRegion | None
-    """The month's bytes; null without the setting."""
-
-
-class BudgetOfRegion(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes that the links of all shards and hosts to a region may use in a month together."""
-
-    bytes: Count
-    used_bytes: Count
-    """Bytes that processes have reserved for their links, of which each may still have a thousandth of the budget."""
-    kept_bytes: Count
-    """Part of the budget that keeps the links alive until the month's end."""
-    used_up: bool
-    """True while records wait for the next month."""
-    ends: Moment
-    """End of the month."""
-
-
-class RegionOrderAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to the links of a region, as declared."""
-
-    region: str
-    paused: bool
-
-
-class DrainOfNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A process or a machine that is drained."""
-
-    node: str
-    since: Moment
-    by: str
-    reason: str
-
-
-class DrainsAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The drained processes and machines, by name, whether they run or not."""
-
-    drains: list[DrainOfNode]
-
-
-class DrainAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A drain that was declared or ended."""
-
-    node: str
-    drained: bool
-    links: Count | None
-    """Links that the node had; null if it is drained no more."""
-
-
-class SplitLook(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of a split that was not made."""
-
-    shard: Count
-    moving: Count
-    """Edges that would go to the new shard."""
-    staying: Count
-
-
-class SplitAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A split that was made."""
-
-    shard: Count
-    new_shard: Count
-    moved: Count
-    """Edges that are in the new shard."""
-    stayed: Count
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "openapi",
+        "get",
+        "/v1/openapi.json",
+        "Return this document.",
+        "The OpenAPI 3.1 document of the release that answers. Releases add to it and remove nothing. A token of "
+        "any scope opens it.",
+        dict[str, Any],
+        SCOPES,
+        errors=frozenset({401, 403, 421}),
+    ),
+    Operation(
+        "status",
+        "get",
+        "/v1/status",
+        "Return the state of this process of the hub.",
+        "Shards, tables, links, clock, store, certificate and cluster log as this process knows them now. Of the "
+        "processes of a host, the first lists all tables, and the others those that they make. Beyond 1,000 tables "
+        "only their number is given. Needs the right `status`.",
+        StatusAnswer,
+        (Scope.ADMIN,),
+        errors=frozenset({401, 403, 421}),
+    ),
+    Operation(
+        "nodes",
+        "get",
+        "/v1/nodes",
+        "Return the processes of the hub on all machines.",
+        "Each process as its entry in the store describes it, which this process reads every 5 s; "
+        "`seen_seconds_ago` is the entry's age. The rates of `intake` are means of the 60 to 90 s before the entry.",
+        NodesAnswer,
+        (Scope.ADMIN,),
+        errors=frozenset({401, 403, 421, 503}),
+        right=Right.STATUS,
+        command="weft hub nodes",
+    ),
+    Operation(
+        "troubles",
+        "get",
+        "/v1/troubles",
+        "Return conflicts, open gaps and lost records of all shards.",
+        "Losses and conflicts that need an operator, whichever process is asked. Lists of other processes are some "
+        "15 s old; `lost_unknown_at` names processes whose list is unknown. Lists are bounded, and `..._more` "
+        "counts the rest. Needs the right `status`.",
+        TroublesAnswer,
+        (Scope.ADMIN,),
+        errors=frozenset({401, 403, 421, 503}),
+    ),
+)
+"""Operations, in the order of the document."""

@@ -21,7 +21,8 @@ from msgspec import Meta
 
 from weft.cloud_hub.facts.approvals import REQUEST, TARGET_CHARACTERS_MAX, target_of_request
 from weft.config.limits import REASON_CHARACTERS_MAX
-from weft.hub_api.answers import ActLine, moment
+from weft.hub_api.acts import ActLine
+from weft.hub_api.answers import moment
 from weft.protocols.errors import CodecError
 from weft.storage.cluster_log import Author, Change, ChangeRefused, ClusterLog, ClusterState, Contended, Declaration
 from weft.storage.object_store import ObjectStore, StoreError

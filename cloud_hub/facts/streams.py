@@ -24,7 +24,8 @@ from weft.cloud_hub.facts.fact import (
 from weft.cloud_hub.facts.tenants import check_tenant
 from weft.config.payload_schema.documents import incompatible
 from weft.config.payload_schema.model import Compatibility, PayloadSchema, QualityRules
-from weft.hub_api.answers import ApiError, SchemaAnswer, SchemaOfStream, moment_of
+from weft.hub_api.answers import ApiError, moment_of
+from weft.hub_api.schemas import SchemaAnswer, SchemaOfStream
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage.chunk_log import first_logs, load_every_shard

@@ -41,8 +41,9 @@ from weft.cloud_hub.facts.fact import (
 from weft.cloud_hub.facts.tenants import TenantDocument, check_tenant
 from weft.cloud_hub.part import Part
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.answers import TokenOfStore, moment, moment_after, moment_of
+from weft.hub_api.answers import moment, moment_after, moment_of
 from weft.hub_api.rights import ANY, GRANT_CHARACTERS_MAX, GRANTS_MAX, Scope
+from weft.hub_api.tokens import TokenOfStore
 from weft.storage import hub_keys
 from weft.storage.cluster_log import Change, ClusterState, Fact
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreError

@@ -44,20 +44,10 @@ from weft.cloud_hub.reads.views import LaneOf, StreamPart, ViewT, encoded, lanes
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.tables.hub_tables import HubTables
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.answers import (
-    ApiError,
-    CompletenessAnswer,
-    EdgesAnswer,
-    LaneName,
-    LanesAnswer,
-    LossesAnswer,
-    SeriesAnswer,
-    StreamAnswer,
-    StreamOf,
-    StreamsAnswer,
-    moment,
-)
-from weft.hub_api.operations import ARROW, JSON_FORMAT, OWN_SHARDS, TYPED_COLUMNS
+from weft.hub_api.answers import ApiError, moment
+from weft.hub_api.edges import OWN_SHARDS, EdgesAnswer, LossesAnswer
+from weft.hub_api.records import ARROW, JSON_FORMAT, TYPED_COLUMNS, SeriesAnswer
+from weft.hub_api.streams import CompletenessAnswer, LaneName, LanesAnswer, StreamAnswer, StreamOf, StreamsAnswer
 from weft.network.http_server import Handler
 from weft.network.problem import PROBLEM_JSON, problem
 from weft.protocols.chunk_index import StreamKey

@@ -22,7 +22,8 @@ from weft.cloud_hub.auth.access import Access, readable
 from weft.cloud_hub.http.exchange import ReaderPlaces, routes
 from weft.cloud_hub.part import Part
 from weft.cloud_hub.reads.metrics import ShardPositions
-from weft.hub_api.answers import ApiError, ChangeEvent
+from weft.hub_api.acts import ChangeEvent
+from weft.hub_api.answers import ApiError
 from weft.hub_api.rights import Right
 from weft.network.pages.assets import Assets
 from weft.protocols.chunk_index import StreamKey

@@ -20,16 +20,8 @@ from weft.cloud_hub.auth.access import Access, Charged
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.reads.views import Part
 from weft.hub_api.answers import ApiError
-from weft.hub_api.operations import (
-    BODY_BYTES_MAX,
-    OF_NAME,
-    OPERATIONS,
-    SHOWN_CHARACTERS,
-    TENANT,
-    Operation,
-    Reader,
-    reader_of,
-)
+from weft.hub_api.operation import BODY_BYTES_MAX, SHOWN_CHARACTERS, TENANT, Operation, Reader, reader_of
+from weft.hub_api.operations import OF_NAME, OPERATIONS
 from weft.hub_api.rights import Right
 from weft.network.http_server import Handler
 from weft.storage.cluster_log import Author

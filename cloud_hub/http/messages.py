@@ -25,17 +25,17 @@ from weft.cloud_hub.http.exchange import NOTHING_STORED, answered, read_body, ro
 from weft.cloud_hub.reads.views import SLICE_S
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.cloud_hub.shard.shards import Shards
-from weft.hub_api.answers import (
-    ApiError,
+from weft.hub_api.answers import ApiError, MissingShard, moment_of
+from weft.hub_api.messages import (
+    EDGES_MAX,
+    KEY_CHARACTERS_MAX,
     MessageOutcome,
+    MessageRequest,
     MessagesAnswer,
-    MissingShard,
     PublishedAnswer,
     PublishedTo,
     WaitingMessage,
-    moment_of,
 )
-from weft.hub_api.bodies import EDGES_MAX, KEY_CHARACTERS_MAX, MessageRequest
 from weft.hub_api.rights import Right
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import DOWN_STREAM, NAME_RULE, NodeName, valid_name

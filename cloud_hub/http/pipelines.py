@@ -17,9 +17,10 @@ from aiohttp import web
 from weft.cloud_hub.http.exchange import Orders, answered, routes
 from weft.cloud_hub.part import Part
 from weft.config.metrics.exposition import Sample
-from weft.hub_api.answers import ApiError, PipelineReport, PipelinesAnswer, ReportedAnswer, moment_of
-from weft.hub_api.bodies import Report, decoded
+from weft.hub_api.answers import ApiError, moment_of
+from weft.hub_api.operation import decoded
 from weft.hub_api.operations import OF_NAME
+from weft.hub_api.pipelines import PipelineReport, PipelinesAnswer, Report, ReportedAnswer
 from weft.hub_api.rights import Right
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage import hub_keys

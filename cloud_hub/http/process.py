@@ -32,11 +32,13 @@ from weft.cloud_hub.tables.hub_tables import HubTables
 from weft.config.metrics.exposition import CONTENT_TYPE
 from weft.config.release import SOFTWARE
 from weft.config.units import approximate_duration
-from weft.hub_api.answers import ApiError, ReceivedAnswer, StreamUseAnswer, UsageAnswer, WhoAmI, moment, moment_of
-from weft.hub_api.document import document
-from weft.hub_api.operations import OPERATIONS, Operation
+from weft.hub_api.answers import ApiError, moment, moment_of
+from weft.hub_api.operation import Operation
+from weft.hub_api.operations import OPERATIONS, document
 from weft.hub_api.rights import CONCERNS, Right
 from weft.hub_api.status import StatusAnswer, TroublesAnswer
+from weft.hub_api.tenants import ReceivedAnswer, StreamUseAnswer, UsageAnswer
+from weft.hub_api.tokens import WhoAmI
 from weft.network.http_server import Handler
 from weft.protocols.errors import CodecError
 from weft.protocols.health import health_answer

@@ -16,8 +16,8 @@ from weft.cloud_hub.facts.pulls import NoPull, PullCache, PullDocument, PullsFul
 from weft.cloud_hub.http.exchange import answered, asked, read_body, routes
 from weft.cloud_hub.pulls import HubPulls
 from weft.cloud_hub.shard.shards import Shards
-from weft.hub_api.answers import ApiError, PullAnswer, PullsAnswer, SeqRange, moment_of, parse_moment
-from weft.hub_api.bodies import PullWindow
+from weft.hub_api.answers import ApiError, SeqRange, moment_of, parse_moment
+from weft.hub_api.pulls import PullAnswer, PullsAnswer, PullWindow
 from weft.hub_api.rights import Right
 from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.lane import NAME_RULE, NodeName, valid_name

@@ -38,8 +38,9 @@ from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.tables.hub_tables import HubTables
 from weft.config.metrics.exposition import Sample
 from weft.hub_api.answers import ApiError
-from weft.hub_api.bodies import SQL_S, SQL_WAIT_S, SqlQuery, decoded
+from weft.hub_api.operation import decoded
 from weft.hub_api.operations import OF_NAME
+from weft.hub_api.records import SQL_S, SQL_WAIT_S, SqlQuery
 from weft.storage import hub_keys
 from weft.storage.object_store.opening import PlacedStore
 

@@ -26,7 +26,7 @@ from weft.cloud_hub.reads.records import SOON, ShardsView
 from weft.cloud_hub.reads.views import FoundRecord, Part, Search
 from weft.cloud_hub.shard.sequencer import public_reason
 from weft.hub_api.answers import ApiError
-from weft.hub_api.operations import NUMBER_MAX
+from weft.hub_api.operation import NUMBER_MAX
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import CodecError
 from weft.protocols.shard.placement import SHARDS_MAX

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.hub_api.answers import CopyOfEdge, DiskOfEdge, FunctionOfEdge, PairOfEdge, TimeAlone, moment_of
+from weft.hub_api.answers import moment_of
+from weft.hub_api.edges import CopyOfEdge, DiskOfEdge, FunctionOfEdge, PairOfEdge, TimeAlone
 from weft.protocols.lane import NodeName, format_log_id
 from weft.protocols.link import NodeReport, PairReport
 from weft.protocols.ranges import Nanoseconds

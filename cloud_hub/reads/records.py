@@ -29,18 +29,9 @@ from weft.cloud_hub.reads.views import (
 from weft.cloud_hub.shard.sequencer import Sequencer, public_reason
 from weft.cloud_hub.shard.shards import LOAD_S_MAX, READ_AGE_S_MAX, Shards
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.answers import (
-    ApiError,
-    ChunkOfRecord,
-    GapView,
-    MissingShard,
-    RecordOfStream,
-    RecordsAnswer,
-    RowOfRecord,
-    TableOfStream,
-    TraceAnswer,
-    moment_of,
-)
+from weft.hub_api.answers import ApiError, GapView, MissingShard, moment_of
+from weft.hub_api.records import ChunkOfRecord, RecordOfStream, RecordsAnswer, RowOfRecord, TraceAnswer
+from weft.hub_api.streams import TableOfStream
 from weft.protocols import batch as batches
 from weft.protocols.chunk import batch_times, known_clocks, section_entries
 from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection

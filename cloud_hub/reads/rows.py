@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from weft.cloud_hub.reads.history import PastPlace, RowsAsked, rows_within
 from weft.cloud_hub.reads.records import RecordReader
 from weft.cloud_hub.reads.views import Part, Search, finished, with_members
-from weft.hub_api.answers import RowsAnswer, moment
-from weft.hub_api.operations import JSON_ROWS_MAX
+from weft.hub_api.answers import moment
+from weft.hub_api.records import JSON_ROWS_MAX, RowsAnswer
 from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane

@@ -14,7 +14,8 @@ from msgspec import UNSET
 
 from weft.cloud_hub.reads.records import RecordReader
 from weft.cloud_hub.reads.views import FoundRecord, Search
-from weft.hub_api.answers import ApiError, SeriesRow, moment_of, parse_moment
+from weft.hub_api.answers import ApiError, moment_of, parse_moment
+from weft.hub_api.records import SeriesRow
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import ShardState

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.hub_api.answers import ApiError, SqlAnswer, SqlColumn, SqlTable
+from weft.hub_api.answers import ApiError
+from weft.hub_api.records import SqlAnswer, SqlColumn, SqlTable
 from weft.storage.table.actions import TableError
 
 if TYPE_CHECKING:

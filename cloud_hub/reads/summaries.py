@@ -42,17 +42,8 @@ from weft.cloud_hub.reads.views import (
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import CachedShard, Shards, conflict_views, open_gap_views
 from weft.config.log_lines import Repeats, left_out
-from weft.hub_api.answers import (
-    EdgeAlarm,
-    EdgeAnswer,
-    EdgeOfHub,
-    LossesOfEdge,
-    LossOfEdge,
-    MissingShard,
-    Moment,
-    moment,
-    moment_of,
-)
+from weft.hub_api.answers import MissingShard, Moment, moment, moment_of
+from weft.hub_api.edges import EdgeAlarm, EdgeAnswer, EdgeOfHub, LossesOfEdge, LossOfEdge
 from weft.hub_api.status import ConflictOfLane, LostOfLane, OpenGapOfLane
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM, Lane, NodeName, format_log_id

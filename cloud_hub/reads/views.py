@@ -11,24 +11,19 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.hub_api.answers import (
-    GapView,
+from weft.hub_api.answers import GapView, Moment, OpenGapView, SeqRange, moment, moment_of
+from weft.hub_api.records import RecordOfStream
+from weft.hub_api.streams import (
     HeldBackReason,
     LaneCompleteness,
     LaneOfStream,
     MarkView,
-    Moment,
-    OpenGapView,
-    RecordOfStream,
     RetiredView,
-    SeqRange,
     SkippedOffsets,
     SkippedRun,
     StreamOf,
     TableColumn,
     TableOfStream,
-    moment,
-    moment_of,
 )
 from weft.protocols import batch as batches
 from weft.protocols.batch import Flag, header_json

@@ -20,7 +20,7 @@ from weft.cloud_hub.settings import RegionSettings
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import Sample
 from weft.hub_api.answers import moment_of
-from weft.hub_api.status import BudgetOfRegion
+from weft.hub_api.regions import BudgetOfRegion
 from weft.replication.liveness import SECOND
 from weft.replication.policy import PERIODS_MAX, BudgetCount, BudgetRule, period_of, reserve
 from weft.replication.runner.control import ALIVE_BYTES

@@ -23,7 +23,7 @@ from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import Sample
 from weft.config.release import SOFTWARE
-from weft.hub_api.status import RegionLinkOfStore, RunOfChunks, StreamOfRegionLink
+from weft.hub_api.regions import RegionLinkOfStore, RunOfChunks, StreamOfRegionLink
 from weft.protocols import chunk as chunks
 from weft.protocols.errors import CodecError
 from weft.protocols.shard.shard_state import ShardState

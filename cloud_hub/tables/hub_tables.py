@@ -27,8 +27,9 @@ from weft.cloud_hub.shard.shards import Shards
 from weft.config.metrics.exposition import Sample
 from weft.config.release import SOFTWARE
 from weft.config.sources import Collector as TraceCollector
-from weft.hub_api.answers import TableOfStream, moment, moment_of
+from weft.hub_api.answers import moment, moment_of
 from weft.hub_api.status import StoppedOffsets, TableMaker, TableOfNode, TableProgress
+from weft.hub_api.streams import TableOfStream
 from weft.network.tracing import NO_FIGURES, Attribute, ExportSettings, Span, TraceContext, TraceExport, parse
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.payloads import PayloadKind

@@ -29,7 +29,7 @@ from weft.config.metrics.metric import PROCESS_METRICS
 from weft.config.models import EdgeConfig, HubConfig
 from weft.config.pipelines import Pipeline
 from weft.config.schema import settings
-from weft.hub_api.document import document
+from weft.hub_api.operations import document
 from weft.output import EXIT_CODES
 
 _EXIT = """Commands print answers on standard output and errors on standard error."""

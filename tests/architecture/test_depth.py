@@ -289,8 +289,8 @@ def test_what_ties_fragments_together_is_found() -> None:
 
 HALVES = {
     "hub_api.answers.OpenGapView": "the type of members of another answer; types are decoded, and never made",
-    "hub_api.answers.EdgeOfHub": "likewise",
-    "hub_api.answers.StreamOf": "likewise",
+    "hub_api.edges.EdgeOfHub": "likewise",
+    "hub_api.streams.StreamOf": "likewise",
     "config.links.Times": "the schedule of a region, which is decoded, and never made",
     "config.payload_schema.model.PayloadSchema": "the schemas of pipelines and hubs, which are decoded, and never made",
     "storage.segment_log.reader.LogAnswers": "what readers on other threads ask of the log, on its one lock",

@@ -30,7 +30,7 @@ from weft.edge_node.servers.clients import context
 from weft.edge_node.servers.http.settings import HttpSettings
 from weft.edge_node.servers.listeners import websocket_connection
 from weft.edge_node.subscriptions import limits
-from weft.hub_api.operations import RECORDS_MAX, SERIES_ROWS_MAX
+from weft.hub_api.records import RECORDS_MAX, SERIES_ROWS_MAX
 from weft.network import http_server, tls
 from weft.protocols import batch, topics
 from weft.replication.runner import serve

@@ -16,9 +16,9 @@ from weft.cloud_hub.auth.tokens import hash_token, new_token
 from weft.cloud_hub.facts.fact import TENANT
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.regions.regions import PAUSED
-from weft.hub_api.bodies import IMPORTED_MAX
-from weft.hub_api.operations import IMPORT_BYTES_MAX
+from weft.hub_api.operation import IMPORT_BYTES_MAX
 from weft.hub_api.rights import Scope, role_grants
+from weft.hub_api.tokens import IMPORTED_MAX
 from weft.protocols.link import PAIR_PATH, spoken
 from weft.replication.runner import LinkIdentity
 from weft.storage.cluster_log import Change

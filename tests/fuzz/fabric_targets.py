@@ -14,7 +14,9 @@ from crc32c import crc32c
 from tests.fuzz.target import INPUT_BYTES_MAX, Target
 from tests.vectors import notation
 from weft.hub_api.answers import ApiError
-from weft.hub_api.operations import OF_NAME, RECORDS_MAX, reader_of
+from weft.hub_api.operation import reader_of
+from weft.hub_api.operations import OF_NAME
+from weft.hub_api.records import RECORDS_MAX
 from weft.protocols import batch, chunk, link
 from weft.protocols.batch import ClockReading
 from weft.protocols.errors import CodecError

@@ -34,7 +34,7 @@ from tests.support.live_node import LiveNode, running
 from tests.support.processes import Node, weft
 from tests.support.waiting import until, wait_until
 from weft.cloud_hub.hub import Hub
-from weft.hub_api.document import document
+from weft.hub_api.operations import document
 from weft.protocols.chunk_index import ChunkIndex
 from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState

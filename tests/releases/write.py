@@ -23,7 +23,7 @@ from tests.releases.api import api_file
 from tests.releases.fabric import READINGS, STATE, TELEMETRY, Fabric
 from tests.support.tokens import create_token
 from tests.support.waiting import wait_until
-from weft.hub_api.document import document
+from weft.hub_api.operations import document
 from weft.hub_api.rights import Scope
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster

@@ -33,7 +33,8 @@ from weft.cli import cli
 from weft.commands.completion import SHELLS, VARIABLE
 from weft.commands.groups import COMMANDS, Command, Group
 from weft.commands.running import RunningHub, get_status, whole
-from weft.hub_api.answers import EdgesAnswer, TokensAnswer
+from weft.hub_api.edges import EdgesAnswer
+from weft.hub_api.tokens import TokensAnswer
 from weft.output import Failed, counted, print_facts, print_table
 from weft.text.rows import print_rows
 

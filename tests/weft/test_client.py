@@ -39,10 +39,11 @@ from weft.cloud_hub.hub import Hub
 from weft.commands import hub_tenants
 from weft.commands.credentials import whoami
 from weft.config.payload_schema.model import PayloadSchema, SchemaField
-from weft.hub_api.answers import StreamsAnswer, WhoAmI
-from weft.hub_api.bodies import HashedToken
-from weft.hub_api.operations import EVENTS, OPERATIONS, Operation, Parameter
+from weft.hub_api.operation import EVENTS, Operation, Parameter
+from weft.hub_api.operations import OPERATIONS
 from weft.hub_api.rights import Scope
+from weft.hub_api.streams import StreamsAnswer
+from weft.hub_api.tokens import HashedToken, WhoAmI
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.directory import MemoryStore
 

@@ -26,13 +26,12 @@ from tests.support.waiting import wait_until
 from weft.cloud_hub.facts.fact import NODE
 from weft.commands import hub_status
 from weft.commands.running import RunningHub
-from weft.hub_api.answers import CopyOfEdge, EdgeOfHub, EdgesAnswer, PairOfEdge, TimeAlone
+from weft.hub_api.edges import CopyOfEdge, EdgeOfHub, EdgesAnswer, PairOfEdge, TimeAlone
 from weft.hub_api.rights import Scope, role_grants
+from weft.hub_api.shards import DrainOfNode, DrainsAnswer
 from weft.hub_api.status import (
     ClockOfNode,
     ClusterLogPosition,
-    DrainOfNode,
-    DrainsAnswer,
     IcebergOfNode,
     LatestOfNode,
     LinkOfProcess,

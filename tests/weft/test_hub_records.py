@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from weft.commands.hub_records import SILENT_S_MAX, said, until_over, window
-from weft.hub_api.answers import PullAnswer
+from weft.hub_api.pulls import PullAnswer
 from weft.output import Failed, Refused
 
 NOON = 1_795_608_000 * 10**9

@@ -10,8 +10,8 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from tests.weft.test_cli import on_a_terminal
-from weft.hub_api.answers import StreamOf
 from weft.hub_api.status import KeysOfIssuer
+from weft.hub_api.streams import StreamOf
 from weft.proofs.audit.report import AuditReport, LaneAudit
 from weft.protocols.shard.lane_state import OpenGap
 from weft.storage.chunk_log import named_open_gap

@@ -34,7 +34,7 @@ from weft.client.operations import (
     unreachable,
     with_query,
 )
-from weft.hub_api.answers import TailEvent
+from weft.hub_api.records import TailEvent
 from weft.network.reload import read_token
 
 Args = ParamSpec("Args")

@@ -34,7 +34,7 @@ from weft.client.operations import (
 )
 from weft.client.operations import path_of as _of
 from weft.client.operations import with_query as _with
-from weft.hub_api.answers import RecordOfStream, TailEvent
+from weft.hub_api.records import RecordOfStream, TailEvent
 from weft.network.reload import read_token
 
 Args = ParamSpec("Args")

@@ -23,51 +23,27 @@ import msgspec
 from msgspec import UnsetType
 
 from weft.config.payload_schema.model import Compatibility, PayloadSchema
-from weft.hub_api.answers import (
-    ActsAnswer,
-    CompletenessAnswer,
-    EdgeAnswer,
-    EdgesAnswer,
+from weft.hub_api.acts import ActsAnswer
+from weft.hub_api.edges import EdgeAnswer, EdgesAnswer, LossesAnswer
+from weft.hub_api.messages import MessagesAnswer, PublishedAnswer
+from weft.hub_api.pipelines import PipelinesAnswer, ReportedAnswer
+from weft.hub_api.pulls import PullAnswer, PullsAnswer
+from weft.hub_api.records import RecordsAnswer, SeriesAnswer, SqlAnswer, TailEvent, TraceAnswer
+from weft.hub_api.regions import RegionOrderAnswer, RegionsAnswer
+from weft.hub_api.schemas import DeclaredSchema, RemovedSchemaAnswer, SchemaAnswer, SchemasAnswer
+from weft.hub_api.shards import DrainAnswer, DrainsAnswer, SplitAnswer, SplitLook
+from weft.hub_api.status import NodesAnswer, StatusAnswer, TroublesAnswer
+from weft.hub_api.streams import CompletenessAnswer, LanesAnswer, StreamAnswer, StreamsAnswer
+from weft.hub_api.tenants import RemovedTenantAnswer, TenantAnswer, TenantsAnswer, UsageAnswer
+from weft.hub_api.tokens import (
+    HashedToken,
     ImportedTokensAnswer,
-    LanesAnswer,
-    LossesAnswer,
-    MessagesAnswer,
     PairingAnswer,
-    PipelinesAnswer,
-    PublishedAnswer,
-    PullAnswer,
-    PullsAnswer,
-    RecordsAnswer,
-    RemovedSchemaAnswer,
-    RemovedTenantAnswer,
     RemovedTokenAnswer,
-    ReportedAnswer,
-    SchemaAnswer,
-    SchemasAnswer,
     SecretAnswer,
-    SeriesAnswer,
-    SqlAnswer,
-    StreamAnswer,
-    StreamsAnswer,
-    TailEvent,
-    TenantAnswer,
-    TenantsAnswer,
     TokensAnswer,
-    TraceAnswer,
-    UsageAnswer,
+    TokensToImport,
     WhoAmI,
-)
-from weft.hub_api.bodies import DeclaredSchema, HashedToken, TokensToImport
-from weft.hub_api.status import (
-    DrainAnswer,
-    DrainsAnswer,
-    NodesAnswer,
-    RegionOrderAnswer,
-    RegionsAnswer,
-    SplitAnswer,
-    SplitLook,
-    StatusAnswer,
-    TroublesAnswer,
 )
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from weft.commands.running import (
 )
 from weft.config.units import approximate_duration, approximate_size, parse_duration, parse_size
 from weft.hub_api.answers import ApiError
-from weft.hub_api.bodies import SQL_ROWS_DEFAULT, SQL_ROWS_MAX, SQL_S, SQL_WAIT_S
+from weft.hub_api.records import SQL_ROWS_DEFAULT, SQL_ROWS_MAX, SQL_S, SQL_WAIT_S
 from weft.output import (
     FAILURE_EXIT_CODE,
     STOPPED_EXIT_CODE,
@@ -52,7 +52,9 @@ from weft.text.fleet import show_streams
 from weft.text.record import shown, shown_payload
 
 if TYPE_CHECKING:
-    from weft.hub_api.answers import PublishedTo, PullAnswer, RecordOfStream, SqlAnswer, TraceAnswer
+    from weft.hub_api.messages import PublishedTo
+    from weft.hub_api.pulls import PullAnswer
+    from weft.hub_api.records import RecordOfStream, SqlAnswer, TraceAnswer
 
 
 MEMORY_BYTES = 1 << 30
@@ -266,7 +268,7 @@ def sql_command(
 
 def _of_store(uri: str, query: str, limit: int, tenant: str) -> SqlAnswer:
     from weft.cloud_hub.reads import sql
-    from weft.hub_api.answers import SqlAnswer
+    from weft.hub_api.records import SqlAnswer
 
     store = existing_store(uri)
     try:

@@ -15,7 +15,7 @@ from weft.commands.hub_settings import settings_of
 from weft.commands.hub_store import Act, acting, administration_of, decision_options, declare
 from weft.commands.running import access_options, any_hub_argument, hub_argument
 from weft.config.units import approximate_duration, format_size
-from weft.hub_api.status import BudgetOfRegion, RegionLinkOfStore
+from weft.hub_api.regions import BudgetOfRegion, RegionLinkOfStore
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
 from weft.protocols.errors import CodecError
 from weft.storage.chunk_log import CollectedPast

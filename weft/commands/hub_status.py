@@ -29,8 +29,9 @@ from weft.text.fleet import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weft.hub_api.answers import EdgeOfHub
-    from weft.hub_api.status import DrainOfNode, LastBackupOfStore, LinkOfProcess, StatusAnswer, TroublesAnswer
+    from weft.hub_api.edges import EdgeOfHub
+    from weft.hub_api.shards import DrainOfNode
+    from weft.hub_api.status import LastBackupOfStore, LinkOfProcess, StatusAnswer, TroublesAnswer
 
 EDGES_SHOWN = 200
 CLOCK_DIFFERS_S, NAMED = 60.0, 3

@@ -45,8 +45,10 @@ from weft.commands.running import (
     running_hub,
 )
 from weft.config.units import is_bucket
-from weft.hub_api.answers import ActLine, ApiError, moment_after
-from weft.hub_api.operations import ACTS_MAX, Operation, operation_of
+from weft.hub_api.acts import ACTS_MAX, ActLine
+from weft.hub_api.answers import ApiError, moment_after
+from weft.hub_api.operation import Operation
+from weft.hub_api.operations import operation_of
 from weft.hub_api.status import NodesAnswer
 from weft.output import Failed, Refused, counted, harmless, print_json, print_table
 from weft.protocols.errors import CodecError

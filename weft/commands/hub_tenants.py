@@ -40,7 +40,7 @@ from weft.output import Failed, Refused, print_facts, print_json, print_table
 from weft.protocols.errors import CodecError
 
 if TYPE_CHECKING:
-    from weft.hub_api.answers import UsageAnswer
+    from weft.hub_api.tenants import UsageAnswer
 
 
 MERGES_MAX = 5

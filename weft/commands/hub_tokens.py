@@ -47,10 +47,10 @@ from weft.commands.running import (
     whole,
 )
 from weft.config.units import approximate_duration
-from weft.hub_api.answers import SecretAnswer, parse_moment
-from weft.hub_api.bodies import CODE_VALID, IMPORTED_MAX, HashedToken
-from weft.hub_api.operations import IMPORT_BYTES_MAX
+from weft.hub_api.answers import parse_moment
+from weft.hub_api.operation import IMPORT_BYTES_MAX
 from weft.hub_api.rights import InvalidGrant, Right, Rights, Scope, role_grants
+from weft.hub_api.tokens import CODE_VALID, IMPORTED_MAX, HashedToken, SecretAnswer
 from weft.network.reload import read_token
 from weft.output import Failed, Refused, counted, print_json, print_table
 from weft.protocols.lane import NAME_RULE, valid_name

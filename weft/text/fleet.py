@@ -17,7 +17,7 @@ from weft.text.record import shown
 if TYPE_CHECKING:
     from msgspec import UnsetType
 
-    from weft.hub_api.answers import DiskOfEdge, EdgeOfHub, HeldBackReason, StreamOf, TableOfStream
+    from weft.hub_api.edges import DiskOfEdge, EdgeOfHub
     from weft.hub_api.status import (
         CertificateInForce,
         ClusterLogPosition,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         StoppedOffsets,
         TableOfNode,
     )
+    from weft.hub_api.streams import HeldBackReason, StreamOf, TableOfStream
 
 _UNKNOWN = "unknown"
 _EDGE_COLUMNS = (

@@ -21,7 +21,8 @@ from weft.cloud_hub.auth.access import Access
 from weft.cloud_hub.auth.tokens import TokenIdentity, TokensUnusable, check_identity, hash_token, read_tokens
 from weft.cloud_hub.facts.tokens import Credentials
 from weft.cloud_hub.hub import Hub
-from weft.hub_api.operations import EVENTS, OPERATIONS
+from weft.hub_api.operation import EVENTS
+from weft.hub_api.operations import OPERATIONS
 from weft.hub_api.rights import GRANTS_MAX, InvalidGrant, Right, Rights, Scope, parse_grant, role_grants
 from weft.replication.events import LinkState
 from weft.replication.runner import LinkIdentity

@@ -84,7 +84,7 @@ async def test_every_route_is_on_the_page_and_every_answer_looks_like_its_exampl
         )
         described = {(method, path) for method, path in served if path.startswith("/v1/") and path not in UNDESCRIBED}
         assert described == BY_PATH.keys(), (
-            "give each route an Operation in hub_api/operations.py, with the types of its parameters, body "
+            "give each route an Operation in its module of hub_api/, with the types of its parameters, body "
             "and answer; then `./run fix` writes the document"
         )
 

@@ -26,7 +26,7 @@ from tests.support.waiting import until
 from weft.cloud_hub.auth.access import _is_loopback
 from weft.cloud_hub.hub import Hub
 from weft.hub_api.answers import Problem, moment, parse_moment
-from weft.hub_api.document import document
+from weft.hub_api.operations import document
 from weft.hub_api.rights import Scope
 from weft.network.http_server import IDLE_S_MAX
 from weft.protocols import batch

@@ -26,7 +26,7 @@ from weft.cloud_hub.http import changes
 from weft.cloud_hub.http.changes import CONSOLE, LISTENERS_MAX, NAMED_MAX, REMEMBERED_MAX, ChangesSeen
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.reads.metrics import ShardPositions
-from weft.hub_api.answers import ChangeEvent
+from weft.hub_api.acts import ChangeEvent
 from weft.hub_api.rights import Scope
 from weft.network.pages.assets import POLICY
 from weft.protocols.lane import NodeName

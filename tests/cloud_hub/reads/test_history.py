@@ -37,7 +37,7 @@ from weft.cloud_hub.reads.records import RecordReader
 from weft.cloud_hub.reads.views import FoundRecord, Search
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
 from weft.config.load import parse_schema
-from weft.hub_api.answers import RecordOfStream
+from weft.hub_api.records import RecordOfStream
 from weft.protocols.chunk_index import Chunk, GapRange, StreamKey
 from weft.protocols.lane import Lane, Origin, OriginKind, format_log_id
 from weft.protocols.payloads import PayloadKind

@@ -21,7 +21,7 @@ from weft.cloud_hub.reads import rows as api_rows
 from weft.cloud_hub.reads.records import RecordReader
 from weft.cloud_hub.reads.rows import RowsRequest, rows_answer
 from weft.cloud_hub.reads.views import Search
-from weft.hub_api.operations import ARROW
+from weft.hub_api.records import ARROW
 from weft.hub_api.rights import Scope
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.placement import shard_of

@@ -10,8 +10,8 @@ import pytest
 from tests.cloud_hub.http.test_application import EDGE, STREAM, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from weft.cloud_hub.http.application import END_OFFSET, NEXT_CHUNK, NEXT_OFFSET
-from weft.hub_api.document import document
-from weft.hub_api.operations import ERRORS, OPERATIONS, Operation
+from weft.hub_api.operation import ERRORS, Operation
+from weft.hub_api.operations import OPERATIONS, document
 from weft.hub_api.rights import Right
 from weft.protocols.lane import valid_name
 from weft.storage.object_store.directory import MemoryStore
