@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -155,7 +156,8 @@ async def test_a_tenant_that_publishes_too_fast_is_told_when_to_go_on(
             async with session.post(url, json=body) as answer:
                 assert answer.status == 200
             async with session.post(url, json=body) as answer:
-                assert (answer.status, answer.headers["Retry-After"]) == (429, "10")
+                assert answer.status == 429
+                assert 0 < int(answer.headers["Retry-After"]) <= 10
                 assert "too many messages a second" in (await answer.json())["detail"]
             async with session.post(f"{url}?tenant=acme", json=body) as answer:
                 assert [each["status"] for each in (await answer.json())["messages"]] == [404, 404]
@@ -167,10 +169,10 @@ async def test_a_tenant_that_publishes_too_fast_is_told_when_to_go_on(
             hub_rates.result()
 
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr("weft.commands.hub_records.time.sleep", sleep)
+        monkeypatch.setattr("weft.commands.running.time", SimpleNamespace(sleep=sleep))  # not that of other threads
         done = await asyncio.to_thread(weft, "hub", "publish", config, "press-1,press-2", "down/x", "hello")
         assert done.output.count("message 1 is stored") == 2
-        assert slept in ([9], [10])
+        assert [0 < seconds <= 10 for seconds in slept] == [True]
         assert len((await messages(hub))["waiting"]) == 2
 
 

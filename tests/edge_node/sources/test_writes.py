@@ -185,9 +185,12 @@ async def test_a_register_is_written_and_read_back(tmp_path: Path) -> None:
             lost = await written(node, b"7", "line/$write/lost")
             assert (lost["outcome"], lost["reason"]) == ("refused", "exception 2: illegal data address")
             await publish(node.port, [b"1"], "line/$write/n")  # it is not named
-            await until(lambda: node.source("line").messages)
-            rows = [json.loads(each.payload) for each in await node.stored() if each.key == b"line/meter"]
-    assert rows[-1]["limit"] == 12.3
+
+            async def is_polled() -> bool:
+                rows = [json.loads(each.payload) for each in await node.stored() if each.key == b"line/meter"]
+                return rows[-1]["limit"] == 12.3
+
+            await until(is_polled)
     assert (set_in(line, 6), set_in(line, 16), set_in(line, 5)) == ({20}, {30}, {3})
 
 
