@@ -118,9 +118,6 @@ def _rate(per_second: int | None, share: float) -> float | None:
     return None if per_second is None else max(per_second * share, 1.0)
 
 
-# The declared quotas of tenants, as a hub process knows them.
-
-
 # Numbers of lanes and streams of tenants over all shards, for their quotas.
 #
 # Only tenants with such a quota cost anything, and only when a lane opens that no shard has yet.

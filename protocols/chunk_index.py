@@ -265,6 +265,10 @@ class ChunkIndex:
         """Return the clock notices of all decoded blocks. Those of one boot may repeat."""
         return [clock for block in self.blocks.values() for clock in block.clocks]
 
+    def section_of(self, stream: StreamKey) -> StreamSection | None:
+        """Return the section with a stream's records; None if the chunk has none."""
+        return next((each for each in self.streams if (each.tenant, each.stream) == stream), None)
+
     def lanes_of(self, section: StreamSection) -> Sequence[LaneUpdate]:
         """Return the lanes that the section's entries name by their index."""
         return self.blocks[section.tenant, section.stream].lanes

@@ -418,7 +418,7 @@ ACKNOWLEDGED_MAX = 16
 ACKNOWLEDGED_RANGES_MAX = 64
 """Maximum number of these ranges for each hub."""
 ORIGINS_MAX = 4096
-"""Maximum number of origins that one lane may name."""
+"""Maximum number of origins in one frame."""
 LAST_WORDS = "last-words"
 CONFIG = "config"
 PAIR = "pair"

@@ -389,7 +389,7 @@ def replace_private_file(path: str, data: bytes) -> None:
         file.flush()
         os.fsync(descriptor)
     os.replace(temporary, path)
-    _sync(folder)
+    sync_folder(folder)
 
 
 def append_private_line(path: str, line: bytes, bytes_max: int) -> None:
@@ -415,7 +415,7 @@ def append_private_line(path: str, line: bytes, bytes_max: int) -> None:
         if file.write(line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         os.fsync(file.fileno())
-    _sync(folder)
+    sync_folder(folder)
 
 
 def _ownership(path: str, folder: str) -> tuple[int, int, int]:
@@ -432,7 +432,8 @@ def _ownership(path: str, folder: str) -> tuple[int, int, int]:
     return place.st_uid, place.st_gid, _OWNER_AND_GROUP if of_root_for_a_group else _OWNER
 
 
-def _sync(folder: str) -> None:
+def sync_folder(folder: str) -> None:
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 # The two forms of events of a tail: server-sent events, and messages of a WebSocket.
 
 WRITE_S = 10.0
-"""Longest time that a reader may take to read an event: slower ones are disconnected, and continue from their
-position."""
+"""Longest time that a reader may take to read an event without records: slower ones are disconnected, and continue
+from their position. Events with records are timed by piece (``exchange.PIECE_S``)."""
 CLIENT_BYTES_MAX = 1024
 """Longest message of a client. Clients have nothing to send."""
 HEARTBEAT_S = 30.0

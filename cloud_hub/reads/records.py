@@ -205,7 +205,7 @@ class RecordReader:
         offset, limit, _, payload, _, edge = wanted
         looked_at, began = 0, offset
         async for each in self.log.indexes(n, only=frozenset([stream])):
-            section = _section(each.footer, stream)
+            section = each.footer.section_of(stream)
             if section is not None and section.base_offset > offset == began and is_given:
                 # The given chunk is too late: the offset is in an earlier one, so read without it.
                 return await self.read(stream, offset, end, limit, payload=payload, search=search, edge=edge)
@@ -268,7 +268,7 @@ class RecordReader:
         if search.left <= 0:
             return Beginning(None, low)
         async for each in self.log.indexes(low, only=frozenset([stream])):
-            section = _section(each.footer, stream)
+            section = each.footer.section_of(stream)
             if section is not None:
                 return Beginning(section.base_offset, each.header.n)
             if each.header.n >= until:
@@ -304,10 +304,6 @@ class RecordReader:
 
     async def _watermark(self) -> int:
         return (await self.log.manifest())[0].watermark
-
-
-def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:
-    return next((each for each in footer.streams if (each.tenant, each.stream) == stream), None)
 
 
 def _has(footer: ChunkIndex, section: StreamSection, edge: str | None) -> bool:

@@ -208,7 +208,7 @@ class _Reading:
         at = n
         async for each in self._log.indexes(n, only=only):
             at = each.header.n
-            section = _section(each.footer, self._wanted.stream)
+            section = each.footer.section_of(self._wanted.stream)
             if section is None or section.base_offset + section.count <= offset:
                 if not self._search.continues():
                     self.next_offset = offset
@@ -277,10 +277,6 @@ class _Reading:
         # A split may have moved the lane to another shard since the record was written.
         held = next((state.lanes[lane] for state in self._states if lane in state.lanes), NOTHING)
         return held.topics
-
-
-def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:
-    return next((each for each in footer.streams if (each.tenant, each.stream) == stream), None)
 
 
 def _without(batch: pa.RecordBatch, erased: RangeSet) -> pa.RecordBatch:

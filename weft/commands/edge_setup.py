@@ -40,7 +40,7 @@ from weft.network.reload import TOKEN_BYTES_MAX, read_token, token_in
 from weft.network.tls import ClientTlsFiles, TlsUnusable, client_context
 from weft.output import Failed, Refused, counted, print_json
 from weft.protocols.link import CODE_ALPHABET, CODE_CHARACTERS, PAIR_PATH, PairAnswer, PairRequest, spoken
-from weft.storage.filesystem import DirectoryInUse
+from weft.storage.filesystem import DirectoryInUse, sync_folder
 from weft.storage.segment_log import LogError
 
 if TYPE_CHECKING:
@@ -398,7 +398,7 @@ def edge_pair(
     answer = _paired(url, code, asking, _secret(pending))
     with using(asking.path):
         os.replace(pending, asking.path)
-        _sync(os.path.dirname(asking.path) or ".")
+        sync_folder(os.path.dirname(asking.path) or ".")
     if as_json:
         print_json({"file": asking.path, "tenant": answer.tenant, "edge": answer.edge, "until": answer.until})
         return
@@ -474,14 +474,6 @@ def _exchanged(client: Client, request: PairRequest) -> PairAnswer:
         except msgspec.MsgspecError:
             raise Failed("the server at this URL is not a hub of this release. Check the URL") from None
     raise AssertionError("the last try returns or raises")
-
-
-def _sync(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ``weft edge rename``: rename the log of a stopped node to the name in its configuration.

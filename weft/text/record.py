@@ -220,7 +220,7 @@ def _outcome_facts(outcome: RowOutcome, offline: Offline) -> dict[str, Any]:
     known: dict[str, Any] = {"outcome": outcome.kind}
     known |= {name: value for name in ("function", "reason", "to") if (value := getattr(outcome, name))}
     if outcome.kind == "alert":
-        known |= _happening_text("payload", outcome.payload)
+        known |= _text_or_base64("payload", outcome.payload)
     if outcome.row is not None and outcome.kind in ("out", "routed"):
         known |= _row_facts(outcome.row, offline)
     return known
@@ -228,19 +228,12 @@ def _outcome_facts(outcome: RowOutcome, offline: Offline) -> dict[str, Any]:
 
 def _row_facts(row: Row, offline: Offline, *, is_input: bool = False) -> dict[str, Any]:
     known: dict[str, Any] = {"time": timestamp(row.time), "time_ns": row.time}
-    known |= _happening_text("topic", row.key) | _happening_text("payload", row.payload or b"")
+    known |= _text_or_base64("topic", row.key) | _text_or_base64("payload", row.payload or b"")
     if (fields := offline.fields(row, is_input=is_input)) is not None:
         known["fields"] = fields
     if row.headers:
         known["headers"] = [(name, header_json(value)) for name, value in row.headers]
     return known
-
-
-def _happening_text(name: str, data: bytes) -> dict[str, str]:
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
 def _key(row: Row) -> str:

@@ -188,7 +188,7 @@ async def test_a_register_is_written_and_read_back(tmp_path: Path) -> None:
 
             async def is_polled() -> bool:
                 rows = [json.loads(each.payload) for each in await node.stored() if each.key == b"line/meter"]
-                return rows[-1]["limit"] == 12.3
+                return bool(rows[-1]["limit"] == 12.3)
 
             await until(is_polled)
     assert (set_in(line, 6), set_in(line, 16), set_in(line, 5)) == ({20}, {30}, {3})
