@@ -401,6 +401,22 @@ class OpcuaSecurity(Section, frozen=True, kw_only=True):
     ]
 
 
+class OpcuaUser(Section, frozen=True, kw_only=True):
+    """A user who shows a certificate to an OPC UA server. The files are read again at each new session."""
+
+    certificate: Annotated[
+        Path,
+        Meta(description="PEM file with the user's certificate, followed by its chain. The server must know the user."),
+    ]
+    key: Annotated[
+        Path,
+        Meta(
+            description="PEM file with the key of `certificate`: RSA, and not encrypted. Only the node's user may be "
+            "able to read it."
+        ),
+    ]
+
+
 _Names = Annotated[tuple[str, ...], Meta(max_length=256)]
 
 
@@ -557,6 +573,10 @@ class OpcuaSource(SourceSettings, frozen=True, kw_only=True):
     ] = field(default=4 * MiB, name="message")
     security: Annotated[
         OpcuaSecurity | None, Meta(description="Security of the channel. Unset: none, for servers on a network apart.")
+    ] = None
+    user: Annotated[
+        OpcuaUser | None,
+        Meta(description="User with a certificate, in place of `username` and a password. It needs `security`."),
     ] = None
 
 

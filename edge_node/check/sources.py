@@ -285,6 +285,11 @@ def _overlaps(path: KeyPath, device: ModbusDevice) -> Iterator[Finding]:
 
 
 def _opcua(path: KeyPath, settings: OpcuaSource) -> Iterator[Finding]:
+    if settings.user is not None and settings.username is not None:
+        yield Finding((*path, "user"), "username is set, too. Delete one of them")
+    if settings.user is not None and settings.security is None:
+        message = "is missing: without it, what the user signs does not name the server, and another one could use it"
+        yield Finding((*path, "security"), f"{message}. Set it, or delete `user`")
     for position, node in enumerate(settings.nodes):
         at: KeyPath = (*path, "nodes", position)
         if node.deadband is not None and node.deadband_percent is not None:

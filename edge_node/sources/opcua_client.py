@@ -19,11 +19,12 @@ from asyncua.ua import ua_binary
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from weft.config.errors import Finding, KeyPath
 from weft.config.machine import too_readable, why_unreadable
-from weft.config.sources import OpcuaSecurity, OpcuaSource
+from weft.config.sources import OpcuaSecurity, OpcuaSource, OpcuaUser
 from weft.edge_node.sources.connection import SourceDown
 from weft.edge_node.sources.credentials import CredentialsUnusable, SourceFindings, password_text
 from weft.edge_node.sources.writes import ReadBack, Value, WriteRefused, WriteUnconfirmed
@@ -246,11 +247,11 @@ class Session:
         if had_session:
             transport.session.rebind_authentication_token()
             with contextlib.suppress(ua.UaError):
-                await client.activate_session(user, self._password)
+                await client.activate_session(user, self._password, client.user_certificate)
                 return True
             transport.session.reset_authentication_token()
         await client.create_session()
-        await client.activate_session(user, self._password)
+        await client.activate_session(user, self._password, client.user_certificate)
         return False
 
     async def _secure(self, security: OpcuaSecurity, now: datetime) -> None:
@@ -260,7 +261,11 @@ class Session:
         if problem := why_untrusted(offered, trusted, now, urlsplit(self.url).hostname or ""):
             message = f"the server's certificate {fingerprint(offered)} is not trusted: {problem}"
             raise SourceDown(f"{message}. Look at it and accept it with `weft edge trust CONFIG SOURCE`")
-        own = await asyncio.to_thread(own_certificate, security)
+        (own, *_), _ = await asyncio.to_thread(own_certificate, security, "security")
+        if (user := self._settings.user) is not None:
+            (first, *chain), key = await asyncio.to_thread(own_certificate, user, "user")
+            self.client.user_certificate, self.client.user_certificate_chain = first, chain
+            self.client.user_private_key = key
         self.client.application_uri = application_uri(own) or self.client.application_uri
         await self.client.set_security(
             _POLICIES[security.policy],
@@ -343,8 +348,9 @@ def failure_text(error: BaseException) -> str:
 
 
 _HINTS = {
-    "BadIdentityTokenRejected": "Check username and password",
-    "BadUserAccessDenied": "Check username, password, and the user's rights at the server",
+    "BadIdentityTokenInvalid": "Check the user, and whether the server takes users with a certificate",
+    "BadIdentityTokenRejected": "Check the user and the password, or the user's certificate",
+    "BadUserAccessDenied": "Check the user, the password or certificate, and the user's rights at the server",
     "BadCertificateUntrusted": "Have the server trust the node's certificate",
     "BadSecurityChecksFailed": "Have the server trust the node's certificate",
     "BadCertificateUriInvalid": "The certificate needs the application's URI in its subjectAltName",
@@ -451,27 +457,32 @@ def _is_authority(certificate: x509.Certificate) -> bool:
         return False
 
 
-def own_certificate(security: OpcuaSecurity) -> x509.Certificate:
-    """Return the node's own certificate. Blocks.
+def own_certificate(files: OpcuaSecurity | OpcuaUser, section: str) -> tuple[list[x509.Certificate], rsa.RSAPrivateKey]:
+    """Return a certificate of the node, or of its user, with its chain behind it, and its key. Blocks.
 
     Raises:
-        CredentialsUnusable: it, or its key, cannot be read.
+        CredentialsUnusable: one of the files cannot be read, or they do not belong together.
     """
-    for setting, file in (("certificate", security.certificate), ("key", security.key)):
-        try:
-            with open(file, "rb") as opened:
-                data = opened.read(1 << 20)
-            if setting == "certificate":
-                found = x509.load_pem_x509_certificate(data)
-            else:
-                serialization.load_pem_private_key(data, None)
-        except OSError as error:
-            message = f"{file}: {why_unreadable(error)}"
-            raise CredentialsUnusable(f"security.{setting}", message) from None
-        except (ValueError, TypeError) as error:
-            message = f"{file}: expected a {setting} in PEM, not encrypted ({error})"
-            raise CredentialsUnusable(f"security.{setting}", message) from None
-    return found
+    setting, file = "certificate", files.certificate
+    try:
+        found = x509.load_pem_x509_certificates(_content(file))
+        setting, file = "key", files.key
+        key = serialization.load_pem_private_key(_content(file), None)
+    except OSError as error:
+        raise CredentialsUnusable(f"{section}.{setting}", f"{file}: {why_unreadable(error)}") from None
+    except (ValueError, TypeError) as error:
+        message = f"{file}: expected a {setting} in PEM, not encrypted ({error})"
+        raise CredentialsUnusable(f"{section}.{setting}", message) from None
+    if not isinstance(key, rsa.RSAPrivateKey):
+        raise CredentialsUnusable(f"{section}.key", f"{file}: expected an RSA key, which the security policies are for")
+    if key.public_key() != found[0].public_key():
+        raise CredentialsUnusable(f"{section}.key", f"{file} is not the key of {files.certificate}. Name its own key")
+    return found, key
+
+
+def _content(file: str) -> bytes:
+    with open(file, "rb") as opened:
+        return opened.read(1 << 20)
 
 
 def application_uri(certificate: x509.Certificate) -> str:
@@ -518,12 +529,19 @@ def look_at_security(path: KeyPath, settings: OpcuaSource, found: SourceFindings
             message = "is missing: the password may cross the network in clear text. Set it where the server offers it"
             found.doubtful.append(Finding((*path, "security"), message))
         return
+    shown: dict[str, OpcuaSecurity | OpcuaUser | None] = {"security": security, "user": settings.user}
+    for section, files in shown.items():
+        if files is None:
+            continue
+        try:
+            own_certificate(files, section)
+        except CredentialsUnusable as error:
+            found.unfit.append(Finding((*path, *error.setting.split(".")), str(error)))
+        if problem := too_readable(files.key):
+            found.doubtful.append(Finding((*path, section, "key"), problem))
     try:
-        own_certificate(security)
         if not trusted_in(security.trusted):
             message = f"{security.trusted} has no certificate. Run `weft edge trust CONFIG {path[1]}`"
             found.unfit.append(Finding((*path, "security", "trusted"), message))
     except CredentialsUnusable as error:
         found.unfit.append(Finding((*path, *error.setting.split(".")), str(error)))
-    if problem := too_readable(security.key):
-        found.doubtful.append(Finding((*path, "security", "key"), problem))

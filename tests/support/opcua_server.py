@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -48,6 +49,8 @@ class Options:
     security: tuple[str, ...] = ()
     """Certificate and key."""
     user: str = ""
+    user_certificate: str = ""
+    """Certificate of the only user."""
     hands_over: bool = True
     """Whether node-opcua or open62541 hands a subscription of anonymous clients over to another session."""
     sampling_ms: int = 0
@@ -163,8 +166,13 @@ async def serve(port: int, log: Log, options: Options) -> None:
     from asyncua.crypto.permission_rules import User, UserRole
     from asyncua.server.user_managers import UserManager
 
+    file = options.user_certificate
+    known = ssl.PEM_cert_to_DER_cert(Path(file).read_text(encoding="ascii")) if file else b""
+
     class Users(UserManager):  # type: ignore[misc]
         def get_user(self, _server: Any, username: Any = None, password: Any = None, certificate: Any = None) -> Any:
+            if known:
+                return User(role=UserRole.Admin) if certificate == known else None
             wanted = options.user.split(":") if options.user else [None, None]
             return User(role=UserRole.Admin) if [username, password] == wanted or not options.user else None
 

@@ -12,13 +12,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.support.certificates import Authority
 from tests.support.live_node import configuration
 from tests.support.waiting import until
 from weft.config.errors import ConfigError
+from weft.config.sources import OpcuaSecurity
 from weft.edge_node.preflight import EdgeFindings, look
 from weft.edge_node.sources.connection import NEW_MAX, RECENT_MAX, AnyConnection, Recent, Runner, Topics
+from weft.edge_node.sources.opcua_client import make_certificate
 from weft.edge_node.sources.status import SourceStatus
 from weft.protocols.topics import InvalidTopic, compile_rule
 
@@ -120,6 +124,9 @@ def amqp(settings: str) -> str:
     return BASE + f"sources: {{s: {{amqp: {{{settings}}}}}}}\n"
 
 
+_SECURE = "security: {certificate: n.pem, key: n.key, trusted: n.pem}, user: {certificate: u.pem, key: u.key}"
+
+
 def opcua(settings: str) -> str:
     return BASE + f"sources: {{s: {{opcua: {{{settings}}}}}}}\n"
 
@@ -166,6 +173,8 @@ def modbus(registers: str, device: str = "", settings: str = "") -> str:
         (opcua(f"{PRESS}, nodes: [{{id: 'i=7', path: Objects}}]"), "expected one name of nodes"),
         (opcua(f"{PRESS}, nodes: [{{id: 'i=7', topic: 'a/#'}}]"), "expected a topic"),
         (opcua(f"{PRESS}, nodes: [{{id: 'i=7', deadband: 1.0, deadband_percent: 1.0}}]"), "Delete one of them"),
+        (opcua(f"{PRESS}, nodes: [{{id: 'i=7'}}], user: {{certificate: u.pem, key: u.key}}"), "security: is missing"),
+        (opcua(f"{PRESS}, nodes: [{{id: 'i=7'}}], {_SECURE}, username: u"), "user: username is set, too"),
         (BASE + "sources: {'a b': {mqtt: {url: 'mqtt://b', topics: a}}}\n", "expected a name"),
         (BASE + "sources: {s: {}}\n", "expected one kind of source"),
         (modbus("a: {address: 65536}"), "expected at most 65535"),
@@ -244,6 +253,35 @@ def test_a_password_of_opcua_that_is_not_text_is_named_without_it(tmp_path: Path
     assert [each.message for each in found.unfit] == [
         f"{tmp_path}/p: expected a password in UTF-8. Write it there in that encoding"
     ]
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "at", "why"),
+    [
+        ("u.pem", "u.key", "", ""),
+        ("u.pem", "n.key", "key", "is not the key of"),
+        ("u.pem", "ec.key", "key", "expected an RSA key"),
+        ("u.pem", "u.pem", "key", "expected a key in PEM, not encrypted"),
+        ("gone.pem", "u.key", "certificate", "gone.pem"),
+        ("u.key", "u.key", "certificate", "expected a certificate in PEM"),
+    ],
+)
+async def test_the_certificate_of_a_user_is_read_with_its_key(
+    tmp_path: Path, certificate: str, key: str, at: str, why: str
+) -> None:
+    for name in ("u", "n"):
+        files = OpcuaSecurity(certificate=str(tmp_path / f"{name}.pem"), key=str(tmp_path / f"{name}.key"), trusted="")
+        await make_certificate(files, name, "localhost")
+    curve = ec.generate_private_key(ec.SECP256R1())
+    encoding = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (tmp_path / "ec.key").write_bytes(curve.private_bytes(*encoding))
+    (tmp_path / "ec.key").chmod(0o600)
+    user = _SECURE.replace("u.pem", certificate).replace("u.key", key)
+    found = looked(tmp_path, opcua(f"{PRESS}, nodes: [{{id: 'i=7'}}], {user}"))
+    assert [(each.path[-2:], why in each.message) for each in found.unfit] == ([(("user", at), True)] if at else [])
+    (tmp_path / "u.key").chmod(0o644)
+    found = looked(tmp_path, opcua(f"{PRESS}, nodes: [{{id: 'i=7'}}], {_SECURE}"))
+    assert [each.path[-2:] for each in found.doubtful if each.path[-1] == "key"] == [("user", "key")]
 
 
 class Faulty(Runner):

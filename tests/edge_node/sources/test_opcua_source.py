@@ -586,6 +586,34 @@ async def test_a_server_is_trusted_by_its_fingerprint_and_read(tmp_path: Path, p
             assert_whole(server, await node.stored())
 
 
+async def test_a_user_shows_a_certificate_and_one_that_the_server_does_not_know_is_refused(tmp_path: Path) -> None:
+    made = {
+        name: OpcuaSecurity(
+            certificate=str(tmp_path / f"{name}.pem"), key=str(tmp_path / f"{name}-key.pem"), trusted=""
+        )
+        for name in ("server", "own", "user", "other")
+    }
+    for name, each in made.items():
+        await make_certificate(each, name, "localhost")
+    server, user = made["server"], made["user"]
+    options = Options(security=(server.certificate, server.key), user_certificate=user.certificate)
+    more = (
+        "      security: {certificate: own.pem, key: own-key.pem, trusted: server.pem}\n"
+        "      user: {certificate: user.pem, key: user-key.pem}\n"
+    )
+    with OpcuaServer(free_port(), tmp_path / "values.log", options) as press:
+        source = opcua(press.port, more)
+        async with running(tmp_path, source, PRESS) as node:
+            await more_rows(node)
+            assert_whole(press, await node.stored())
+        for kind in ("certificate", "key"):
+            Path(getattr(user, kind)).write_bytes(Path(getattr(made["other"], kind)).read_bytes())
+        async with running(tmp_path, source, PRESS) as node:
+            await until(lambda: bool(node.source("press").last_error))
+            assert "BadUserAccessDenied" in node.source("press").last_error
+            assert "Check the user, the password or certificate" in node.source("press").last_error
+
+
 def signed(name: str, issuer: str, key: ec.EllipticCurvePrivateKey, *, days: int = 9, ca: bool | None = None) -> Any:
     """A certificate for the public half of a key of its own, or of the issuer's where it signs itself."""
     names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each)]) for each in (name, issuer)]
