@@ -158,7 +158,7 @@ class EdgeNode:
             links.taker = down.taker
             self._make_functions(stack)
             self._add(stack, Imports(self.config, self._software, poster(loop)))
-            self._add(stack, sources := SourcesPart(self._sources_of))
+            self._add(stack, sources := SourcesPart(self._sources_of, wall_clock, clock_reader()))
             sources.make(self.config)
             # Links come last: they carry the streams of the others.
             self.reconfigure = Reconfigure(self.config, [*self._parts[1:], self._parts[0]], wall_clock, self._file)

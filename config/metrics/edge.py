@@ -100,7 +100,23 @@ SOURCE_METRICS = (
     Metric(
         "weft_edge_source_waiting_messages", "gauge", "Messages that wait at the broker, if it reports them.", _LABELS
     ),
-    Metric("weft_edge_source_values_total", "counter", "Values read from devices.", _LABELS),
+    Metric(
+        "weft_edge_source_connected_since_timestamp_seconds",
+        "gauge",
+        "Time at which the source was connected, in seconds since 1970; absent while it is not.",
+        _LABELS,
+    ),
+    Metric("weft_edge_source_values_total", "counter", "Values taken from a server, or read from devices.", _LABELS),
+    Metric(
+        "weft_edge_source_values_per_second", "gauge", "The same a second, in the last ten to twenty seconds.", _LABELS
+    ),
+    Metric(
+        "weft_edge_source_lag_seconds",
+        "gauge",
+        "Time since the source time of the newest value; absent where one of the clocks cannot be trusted. It grows "
+        "while nothing changes, too.",
+        _LABELS,
+    ),
     Metric("weft_edge_source_requests_total", "counter", "Requests to devices.", _LABELS),
     Metric("weft_edge_source_exceptions_total", "counter", "Answers of devices that refuse a request.", _LABELS),
     Metric("weft_edge_source_timeouts_total", "counter", "Requests without an answer in time.", _LABELS),

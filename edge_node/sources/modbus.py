@@ -34,7 +34,7 @@ from weft.edge_node.sources.modbus_line import (
     words_of,
 )
 from weft.edge_node.sources.notices import GapFile, Gaps, gap_topic
-from weft.edge_node.sources.status import Reading, SourceStatus
+from weft.edge_node.sources.status import Rate, Reading, SourceStatus
 from weft.edge_node.sources.writes import TOO_LATE, ReadBack, WriteRefused, WriteUnconfirmed, check_same, encoded
 from weft.edge_node.sources.writes import Value as WrittenValue
 
@@ -246,7 +246,6 @@ SAVE_S = 10.0
 """Interval at which the file of gaps is written: after a crash the gap is named so much longer than it was."""
 SILENT_MAX = 3
 """Requests in a row without any answer, from no device, after which the node connects again."""
-RATE_S = 10.0
 
 
 class LineConnection(AnyConnection):
@@ -287,12 +286,12 @@ class ModbusRunner(Runner):
         self._modbus = settings
         self._file = file
         self.gaps = Gaps(status.name, settings.notice_after)
-        self._reading = status.reading = Reading(self.gaps)
+        self._reading, self._values = Reading(self.gaps), Rate()
+        status.reading, status.values = self._reading, self._values
         self._schedule = Schedule(settings, self._loop.time())
         self._intake: Intake | None = None
         self._down = "the source was starting"
         self._encode = msgspec.json.Encoder().encode
-        self._counted, self._counted_at = 0, self._loop.time()
 
     async def run(self) -> None:
         """Serve until cancelled, as every source does, with the gaps of the last run."""
@@ -454,7 +453,7 @@ class ModbusRunner(Runner):
             device.failures = 0
         if not values:
             return  # each of its registers is in a gap
-        self._count(len(values))
+        self._values.count(len(values), self._loop.time())
         intake = self._intake_now()
         if why := self._publish(intake, device, values, now):
             self._missed(device, f"its records are refused: {why}", due, 1)
@@ -484,6 +483,7 @@ class ModbusRunner(Runner):
         device = self._schedule.devices[number]
         device.stored += 1
         self.gaps.reached(device.name, device.items, at)
+        self.status.value_time = at
         if self.gaps.open:
             self.gaps.close(device.name, at)
             for value, item in zip(device.values, device.items, strict=True):
@@ -540,13 +540,6 @@ class ModbusRunner(Runner):
     def _wall(self, at: float) -> int:
         """Return the time since 1970 of a time by the loop's clock."""
         return self.node.wall_clock() - int((self._loop.time() - at) * 1e9)
-
-    def _count(self, values: int) -> None:
-        reading, now = self._reading, self._loop.time()
-        reading.values += values
-        if (passed := now - self._counted_at) >= RATE_S:
-            reading.values_per_second = round((reading.values - self._counted) / passed, 1)
-            self._counted, self._counted_at = reading.values, now
 
     def _say_failed(self, device: Device, reason: str) -> None:
         status = self.status

@@ -70,7 +70,7 @@ from weft.edge_node.sources.opcua_subscription import (
     request_for,
     status_change,
 )
-from weft.edge_node.sources.status import SourceStatus
+from weft.edge_node.sources.status import Rate, SourceStatus
 from weft.edge_node.sources.writes import TOO_LATE, ReadBack, Value, WriteRefused, WriteUnconfirmed, exact
 from weft.protocols.batch import Flag, HeaderPairs
 from weft.protocols.message_headers import CONTENT_TYPE, SENT
@@ -662,11 +662,24 @@ class OpcuaConnection(SourceConnection):
         headers: HeaderPairs = ((CONTENT_TYPE, "application/json"),)
         if time is not None and is_plausible(time, self.node.wall_clock()):
             headers = (*headers, (SENT, at))
+        self._timed(time)
         why_not = self.take(item.topic.encode(), msgspec.json.encode(payload), answer, flags, headers)
         if why_not is not None:
             self._answered(answer)
             if "bytes" in why_not:
                 self._lost("size", why_not, at, at, handles=(handle,))
+
+    def _timed(self, time: datetime | None) -> None:
+        """Count a value, and note its source time."""
+        status = self.status
+        assert status.values is not None
+        status.values.count(1, self._loop.time())
+        if time is None:
+            return
+        is_set = is_plausible(time, self.node.wall_clock())
+        status.implausible_time = None if is_set else time
+        if is_set:
+            status.value_time = max(nanoseconds(time), status.value_time or 0)
 
     def _answered(self, answer: bytes) -> None:
         """Answer for what is not stored, behind what was."""
@@ -920,6 +933,7 @@ class OpcuaRunner(Runner):
         self._timeouts = 0
         """Number of tries in a row that the server has left without an answer."""
         status.gaps = status.overflows = status.bad_values = status.nodes = status.nodes_missing = 0
+        status.values = Rate()
 
     async def connect(self, url: str) -> SourceConnection:
         """Connect, and resume the subscription.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft.config.metrics.exposition import Sample
 from weft.config.models import EdgeConfig
 from weft.edge_node.part import Part, Undo, unchanged
-from weft.edge_node.sources.status import SourceState, SourceStatus
+from weft.edge_node.sources.status import Now, SourceState, SourceStatus
+from weft.edge_node.timing import seconds
+from weft.protocols.batch import ClockReading, ClockState
 
 if TYPE_CHECKING:
     from weft.edge_node.sources.sources import Sources
@@ -19,13 +22,21 @@ class SourcesPart(Part):
 
     name = "sources"
 
-    def __init__(self, make: Callable[[EdgeConfig], Sources]) -> None:
+    def __init__(
+        self,
+        make: Callable[[EdgeConfig], Sources],
+        wall_clock: Callable[[], int],
+        clock_reading: Callable[[], ClockReading],
+    ) -> None:
         """Start with no sources.
 
         Args:
             make: creates the sources of a configuration.
+            wall_clock: nanoseconds since 1970.
         """
         self._make = make
+        self._wall_clock = wall_clock
+        self._clock_reading = clock_reading
         self._sources: Sources | None = None
         self._is_started = False
 
@@ -50,12 +61,18 @@ class SourcesPart(Part):
 
     def facts(self) -> Mapping[str, Any]:
         """Return the section of the status."""
-        return {"sources": {source.name: source.facts() for source in self.statuses()}}
+        now = self._now()
+        return {"sources": {source.name: source.facts(now) for source in self.statuses()}}
 
     def samples(self) -> Iterator[Sample]:
         """Yield the values of the metrics."""
+        now = self._now()
         for source in self.statuses():
-            yield from source_samples(source)
+            yield from source_samples(source, now)
+
+    def _now(self) -> Now:
+        is_synchronised = self._clock_reading().state is ClockState.SYNCED
+        return Now(self._wall_clock(), asyncio.get_running_loop().time(), is_synchronised)
 
     async def close(self) -> None:
         """Stop the sources."""
@@ -79,7 +96,7 @@ class SourcesPart(Part):
         return lambda: self._sources.adopt(before) if self._sources is not None else None
 
 
-def source_samples(source: SourceStatus) -> Iterator[Sample]:
+def source_samples(source: SourceStatus, now: Now) -> Iterator[Sample]:
     """Yield the values of every metric of a source."""
     prefix, labels = "weft_edge_source_", (source.name,)
     yield Sample(f"{prefix}connected", source.state is SourceState.CONNECTED, labels)
@@ -91,7 +108,6 @@ def source_samples(source: SourceStatus) -> Iterator[Sample]:
     yield Sample(f"{prefix}refused_total", source.refused, labels)
     yield Sample(f"{prefix}attempts_failed", source.attempts_failed, labels)
     if (reading := source.reading) is not None:
-        yield Sample(f"{prefix}values_total", reading.values, labels)
         yield Sample(f"{prefix}requests_total", reading.requests, labels)
         yield Sample(f"{prefix}exceptions_total", reading.exceptions, labels)
         yield Sample(f"{prefix}timeouts_total", reading.timeouts, labels)
@@ -100,6 +116,10 @@ def source_samples(source: SourceStatus) -> Iterator[Sample]:
         yield Sample(f"{prefix}open_gaps", len(reading.gaps.open), labels)
     counts = {
         "waiting_messages": source.waiting,
+        "connected_since_timestamp_seconds": seconds(source.connected_since),
+        "values_total": None if source.values is None else source.values.total,
+        "values_per_second": None if source.values is None else source.values.per_second(now.monotonic),
+        "lag_seconds": source.lag(now)[0],
         "gaps_total": source.gaps,
         "overflows_total": source.overflows,
         "bad_values_total": source.bad_values,

@@ -3,11 +3,55 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from weft.edge_node.sources.notices import Gaps
 from weft.edge_node.timing import seconds
+
+GAPS_SHOWN = 3
+"""Devices and registers without values that the trouble of a source names; `reading` has all."""
+CLOCKS_DIFFER_S = 1.0
+"""Time by which a server's clock may be ahead of the node's: values from the future count as new."""
+RATE_S = 10.0
+"""Time after which a rate forgets what it counted, twice: it is that of the last ten to twenty seconds."""
+
+
+class Now(NamedTuple):
+    """The present of the node's clocks."""
+
+    wall_ns: int
+    """Nanoseconds since 1970."""
+    monotonic: float
+    """Seconds by the event loop's clock."""
+    is_synchronised: bool
+    """True while a time source keeps the wall clock right."""
+
+
+class Rate:
+    """A count of values, and how many of them came a second of late. Times in seconds by the event loop's clock."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._marks: list[tuple[float, int]] = []
+        """Times, and the totals then: two at most, the older one first."""
+
+    def count(self, values: int, now: float) -> None:
+        """Add values."""
+        self._mark(now)
+        self.total += values
+
+    def per_second(self, now: float) -> float:
+        """Return the rate; 0 before the first value."""
+        self._mark(now)
+        since, total = self._marks[0]
+        return (self.total - total) / (now - since) if now > since else 0.0
+
+    def _mark(self, now: float) -> None:
+        if not self._marks or now - self._marks[-1][0] >= RATE_S:
+            self._marks = [*self._marks[-1:], (now, self.total)]
 
 
 class SourceState(StrEnum):
@@ -27,9 +71,6 @@ class Reading:
 
     gaps: Gaps
     requests: int = 0
-    values: int = 0
-    values_per_second: float = 0.0
-    """Rate of the last ten seconds or more."""
     exceptions: int = 0
     """Answers that refuse a request."""
     timeouts: int = 0
@@ -40,8 +81,6 @@ class Reading:
         """Return the section of the status."""
         return {
             "requests": self.requests,
-            "values": self.values,
-            "values_per_second": self.values_per_second,
             "exceptions": self.exceptions,
             "timeouts": self.timeouts,
             "bad_answers": self.bad_answers,
@@ -99,9 +138,40 @@ class SourceStatus:
     """Variables that are monitored, now; likewise."""
     nodes_missing: int | None = None
     """Nodes of the settings that the server does not have, or refuses, now; likewise."""
+    values: Rate | None = None
+    """Values of a server or of devices; None for a broker, whose messages are counted."""
+    value_time: int | None = None
+    """Source time of the newest value: of a server's clock, or the time at which a device was read."""
+    implausible_time: datetime | None = None
+    """Source time of the last value if no clock that was set can have given it; None if one can."""
 
-    def facts(self) -> dict[str, Any]:
+    def lag(self, now: Now) -> tuple[float | None, str]:
+        """Return the seconds since the source time of the newest value; or None, and why they are not known."""
+        if self.reading is None:  # what the node reads itself has the time of its own clock
+            if self.implausible_time is not None:
+                return None, f"the server's clock is not set: {self.implausible_time:%Y-%m-%d}"
+            if self.value_time is not None and not now.is_synchronised:
+                return None, "no time source vouches for the node's clock"
+        if self.value_time is None:
+            return None, ""
+        lag_s = (now.wall_ns - self.value_time) / 1e9
+        if lag_s < -CLOCKS_DIFFER_S:
+            return None, f"the server's clock is {timedelta(seconds=round(-lag_s))} ahead of the node's"
+        return max(0.0, lag_s), ""
+
+    def trouble(self) -> str:
+        """Return what stops the source, or a part of it, now; empty if nothing does."""
+        if self.state is not SourceState.CONNECTED or self.nodes_missing:
+            return self.last_error
+        gaps = self.reading.gaps.open if self.reading is not None else {}
+        named = [f"{key}: {gap.reason}, {gap.missed} polls missed" for key, gap in islice(gaps.items(), GAPS_SHOWN)]
+        if len(gaps) > GAPS_SHOWN:
+            named.append(f"and {len(gaps) - GAPS_SHOWN} more")
+        return "; ".join(named)
+
+    def facts(self, now: Now) -> dict[str, Any]:
         """Return the section of the status: times in seconds since 1970."""
+        lag_s, why_unknown = self.lag(now)
         return {
             "protocol": self.protocol,
             "state": str(self.state),
@@ -126,4 +196,9 @@ class SourceStatus:
             "bad_values": self.bad_values,
             "nodes": self.nodes,
             "nodes_missing": self.nodes_missing,
+            "values": None if self.values is None else self.values.total,
+            "values_per_second": None if self.values is None else round(self.values.per_second(now.monotonic), 1),
+            "lag_seconds": lag_s,
+            "lag_unknown": why_unknown,
+            "trouble": self.trouble(),
         }

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from html import escape
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -46,7 +45,19 @@ _FUNCTIONS = (
     "trouble",
 )
 _SCHEMAS = ("schema of stream", "checked", "too long", "accepted", "dead letters", "refused", "last misfit in")
-_SOURCES = ("source", "broker", "state", "messages", "waiting for the disk", "waiting at the broker", "trouble")
+_SOURCES = (
+    "source",
+    "at",
+    "state",
+    "messages",
+    "values a second",
+    "lag",
+    "bad values",
+    "overflows",
+    "waiting for the disk",
+    "waiting at the broker",
+    "last error",
+)
 PAGE = "edge.html"
 SHUTDOWN_TIMEOUT_S = 1.0
 
@@ -206,18 +217,7 @@ def tables(facts: dict[str, Any]) -> str:
         )
         for name, each in facts["functions"].items()
     ]
-    sources = [
-        (
-            name,
-            source["url"],
-            source["state"],
-            source["messages"],
-            source["unacknowledged"],
-            "" if source["waiting"] is None else source["waiting"],
-            trouble(source),
-        )
-        for name, source in facts["sources"].items()
-    ]
+    sources = [_source_row(name, source) for name, source in facts["sources"].items()]
     counts = ("checked", "unchecked", "accepted", "dead_lettered", "refused", "last_misfit")
     schemas = [(name, *(each[count] for count in counts)) for name, each in facts.get("schemas", {}).items()]
     busiest = [(each["topic"], each["messages"]) for each in unrouted["busiest"]]
@@ -244,7 +244,7 @@ def _pair_rows(pair: dict[str, Any]) -> list[tuple[str, Any]]:
     return [
         ("pair", pair_line(pair)),
         ("records with one disk", pair["records_with_one_disk"]),
-        ("alone since", "" if alone is None else datetime.fromtimestamp(alone, UTC).strftime("%F %T UTC")),
+        ("alone since", "" if alone is None else _utc(alone)),
         ("last trouble", pair["last_error"]),
     ]
 
@@ -255,19 +255,30 @@ def _copy_row(copy: dict[str, Any]) -> tuple[Any, ...]:
     return f"{copy['tenant']}/{copy['node']}", state, copy["records"], size, copy["trouble"]
 
 
-GAPS_SHOWN = 3
-"""Devices and registers without values that a line about a source names; the status in JSON has all."""
-
-
 def trouble(link: dict[str, Any]) -> str:
-    """Return what stops a link or a source now. Past errors are not shown to people."""
-    if link["state"] != "connected":
-        return str(link["last_error"])
-    gaps = (link.get("reading") or {}).get("gaps", {})
-    named = [f"{key}: {gap['reason']}, {gap['missed']} polls missed" for key, gap in islice(gaps.items(), GAPS_SHOWN)]
-    if len(gaps) > GAPS_SHOWN:
-        named.append(f"and {len(gaps) - GAPS_SHOWN} more")
-    return "; ".join(named) or str(link.get("canary_alarm", ""))
+    """Return what stops a link now. Past errors are not shown to people."""
+    return str(link["last_error"] if link["state"] != "connected" else link.get("canary_alarm", ""))
+
+
+def _source_row(name: str, source: dict[str, Any]) -> tuple[Any, ...]:
+    lag, since, per_second = source["lag_seconds"], source["connected_since"], source["values_per_second"]
+    return (
+        name,
+        source["url"],
+        source["state"] if since is None else f"{source['state']} since {_utc(since)}",
+        source["messages"],
+        per_second,
+        source["lag_unknown"] if lag is None else approximate_duration(lag),
+        source["bad_values"],
+        source["overflows"],
+        source["unacknowledged"],
+        source["waiting"],
+        source["trouble"] or source["last_error"],
+    )
+
+
+def _utc(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%F %T UTC")
 
 
 def _lost(by_reason: dict[str, int]) -> str:

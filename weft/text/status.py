@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -52,6 +53,10 @@ def show_running(facts: dict[str, Any], now: float) -> None:
         print_table(
             ("source", "state", "messages", "waiting for the disk", "waiting at the broker", "next try", "trouble"),
             [(name, *_source(each, now)) for name, each in sources.items()],
+        )
+        print_table(
+            ("source", "connected since", "values a second", "lag", "bad values", "overflows", "last error"),
+            [(name, *_values(each, now)) for name, each in sources.items()],
         )
     if schemas := facts.get("schemas", {}):
         print_table(
@@ -210,10 +215,23 @@ def _next_try(link: dict[str, Any], now: float) -> str:
 
 def _source(source: dict[str, Any], now: float) -> tuple[object, ...]:
     waiting = "" if source["waiting"] is None else source["waiting"]
-    is_well = source["state"] == "connected" and not source.get("nodes_missing")
-    trouble = "" if is_well else shown(source["last_error"])
+    trouble = shown(source.get("trouble", "" if source["state"] == "connected" else source["last_error"]))
     messages, unacknowledged = source["messages"], source["unacknowledged"]
     return source["state"], messages, unacknowledged, waiting, _next_try(source, now), trouble
+
+
+def _values(source: dict[str, Any], now: float) -> tuple[object, ...]:
+    since, lag, error = source["connected_since"], source.get("lag_seconds"), source["last_error"]
+    ago = f" ({approximate_duration(max(now - source['last_error_time'], 0))} ago)" if error else ""
+    counts = (source.get(name) for name in ("bad_values", "overflows"))
+    per_second = source.get("values_per_second")
+    return (
+        "" if since is None else datetime.fromtimestamp(since, UTC).strftime("%F %T UTC"),
+        "" if per_second is None else per_second,
+        source.get("lag_unknown", "") if lag is None else approximate_duration(lag),
+        *("" if each is None else each for each in counts),
+        shown(error) + ago,
+    )
 
 
 def _schema(each: dict[str, Any]) -> tuple[object, ...]:

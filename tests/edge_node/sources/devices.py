@@ -241,8 +241,15 @@ async def settled(node: SourceNode, name: str = "meter") -> None:
     """Wait until the source reads the device, and no gap of it is open."""
     reading = node.source("line").reading
     assert reading is not None
-    before = reading.values
-    await until(lambda: reading.values > before and name not in reading.gaps.open)
+    before = values_of(node)
+    await until(lambda: values_of(node) > before and name not in reading.gaps.open)
     # Notices are written before the next poll.
-    before = reading.values
-    await until(lambda: reading.values > before)
+    before = values_of(node)
+    await until(lambda: values_of(node) > before)
+
+
+def values_of(node: SourceNode) -> int:
+    """How many values the source has read."""
+    found = node.source("line").values
+    assert found is not None
+    return found.total

@@ -32,6 +32,7 @@ from tests.edge_node.sources.devices import (
     serial_pair,
     settled,
     values,
+    values_of,
 )
 from tests.edge_node.sources.nodes import FULL, NODE, SourceNode, publish, running
 from tests.support.processes import Node
@@ -62,7 +63,7 @@ async def test_values_of_every_kind_arrive_with_one_request_for_each_block(tmp_p
     )
     async with plant(free_port()) as line:
         async with running(tmp_path, modbus_source(line.port, device("meter", registers)), LINE) as node:
-            await until(lambda: reading(node).values >= 27)
+            await until(lambda: values_of(node) >= 27)
             await settled(node)
             rows = values(await node.stored())
     assert {key: value for key, value in rows[0][1].items() if key != "n"} == {
@@ -86,7 +87,7 @@ async def test_a_record_for_each_value_where_that_is_asked_for(tmp_path: Path) -
     async with plant(free_port()) as line:
         source = modbus_source(line.port, devices, "      records: register\n      prefix: hall/\n")
         async with running(tmp_path, source, NODE.replace("plant/#", "hall/#")) as node:
-            await until(lambda: reading(node).values >= 6)
+            await until(lambda: values_of(node) >= 6)
             found = await node.stored()
     read = [each for each in found if not each.key.endswith(b"$gap")]
     assert {each.key for each in read} == {b"hall/line/meter/n", b"hall/line/meter/x"}
@@ -97,15 +98,15 @@ async def test_a_register_that_the_device_lacks_is_named_and_the_others_are_read
     registers = f"{{n: {{address: 0}}, a: {{address: 199}}, lost: {{address: {HOLES[3]}}}, b: {{address: 210}}}}"
     async with plant(free_port()) as line:
         async with running(tmp_path, modbus_source(line.port, device("meter", registers)), LINE) as node:
-            await until(lambda: reading(node).values >= 9)
+            await until(lambda: values_of(node) >= 9)
             await settled(node)
             found = await node.stored()
             asked = len(line.asked)
-            before = reading(node).values
-            await until(lambda: reading(node).values >= before + 9)
-            polls = (reading(node).values - before) // 3
+            before = values_of(node)
+            await until(lambda: values_of(node) >= before + 9)
+            polls = (values_of(node) - before) // 3
             assert len(line.asked) - asked <= 3 * (polls + 1), "what was refused is not asked for in each poll"
-            facts = node.source("line").facts()
+            facts = node.node.status.facts()["sources"]["line"]
     assert [set(row) for _, row in values(found)[:2]] == [{"n", "a", "b"}] * 2
     (notice,) = [each for each in notices(found) if each["items"] == ["meter/lost"]]
     assert (notice["items"], notice["to"]) == (["meter/lost"], None)
@@ -216,7 +217,7 @@ async def test_an_answer_that_comes_late_is_not_taken_for_the_next_one(tmp_path:
     async with scripted(port, answer):
         source = modbus_source(port, device("meter", registers, "fill: 0, "))
         async with running(tmp_path, source, LINE) as node:
-            await until(lambda: reading(node).values >= 6)
+            await until(lambda: values_of(node) >= 6)
             await settled(node)
             found = await node.stored()
     assert {(row["n"], row["x"]) for _, row in values(found)} == {(7, 9)}

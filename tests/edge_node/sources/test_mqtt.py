@@ -284,6 +284,7 @@ OF_VALUES = tuple(
     f"weft_edge_source_{each}"
     for each in (
         "values",
+        "lag",
         "requests",
         "exceptions",
         "timeouts",

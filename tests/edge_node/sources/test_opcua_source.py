@@ -37,8 +37,10 @@ from weft.edge_node.sources.opcua import OpcuaConnection
 from weft.edge_node.sources.opcua_client import Frames, make_certificate, why_untrusted
 from weft.edge_node.sources.opcua_space import EVENT_FIELDS, Item, Space, Types, facts
 from weft.edge_node.sources.opcua_subscription import Subscription, ahead, following, preceding
-from weft.edge_node.sources.status import SourceStatus
+from weft.edge_node.sources.status import Now, SourceStatus
+from weft.edge_node.status.pages import tables
 from weft.protocols.batch import Flag, Record
+from weft.text.status import show_running
 
 PRESS = NODE.replace("plant/#", "press/#")
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -98,10 +100,22 @@ async def more_rows(node: SourceNode, count: int = 30) -> None:
     await until(lambda: node.source("press").messages >= wanted)
 
 
-async def test_a_change_is_a_record_with_its_times_status_and_unit(tmp_path: Path, server: OpcuaServer) -> None:
+async def test_a_change_is_a_record_with_its_times_status_and_unit(
+    tmp_path: Path, server: OpcuaServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with running(tmp_path, opcua(server.port), PRESS) as node:
         await more_rows(node)
-        found = await node.stored()
+        found, status = await node.stored(), node.source("press")
+        assert status.value_time is not None
+        now = Now(status.value_time + 2 * 10**9, asyncio.get_running_loop().time(), is_synchronised=True)
+        facts = status.facts(now)
+        shown = node.node.status.facts()
+    assert facts["values"] >= 30
+    assert facts["values_per_second"] > 0
+    assert facts["lag_seconds"] == 2.0
+    show_running(shown, 0)
+    assert "values a second" in capsys.readouterr().out
+    assert "<th>lag</th>" in tables(shown)
     payload = json.loads(found[-1].payload)
     assert found[-1].key.startswith(b"press/Press/v")
     assert payload["node"].startswith("nsu=urn:example:press;s=v")

@@ -71,9 +71,6 @@ function showAlarms(facts) {
   return texts;
 }
 
-const gaps = (source) => Object.entries(source.reading?.gaps ?? {}).slice(0, 3)
-  .map(([name, gap]) => `${name}: ${gap.reason}, ${count(gap.missed)} polls missed`).join("; ");
-
 const LINK_KINDS = { connected: "good", waiting: "bad" };
 const links = new Table({ name: "Links", key: "name", empty: "The node has no link: its records stay here.", columns: [
   { key: "name", title: "Link", value: (row) => row.name },
@@ -121,7 +118,13 @@ const more = [
     { key: "name", title: "Source", value: (row) => row.name },
     { key: "state", title: "State", value: (row) => row.state, cell: (row) => badge(row.state === "connected" ? "good" : "bad", row.state) },
     { key: "messages", title: "Messages", kind: "number", value: (row) => row.messages, cell: (row) => count(row.messages) },
-    { key: "trouble", title: "Trouble", kind: "wide", value: (row) => (row.state === "connected" ? gaps(row) : row.last_error) },
+    { key: "since", title: "Connected since", value: (row) => row.connected_since, cell: (row) => (row.connected_since ? ago(row.connected_since * 1000) : "") },
+    { key: "rate", title: "Values", kind: "number", value: (row) => row.values_per_second, cell: (row) => (row.values_per_second === null ? "" : rate(row.values_per_second)) },
+    { key: "lag", title: "Lag", value: (row) => row.lag_seconds, cell: (row) => (row.lag_seconds === null ? row.lag_unknown : seconds(row.lag_seconds)) },
+    { key: "bad", title: "Bad values", kind: "number", value: (row) => row.bad_values, cell: (row) => (row.bad_values === null ? "" : count(row.bad_values)) },
+    { key: "overflows", title: "Overflows", kind: "number", value: (row) => row.overflows, cell: (row) => (row.overflows === null ? "" : count(row.overflows)) },
+    { key: "trouble", title: "Trouble", kind: "wide", value: (row) => row.trouble },
+    { key: "error", title: "Last error", kind: "wide", value: (row) => row.last_error, cell: (row) => (row.last_error ? `${row.last_error} (${ago(row.last_error_time * 1000)})` : "") },
   ] })],
   ["Checked payloads", (facts) => facts.schemas, new Table({ name: "Checked payloads", key: "name", columns: [
     { key: "name", title: "Stream", value: (row) => row.name },
