@@ -61,6 +61,7 @@ SLOW_S = {
     "tests/cloud_hub/console/test_console.py": 180,
     "tests/hostile/test_links.py": 130,
     "tests/hostile/test_tables_of_others.py": 149,
+    "tests/end_to_end/test_engines.py": 145,
     "tests/cloud_hub/test_histories.py": 130,
     "tests/end_to_end/test_demo.py": 110,
     "tests/spark_sinks/pipelines/test_run.py": 102,

@@ -25,7 +25,7 @@ from weft.protocols.payloads import PayloadKind
 from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, StoreUnfit
-from weft.storage.table.actions import TableError, table_payload
+from weft.storage.table.actions import READABLE_FEATURES, TableError, table_payload
 from weft.storage.table.delta import file_system, guarded, open_table
 from weft.storage.table.parquet import group_slices
 from weft.storage.table.rows import BYTES_COLUMN, ORIGIN_COLUMN
@@ -573,8 +573,6 @@ FILES_MAX = 1_000_000
 READERS_MAX = 2
 """Maximum number of requests that read tables at one time; others wait, and tenants take turns. Each may hold a row
 group in memory."""
-READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
-"""Reader features of tables whose files have exactly the table's rows."""
 _BOUNDS = ("min._shard", "max._shard", "min._offset", "max._offset")
 
 

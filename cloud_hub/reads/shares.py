@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from weft.hub_api.answers import ApiError
-from weft.storage.table.actions import Action, AddedFile, DeltaState, StateBuilder, TableError
+from weft.storage.table.actions import READABLE_FEATURES, Action, AddedFile, DeltaState, StateBuilder, TableError
 from weft.storage.table.delta_log import TableLog
 from weft.storage.table.files import FileFollower, take_facts
 
@@ -23,8 +23,6 @@ FILES_MAX = 20_000
 """Maximum number of files of one answer: each takes some 3 kB while it is made."""
 HISTORY_MAX = 1000
 """Number of versions before the newest that can be read: each costs a GET."""
-FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
-"""Reader features of tables whose files have exactly the table's rows."""
 _LOCAL_TIME, _LOCAL_TIME_FEATURE = "timestamp_ntz", "timestampNtz"
 
 
@@ -434,7 +432,7 @@ def check_readable(found: SharedVersion) -> None:
         ApiError: 400.
     """
     state = found.state()
-    others = set(state.protocol.readerFeatures or ()) - FEATURES
+    others = set(state.protocol.readerFeatures or ()) - READABLE_FEATURES
     if state.properties().get("delta.columnMapping.mode", "none") != "none":
         others.add("columnMapping")
     others |= {f"partition by {name}" for name in state.metadata.get("partitionColumns") or ()}

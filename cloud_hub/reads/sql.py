@@ -22,7 +22,7 @@ import msgspec
 
 from weft.hub_api.answers import ApiError
 from weft.hub_api.records import SqlAnswer, SqlColumn, SqlTable
-from weft.storage.table.actions import TableError
+from weft.storage.table.actions import READABLE_FEATURES, TableError
 
 if TYPE_CHECKING:
     import duckdb
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 STREAMS, LATEST, OWN = "streams", "latest", "weft"
 """Schemas: the tables of streams, their latest tables, and what the hub knows of them."""
 COMPLETENESS = "completeness"
-READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
-"""Reader features of tables whose files have exactly the table's rows."""
 TABLES_MAX = 16
 """Maximum number of tables of a query: each is opened with its list of files."""
 BATCH_ROWS = 256

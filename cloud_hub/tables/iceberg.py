@@ -23,7 +23,15 @@ from pyiceberg.schema import Schema
 
 from weft.storage.object_store import ObjectStore
 from weft.storage.table import manifests
-from weft.storage.table.actions import Action, AddedFile, TableConflict, TableError, TableProtocol, plain_path
+from weft.storage.table.actions import (
+    READABLE_FEATURES,
+    Action,
+    AddedFile,
+    TableConflict,
+    TableError,
+    TableProtocol,
+    plain_path,
+)
 from weft.storage.table.delta import in_thread
 from weft.storage.table.delta_log import TableLog
 from weft.storage.table.files import FileFollower, checkpoint_files, take_facts
@@ -48,7 +56,7 @@ from weft.storage.table.iceberg import (
 )
 from weft.storage.table.manifests import Columns, Manifest
 
-FEATURES = frozenset({"deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
+FEATURES = READABLE_FEATURES | {"deletionVectors"}
 """Reader features of Delta tables whose files have the rows as Iceberg reads them; a file with a vector is refused."""
 MANIFEST_FILES = 4096
 """Maximum number of new files of a manifest: writing it again takes some 0.4 s."""

@@ -24,6 +24,7 @@ from weft.storage.hub_keys import table_key
 from weft.storage.native_threads import wait_at_exit
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.actions import (
+    READABLE_FEATURES,
     Action,
     AddedFile,
     DeltaState,
@@ -199,9 +200,6 @@ class FollowedTable(FileFollower[TableFile]):
 
 
 _LOG = logging.getLogger(__name__)
-READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
-"""Reader features that leave a live file with exactly its live rows, under their columns' own names. Deletion vectors
-and column mapping, which other engines can switch on, are not among them."""
 
 wait_at_exit()
 

@@ -39,6 +39,11 @@ LINE_BYTES_MAX = 64 << 20
 """Longest action that is read. The longest ones are schemas: a column takes some 100 bytes."""
 
 
+READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
+"""Reader features that leave a live file with exactly its live rows, under their columns' own names. Deletion vectors
+and column mapping, which other engines can switch on, are not among them."""
+
+
 class DataFile(NamedTuple):
     """A Parquet file in a table's log."""
 
