@@ -165,7 +165,7 @@ class Tables(Section, frozen=True, kw_only=True):
             ge=1,
             le=86_400,
             description="How often new versions of a table become a snapshot of Iceberg, or after 64 versions. Each "
-            "costs four objects. At most a quarter of `vacuum_after`.",
+            "costs four objects. At most an eighth of `vacuum_after`.",
         ),
     ] = field(default=600.0, name="iceberg_interval")
 

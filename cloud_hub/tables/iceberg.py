@@ -9,19 +9,20 @@ its files are taken over as they are.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import IO, Any, NamedTuple, TypeVar
 
 import msgspec
 from pyiceberg.manifest import ManifestEntry
 from pyiceberg.schema import Schema
 
-from weft.storage.object_store import ObjectStore
+from weft.storage.object_store import NotFound, ObjectStore, StoreError
 from weft.storage.table import manifests
 from weft.storage.table.actions import (
     READABLE_FEATURES,
@@ -108,7 +109,6 @@ class Changes(FileFollower[AddedFile]):
     Args:
         begin: the version, and the hash of its entry; None for all files.
         store: stores a manifest of files that a version has, by the metadata of the table; called in a thread.
-        is_long: the vacuum may have deleted files that came and went in it.
     """
 
     def __init__(
@@ -116,10 +116,8 @@ class Changes(FileFollower[AddedFile]):
         begin: tuple[int, bytes] | None,
         store: Callable[[int, Mapping[str, Any], Sequence[AddedFile]], Manifest],
         applications: str,
-        *,
-        is_long: bool = False,
     ) -> None:
-        self._store, self._applications, self._is_long = store, applications, is_long
+        self._store, self._applications = store, applications
         super().__init__()
         if begin is not None:
             self.version, self.entry_hash = begin
@@ -137,6 +135,8 @@ class Changes(FileFollower[AddedFile]):
         """The table's metadata, if the window has it."""
         self.positions: dict[str, int] = {}
         """Shard -> next offset, as far as the window moved it."""
+        self.removed_ms: int | None = None
+        """Time of the first removal of a file, milliseconds since 1970; None without any."""
         self._protocol: TableProtocol | None = None
         self._entry, self._added, self._removed = -1, list[AddedFile](), dict[str, bool]()
 
@@ -149,6 +149,8 @@ class Changes(FileFollower[AddedFile]):
             self._added.append(_plain(action.add))
         elif action.remove is not None:
             self._removed[plain_path(action.remove.path)] = action.remove.dataChange
+            removed_ms = action.remove.deletionTimestamp or 0
+            self.removed_ms = removed_ms if self.removed_ms is None else min(self.removed_ms, removed_ms)
         else:
             self._fact(action)
 
@@ -178,11 +180,10 @@ class Changes(FileFollower[AddedFile]):
         touched = {*removed, *(file.path for file in added)}
         if not (removed or changes_rows or self.changed.touches(touched)):
             return  # files of which the log says that no row is new are there already: they got other statistics
-        if self.is_whole or self._is_long:
+        if self.is_whole:
             self.changed.take(added, removed)
         elif self.joined.touches(touched) and changes_rows:
-            self._fold(self.joined.added.values(), self.joined.removed)
-            self.joined = _Change()
+            self._fold_joins()
             self._fold(added, removed)
         elif self.changed.touches(touched) or (removed and changes_rows):
             self._fold(added, removed)
@@ -197,6 +198,16 @@ class Changes(FileFollower[AddedFile]):
     def _fold(self, added: Iterable[AddedFile], removed: Collection[str]) -> None:
         """Take a change of rows: no snapshot before it names files that came and went within the window."""
         self.changed.take(added, [path for path in removed if self.appended.pop(path, None) is None])
+
+    def _fold_joins(self) -> None:
+        joined, self.joined = self.joined, _Change()
+        self._fold(joined.added.values(), joined.removed)
+
+    def fold_all(self) -> None:
+        """Make one change of all, after which no snapshot names files that came or went within the window."""
+        self._fold_joins()
+        appended, self.appended = self.appended, {}
+        self.changed.take(appended.values(), ())
 
     def check(self) -> None:
         """Check that the files have the table's rows in a form that Iceberg knows.
@@ -246,10 +257,14 @@ class _Unknown(Exception):
 
 
 class _Place:
-    """The folder of the metadata in the store."""
+    """The folder of the metadata in the store.
 
-    def __init__(self, store: ObjectStore, table: str) -> None:
-        self._store, self._folder = store, metadata_folder(table)
+    Args:
+        is_late: returns whether the writer has taken too long to make objects.
+    """
+
+    def __init__(self, store: ObjectStore, table: str, is_late: Callable[[], bool] = lambda: False) -> None:
+        self._store, self._table, self._folder, self._is_late = store, table, metadata_folder(table), is_late
         self.files = table_uri(store, table)
         """URI of the table's folder."""
         self.location = f"{self.files}/{FOLDER}"
@@ -258,7 +273,18 @@ class _Place:
         """Return that of a new object; see ``new_object``."""
         return f"{self.location}/metadata/{new_object(version)}"
 
+    def check(self) -> None:
+        """Check that the writer is in time.
+
+        Raises:
+            TableConflict: it is late.
+        """
+        if self._is_late():
+            raise TableConflict(f"{self._table}: a sweep may have taken the new manifests for left ones")
+
     async def put(self, uri: str, data: bytes) -> None:
+        # A process that was frozen meanwhile would leave bounds of a window for which an erasure has waited already.
+        self.check()
         await self._store.create(f"{self._folder}/{uri.rpartition('/')[2]}", data)
 
     async def get(self, uri: str) -> bytes:
@@ -399,19 +425,20 @@ class _Draft:
         )
         self._next, self.made = new_id(), self.made + 1
 
-    def metadata(self, known: Metadata | None, uuid: str, said: Mapping[str, str], keep_ms: int) -> Metadata:
+    def metadata(self, known: Metadata | None, uuid: str, said: Mapping[str, str], keep_ms: int | None) -> Metadata:
         """Return the metadata with the snapshots that are kept.
 
         Args:
             known: the version before; None without one.
             uuid: identifier of the table.
             said: properties of the newest snapshot, of which the table has ``TABLE_PROPERTIES``.
-            keep_ms: age up to which snapshots are kept.
+            keep_ms: time for which snapshots are kept once they are not the newest; None for those alone that are made.
         """
-        *before, newest = self.snapshots
+        newest = self.snapshots[-1]
         if self.made:
             newest = msgspec.structs.replace(newest, summary=newest.summary | dict(said))
-        young = [each for each in before if self._now_ms - each.timestamp_ms < keep_ms]
+        made = self.snapshots[len(self.snapshots) - self.made : -1]
+        young = made if keep_ms is None else _superseded_since(self.snapshots, self._now_ms - keep_ms)
         kept = [*young[1 - SNAPSHOTS_MAX :], newest]
         named = {each.snapshot_id for each in kept}
         log = [each for each in (known.snapshot_log if known else ()) if each.snapshot_id in named]
@@ -434,6 +461,11 @@ class _Draft:
             refs={"main": {"snapshot-id": newest.snapshot_id, "type": "branch"}},
             current_snapshot_id=newest.snapshot_id,
         )
+
+
+def _superseded_since(snapshots: Sequence[Snapshot], ms: int) -> list[Snapshot]:
+    """Return the snapshots whose successor came after a moment, without the newest, which has none."""
+    return [each for each, successor in pairwise(snapshots) if successor.timestamp_ms > ms]
 
 
 def new_id() -> int:
@@ -464,7 +496,7 @@ class IcebergTable:
         table: the table's folder.
         applications: beginning of the transactions that are the table's positions.
         keep_s: time for which a snapshot is kept once it is not the current one. Delta's vacuum must delete no file
-            before twice that time.
+            before twice that time, and a call of ``write`` has to come within a quarter of it.
         clock: nanoseconds since 1970.
         monotonic: seconds.
     """
@@ -503,29 +535,33 @@ class IcebergTable:
             TableError: the table cannot be read, or expressed.
             StoreError, NotFound: as the object store; the next call continues from what is there.
         """
-        known, self._known = self._known or await self._load(), None
         try:
-            self._known, version = await self._made(known, claim, is_whole=False)
-        except _Unknown:
-            self._known, version = await self._made(known, claim, is_whole=True)
-        except TableConflict:
+            known, self._known = self._known or await self._load(), None
+            try:
+                self._known, version = await self._made(known, claim, is_whole=False)
+            except _Unknown:
+                self._known, version = await self._made(known, claim, is_whole=True)
+        except (TableConflict, StoreError):
             raise
-        except TableError:
-            await self._expire(known)
+        except Exception:
+            # Also after a bug, or in a manifest that is damaged.
+            with contextlib.suppress(TableError, StoreError, NotFound):
+                await self._expire()
             raise
         return version
 
-    async def _expire(self, known: _Known | None) -> None:
+    async def _expire(self) -> None:
         """Drop old snapshots though there is no new one: the vacuum and erasures do not wait for this writer."""
-        now_ms = self._clock() // 1_000_000
-        if known is None or known.metadata.location != self._place.location:
+        found = await current(self._store, self._table)
+        if found is None or (metadata := found.metadata()).location != self._place.location:
             return
-        if any(now_ms - each.timestamp_ms >= self._keep_ms for each in known.metadata.snapshots[:-1]):
-            metadata = known.metadata
-            schema, version = _current_schema(metadata), metadata.delta_version
-            draft = _Draft(self._place, known, schema, new_id(), version, now_ms=max(now_ms, metadata.last_updated_ms))
-            made = draft.metadata(metadata, metadata.table_uuid, metadata.properties, self._keep_ms)
-            await commit(self._store, self._table, known.number + 1, made)
+        now_ms = max(self._clock() // 1_000_000, metadata.last_updated_ms)
+        kept = [*_superseded_since(metadata.snapshots, now_ms - self._keep_ms), metadata.snapshots[-1]]
+        if len(kept) < len(metadata.snapshots):
+            named = {each.snapshot_id for each in kept}
+            log = [each for each in metadata.snapshot_log if each.snapshot_id in named]
+            made = msgspec.structs.replace(metadata, snapshots=kept, snapshot_log=log, last_updated_ms=now_ms)
+            await commit(self._store, self._table, found.number + 1, made)
 
     async def _load(self) -> _Known | None:
         found = await current(self._store, self._table)
@@ -546,10 +582,9 @@ class IcebergTable:
         if base is not None and not is_whole:
             begin = base.metadata.delta_version, bytes.fromhex(base.metadata.properties[ENTRY_PROPERTY])
         metadata, snapshot = base.metadata if base else None, new_id()
-        # A snapshot lives that long, and the vacuum leaves a removed file twice as long.
-        is_long = base is not None and self._clock() // 1_000_000 - base.metadata.last_updated_ms >= self._keep_ms
-        store = partial(self._stored, metadata, snapshot, loop=asyncio.get_running_loop())
-        changes = Changes(begin, store, self._applications, is_long=is_long)
+        place = _Place(self._store, self._table, lambda: self._monotonic() - began > self.sweep_s / 2)
+        store = partial(self._stored, metadata, snapshot, place=place, loop=asyncio.get_running_loop())
+        changes = Changes(begin, store, self._applications)
         await self._log.follow(changes)
         changes.finish()
         changes.check()
@@ -558,11 +593,17 @@ class IcebergTable:
         if changes.is_whole and metadata and changes.metadata and changes.metadata.get("id") != metadata.table_uuid:
             base = metadata = None  # another table is in its place
         now_ms = max(self._clock() // 1_000_000, metadata.last_updated_ms if metadata else 0)
+        # The vacuum leaves a removed file for twice the time of a snapshot, which ends at a call a quarter late.
+        is_long = changes.removed_ms is not None and now_ms - changes.removed_ms >= self._keep_ms * 3 // 4
+        if changes.is_whole:
+            is_long = metadata is not None and now_ms - metadata.last_updated_ms >= self._keep_ms * 3 // 4
+        elif is_long:
+            changes.fold_all()
         said = self._said(changes, None if changes.is_whole else metadata, claim)
         is_new = metadata is None or said.get(COMPLETE_PROPERTY) != metadata.properties.get(COMPLETE_PROPERTY)
         if metadata and not changes.is_whole and changes.version == metadata.delta_version and not is_new:
-            oldest = min(each.timestamp_ms for each in metadata.snapshots[:-1] or metadata.snapshots)
-            if len(metadata.snapshots) == 1 or now_ms - oldest < self._keep_ms:
+            kept = _superseded_since(metadata.snapshots, now_ms - self._keep_ms)
+            if len(kept) == len(metadata.snapshots) - 1:
                 return known, changes.version
         if changes.metadata is not None:
             schema = _schema_of(msgspec.json.decode(changes.metadata["schemaString"])["fields"], metadata)
@@ -571,7 +612,7 @@ class IcebergTable:
             assert metadata is not None, "a table that is read from its beginning has a schema"
             schema, uuid = _current_schema(metadata), metadata.table_uuid
         first = changes.version if changes.is_whole or metadata is None else metadata.delta_version
-        draft = _Draft(self._place, base, schema, snapshot, first, now_ms=now_ms)
+        draft = _Draft(place, base, schema, snapshot, first, now_ms=now_ms)
         if changes.is_whole:
             await draft.replace_all(changes.base, changes.changed)
         else:
@@ -583,9 +624,8 @@ class IcebergTable:
                 operation = "overwrite" if changes.changed.added else "delete"
                 await draft.change(operation if changes.changed.removed else "append", changes.changed)
         await draft.join()
-        made = draft.metadata(metadata, uuid, said, self._keep_ms)
-        if self._monotonic() - began > self.sweep_s / 2:
-            raise TableConflict(f"{self._table}: a sweep may have taken the new manifests for left ones")
+        made = draft.metadata(metadata, uuid, said, None if is_long else self._keep_ms)
+        place.check()
         await commit(self._store, self._table, number + 1, made)
         return _Known(number + 1, made, draft.manifests), changes.version
 
@@ -597,13 +637,14 @@ class IcebergTable:
         metadata: Mapping[str, Any],
         files: Sequence[AddedFile],
         *,
+        place: _Place,
         loop: asyncio.AbstractEventLoop,
     ) -> Manifest:
         """Store a manifest, from a thread."""
         schema = _schema_of(msgspec.json.decode(metadata["schemaString"])["fields"], known)
-        columns, uri = Columns.of(self._place.files, schema), self._place.new_uri(version)
+        columns, uri = Columns.of(place.files, schema), place.new_uri(version)
         made = manifests.write(schema, snapshot, uri, [*map(columns.entry, files)])
-        asyncio.run_coroutine_threadsafe(self._place.put(uri, made.data), loop).result()
+        asyncio.run_coroutine_threadsafe(place.put(uri, made.data), loop).result()
         return made.manifest
 
     def _said(self, changes: Changes, known: Metadata | None, claim: Claim | None) -> dict[str, str]:

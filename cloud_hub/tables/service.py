@@ -400,15 +400,22 @@ class _Iceberg(SideWork):
     async def turn(self, now: float) -> float:
         """Write a snapshot if there is something new, and its time has come; see ``SideWork``."""
         table = self._table = self._table or self._opened()
+        failed: Exception | None = None
         try:
             # Also without a new version after some time: what is old must not stay, and others write versions as well.
             if now >= self._due_at or self.table_version - self.version >= VERSIONS_MAX:
                 self.version = await table.write(await self._claim())
                 self._due_at = self._monotonic() + self._interval_s
-        finally:
+        except Exception as error:
+            failed = error
+        try:
             if now >= self._sweep_at:  # what nothing names goes also where no snapshot can be made
                 await table.sweep()
                 self._sweep_at = self._monotonic() + table.sweep_s
+        except Exception as error:
+            failed = failed or error  # the first one is more often why
+        if failed is not None:
+            raise failed
         return LOOK_S
 
     def status(self) -> IcebergOfNode:
@@ -479,7 +486,7 @@ class IcebergWork(SideWorks):
 
     def _new(self, path: str, key: StreamKey, vacuum_s: float) -> _Iceberg:
         opened, claim = partial(self._opened, path, key, vacuum_s / 2), partial(self._claim, key)
-        return _Iceberg(path, opened, claim, min(self._settings.iceberg_interval_s, vacuum_s / 4), self._monotonic)
+        return _Iceberg(path, opened, claim, min(self._settings.iceberg_interval_s, vacuum_s / 8), self._monotonic)
 
     def _opened(self, path: str, key: StreamKey, keep_s: float) -> IcebergTable:
         try:

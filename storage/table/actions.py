@@ -99,6 +99,8 @@ class _Removed(msgspec.Struct):
     size: int | None = None
     dataChange: bool = True  # noqa: N815
     """False if other files of the same version have the rows."""
+    deletionTimestamp: int | None = None  # noqa: N815
+    """Milliseconds since 1970; by it a vacuum knows the age of the removal, and takes one without it at once."""
 
 
 class _Change(msgspec.Struct):

@@ -37,7 +37,7 @@ from weft.proofs.backup.view import is_of_table
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.completeness import Completeness
 from weft.storage.hub_keys import latest_key, table_key
-from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.object_store import ObjectStore, StoreError, open_store
 from weft.storage.table import iceberg, manifests
 from weft.storage.table.actions import TableConflict, TableError, app_ids
 from weft.storage.table.schemas import StreamSchema
@@ -60,7 +60,8 @@ SCHEMA = "t float, n int, text string, day date, at timestamp, list array<float>
 
 def of(store: Any, log: LogWriter, **options: Any) -> IcebergTable:
     """As a process that has just started has it."""
-    return IcebergTable(store, TABLE, app_ids(log.cluster.cluster_id, "telemetry"), **{"keep_s": DAY} | options)
+    defaults: dict[str, Any] = {"keep_s": DAY, "clock": lambda: START + HOUR}
+    return IcebergTable(store, TABLE, app_ids(log.cluster.cluster_id, "telemetry"), **defaults | options)
 
 
 async def grow(store: ObjectStore, log: LogWriter, first: int, *, key: bytes = b"plant/a/m1/telemetry") -> None:
@@ -164,7 +165,11 @@ async def test_every_snapshot_of_a_run_is_a_version_of_both_tables(directory: Ob
         await drain(Tierer(directory, log.cluster, "default", "telemetry", views, schema=lambda: schema))
 
     steps = ["grow", "person", "join", "typed", "grow", "erase", "grow", "retain", "later", "join", "later", "join"]
-    tables = [of(directory, log), IcebergTable(directory, LATEST, apps, keep_s=DAY)]
+
+    def opened_again() -> list[IcebergTable]:
+        return [IcebergTable(directory, key, apps, keep_s=DAY, clock=lambda: log.created) for key in (TABLE, LATEST)]
+
+    tables = opened_again()
     for n, step in enumerate(steps):
         log.created = START + n * HOUR
         match step:
@@ -180,7 +185,7 @@ async def test_every_snapshot_of_a_run_is_a_version_of_both_tables(directory: Ob
                 await retention(directory, log, START + n * HOUR).look(TableDocument(retain_s=2 * 3600))
         await drain_latest(await new_latest(directory, log))
         if n % 3 == 2:  # as after a restart
-            tables = [of(directory, log), IcebergTable(directory, LATEST, apps, keep_s=DAY)]
+            tables = opened_again()
         if n % 4:  # some windows have several steps
             for each in tables:
                 await each.write()
@@ -222,6 +227,23 @@ async def test_retention_and_erasure_are_deletes_and_leave_no_values_of_the_rows
     assert [await table_of.sweep(), await table_of.sweep() > 0] == [0, True]
     assert await check(directory) == ["delete"]
     assert b"mara" not in await everything(directory), "no bound of a row that is gone"
+
+
+async def test_a_snapshot_lives_from_its_successor_on_however_quiet_the_stream_was(directory: ObjectStore) -> None:
+    log, now = await LogWriter.open(directory), START
+    table_of = of(directory, log, clock=lambda: now)
+    await grow(directory, log, 0)
+    await table_of.write()
+    now += int(2 * DAY * SECOND)
+    await table_of.write()
+    await grow(directory, log, 10)
+    await table_of.write()
+    now += int(DAY * SECOND) - SECOND
+    await table_of.write()
+    assert await check(directory) == ["append", "append"], "a reader of the first one has its time"
+    now += SECOND
+    await table_of.write()
+    assert await check(directory) == ["append"]
 
 
 async def counts(store: ObjectStore) -> list[tuple[str, int]]:
@@ -495,6 +517,40 @@ async def test_a_window_without_files_moves_the_positions(directory: ObjectStore
     assert json.loads((await opened(directory)).properties["weft.positions"]) == {"0": 20, "1": 30}
 
 
+@pytest.mark.parametrize("damage", ["entry", "list"])
+async def test_damaged_metadata_lets_old_snapshots_go(directory: ObjectStore, damage: str) -> None:
+    log, now = await LogWriter.open(directory), START
+    for first in (0, 10):
+        await grow(directory, log, first)
+        await of(directory, log, clock=lambda: now).write()
+    found = await iceberg.current(directory, TABLE)
+    assert found is not None
+    folder = Path(directory.location(iceberg.metadata_folder(TABLE))[0])
+    if damage == "entry":
+        path = folder / f"v{found.number}.metadata.json"
+        path.write_text(path.read_text().replace(iceberg.ENTRY_PROPERTY, "something-else"))
+    else:
+        newest = found.metadata().snapshots[-1]
+        (folder / newest.manifest_list.rpartition("/")[2]).write_bytes(b"Obj\x01")
+    await grow(directory, log, 20)
+    now += int(DAY * SECOND)
+    with pytest.raises(KeyError if damage == "entry" else TableError):
+        await of(directory, log, clock=lambda: now).write()
+    assert len((await opened(directory)).snapshots()) == 1
+
+
+async def test_a_writer_that_was_frozen_makes_nothing_more(directory: ObjectStore) -> None:
+    log, now = await LogWriter.open(directory), 0.0
+    await grow(directory, log, 0)
+    boundaries = Boundaries()
+    table_of = of(
+        WatchedStore(directory, boundaries), log, monotonic=lambda: now + DAY * ("create" in boundaries.calls)
+    )
+    with pytest.raises(TableConflict, match="a sweep may have taken"):
+        await table_of.write()
+    assert boundaries.calls.count("create") == 1, "the manifest during which it was frozen"
+
+
 async def test_a_writer_that_fails_drops_old_snapshots_and_sweeps(directory: ObjectStore) -> None:
     log, now = await LogWriter.open(directory), START
     table_of = of(directory, log, clock=lambda: now)
@@ -527,6 +583,8 @@ async def test_a_sweep_comes_after_a_write_that_failed_and_its_time_is_from_its_
 
     async def sweep(_: Any) -> int:
         sweeps.append(now)
+        if len(sweeps) > 1:
+            raise StoreError("a second error, which comes after the first")
         return 0
 
     monkeypatch.setattr(IcebergTable, "write", write)
@@ -537,6 +595,9 @@ async def test_a_sweep_comes_after_a_write_that_failed_and_its_time_is_from_its_
         await work.look()
         now += 61
     assert sweeps == [1000 + 30 * 3600], "the next one is a quarter of the snapshots' time later"
+    now += 84 * 3600
+    await work.look()
+    assert (len(sweeps), [each.error for each in work.status()]) == (2, ["it cannot be expressed"])
 
 
 async def test_of_two_writers_one_is_told_to_decide_again(directory: ObjectStore) -> None:
@@ -746,8 +807,11 @@ async def test_an_erasure_waits_for_manifests_of_a_writer_that_died(directory: O
     assert b"mara" not in await everything(directory)
 
 
-async def test_an_erasure_waits_for_snapshots_on_the_way_to_its_version(directory: ObjectStore) -> None:
+async def test_an_erasure_waits_for_snapshots_on_the_way_to_its_version(
+    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = await LogWriter.open(directory)
+    monkeypatch.setattr(writer, "SNAPSHOTS_MAX", 2)  # so that the one before the window goes first
     now = START
     table_of = of(directory, log, clock=lambda: now)
     await grow(directory, log, 0, key=PERSON)
@@ -757,12 +821,9 @@ async def test_an_erasure_waits_for_snapshots_on_the_way_to_its_version(director
     await erased(directory, log, _key=PERSON.decode())
     await table_of.write()
     version = table(directory).version()
-    assert await counts(directory) == [("append", 7), ("append", 14), ("delete", 10)]
-    now += int(DAY * SECOND) // 2
-    await table_of.write()
     assert await counts(directory) == [("append", 14), ("delete", 10)]
     assert await iceberg.has_before(directory, TABLE, version)
-    now += int(DAY * SECOND) // 2
+    now += int(DAY * SECOND)
     await table_of.write()
     await table_of.sweep()
     await table_of.sweep()
