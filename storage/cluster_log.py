@@ -57,6 +57,10 @@ ClusterId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Text = Annotated[str, Meta(max_length=FACT_NAME_CHARACTERS_MAX)]
 
 
+NODE = "node"
+"""Kind of the facts about processes and machines: drains."""
+
+
 class NamedFact(NamedTuple):
     """A fact that an entry declares or withdraws."""
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from weft.cloud_hub.facts.edges import DesiredConfigs, Groups
-from weft.cloud_hub.facts.fact import BACKUP, CONFIG, GROUP, NODE, PULL_KIND, REGION, TABLE, TENANT, TOKEN
+from weft.cloud_hub.facts.fact import BACKUP, CONFIG, GROUP, PULL_KIND, REGION, TABLE, TENANT, TOKEN
 from weft.cloud_hub.facts.hub import Backups, DeclaredRegions, Drained
 from weft.cloud_hub.facts.pulls import PullCache
 from weft.cloud_hub.facts.streams import DeclaredTables
@@ -21,7 +21,7 @@ from weft.hub_api.answers import moment_of
 from weft.hub_api.status import ClusterLogPosition, EndOfToken, LastBackupOfStore, SkippedEntry, UnusableFact
 from weft.protocols.errors import UnsupportedVersion
 from weft.storage.cluster import ClusterUnusable
-from weft.storage.cluster_log import ClusterLog, ClusterLogFollower, ClusterState
+from weft.storage.cluster_log import NODE, ClusterLog, ClusterLogFollower, ClusterState
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.schemas import QUALITY, SCHEMA, STREAM, DeclaredQuality, ExpectedEdges, Schemas
 

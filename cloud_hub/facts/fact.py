@@ -16,7 +16,7 @@ from weft.cloud_hub.auth.tokens import NAMES_SHOWN_MAX
 from weft.protocols.chunk_index import StreamKey
 from weft.storage.cluster_log import Change, ClusterState
 
-TOKEN, TENANT, NODE, GROUP, CONFIG, PULL_KIND = "token", "tenant", "node", "group", "config", "pull"
+TOKEN, TENANT, GROUP, CONFIG, PULL_KIND = "token", "tenant", "group", "config", "pull"
 TABLE, OPENING = "table", "opening"
 """Kinds of facts."""
 BACKUP = "backup"

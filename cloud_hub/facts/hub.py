@@ -11,7 +11,6 @@ from msgspec import Meta
 
 from weft.cloud_hub.facts.fact import (
     BACKUP,
-    NODE,
     REGION,
     CannotDeclare,
     Decision,
@@ -21,7 +20,7 @@ from weft.cloud_hub.facts.fact import (
     listed,
     read_fact,
 )
-from weft.storage.cluster_log import Change, ClusterState, Fact
+from weft.storage.cluster_log import NODE, Change, ClusterState, Fact
 
 
 class NodeDocument(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -52,7 +52,9 @@ from weft.protocols.errors import CodecError
 from weft.storage import chunk_log as manifests
 from weft.storage import hub_keys
 from weft.storage.chunk_log import CollectedPast, Manifest, ShardLog
-from weft.storage.cluster import Cluster, open_cluster, restored
+from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster, restored
+from weft.storage.cluster import decode as decode_cluster
+from weft.storage.cluster_log import NODE, Author, Change, ChangeRefused, ClusterLog, ClusterState, Contended
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
 from weft.storage.object_store.opening import lay_out
 from weft.storage.presence import running
@@ -276,6 +278,7 @@ async def _copy_file(copier: Copier, name: str, size: int, key: str, to: str) ->
 
 _logger = logging.getLogger(__name__)
 ATTEMPTS_MAX = 5
+RESTORE = Author(0, "weft hub restore", "the store was restored")
 """Number of times that a run begins again because the hub deleted what it was about to copy."""
 OTHERS_READINGS_MAX = 5
 SHARDS_AT_ONCE = 4
@@ -534,13 +537,25 @@ MARK = hub_keys.RESTORING
 
 
 async def restore(
-    view: BackupView, target: ObjectStore, *, clock: Callable[[], int], note: Callable[[str], None] = _logger.info
-) -> Copied:
+    view: BackupView,
+    target: ObjectStore,
+    *,
+    clock: Callable[[], int],
+    note: Callable[[str], None] = _logger.info,
+    author: Author = RESTORE,
+) -> tuple[Copied, list[str]]:
     """Copy a backup into an empty store; run again, it continues.
+
+    Drains end, since they are about the hosts of the lost store. A host of the same name would take no shards of the
+    new one.
 
     Args:
         clock: nanoseconds since 1970. The store says from then on when it was restored.
         note: takes a line on each step.
+        author: that of the ends of drains in the cluster log.
+
+    Returns:
+        What was copied, and the names of the processes and machines whose drains this run ended.
 
     Raises:
         BackupUnusable: the store is not empty, a hub process runs on it, or an object of the backup is missing.
@@ -550,7 +565,7 @@ async def restore(
     lay_out(target, view.record.cluster)
     if await _begin(view, target, clock()):
         await target.delete(MARK)
-        return copier.counts
+        return copier.counts, []
     await _check_unused(target, clock())
     try:
         for part in view.record.shards:
@@ -572,9 +587,29 @@ async def restore(
     except NotFound as gone:
         raise BackupUnusable(f"the backup lacks {gone}: `weft hub verify` on it names all that is missing") from gone
     await _check_unused(target, clock())  # one that was forgotten has shown itself by now
+    # Before the store is one on which hubs run: a run that is cut off in between does it again.
+    drained = await _end_drains(target, view.record.cluster, author._replace(at=clock()), note)
     await _put(target, hub_keys.CLUSTER, restored(view.record.cluster, view.record.started, clock()))
     await target.delete(MARK)
-    return copier.counts
+    return copier.counts, drained
+
+
+async def _end_drains(target: ObjectStore, identity: bytes, author: Author, note: Callable[[str], None]) -> list[str]:
+    """Withdraw all drains of a store. Return the names of the processes and machines."""
+    try:
+        log = ClusterLog(target, decode_cluster(identity).cluster_id)
+        state = await log.load()
+        drained = sorted(state.facts(NODE))
+        await log.append_all([partial(_undrained, name) for name in drained], author, state)
+    except (ClusterUnusable, CodecError, ChangeRefused, Contended) as error:
+        # What is in the log of a later release this one cannot tell; the copy itself is whole.
+        note(f"warning: drained nodes stay drained, see `weft hub status`: {error}")
+        return []
+    return drained
+
+
+def _undrained(name: str, _: ClusterState) -> Change:
+    return Change(NODE, name, None)
 
 
 async def _check_unused(target: ObjectStore, now: int) -> None:

@@ -23,7 +23,6 @@ from tests.cloud_hub.test_administration import ADMIN
 from tests.support.epochs import MemoryEpochs
 from tests.support.processes import Start, weft
 from tests.support.waiting import wait_until
-from weft.cloud_hub.facts.fact import NODE
 from weft.commands import hub_status
 from weft.commands.running import RunningHub
 from weft.hub_api.edges import CopyOfEdge, EdgeOfHub, EdgesAnswer, PairOfEdge, TimeAlone
@@ -50,7 +49,7 @@ from weft.replication.runner import LinkIdentity, LinkSettings, run_link
 from weft.storage import hub_keys
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster
-from weft.storage.cluster_log import ClusterLog
+from weft.storage.cluster_log import NODE, ClusterLog
 from weft.storage.object_store import open_store
 from weft.storage.object_store.directory import MemoryStore
 from weft.storage.presence import Intake, NodeEntry

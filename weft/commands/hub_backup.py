@@ -15,7 +15,8 @@ import msgspec
 from weft.cloud_hub.facts.hub import BackupDocument, note_backup
 from weft.cloud_hub.facts.tokens import demands_tokens
 from weft.commands.common import config_argument, existing_store, json_option, load_hub, open_hub_store, store_trouble
-from weft.commands.hub_store import declare
+from weft.commands.hub_store import author_of, declare
+from weft.config.limits import REASON_CHARACTERS_MAX
 from weft.config.units import is_bucket
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
 from weft.proofs.backup.view import BackupUnusable, is_inside, open_backup
@@ -91,7 +92,7 @@ async def _back_up(
     return *made, 0 if view is None else await prune_backup(place, view)
 
 
-async def _restore(source: str, target: str, *, note: Callable[[str], None]) -> tuple[Copied, int, bool]:
+async def _restore(source: str, target: str, *, note: Callable[[str], None]) -> tuple[Copied, list[str], int, bool]:
     from weft.proofs.backup.backup import restore as restore_backup
 
     _refuse_links(source)
@@ -100,8 +101,9 @@ async def _restore(source: str, target: str, *, note: Callable[[str], None]) -> 
     view = await open_backup(open_hub_store(source))
     if view is None:
         raise BackupUnusable(await _no_backup(open_hub_store(source), source))
-    copied = await restore_backup(view, open_hub_store(target), clock=time.time_ns, note=note)
-    return copied, view.record.started, await _is_open(view)
+    author = author_of(0, None, f"the store was restored from {source}"[:REASON_CHARACTERS_MAX])
+    copied, drained = await restore_backup(view, open_hub_store(target), clock=time.time_ns, note=note, author=author)
+    return copied, drained, view.record.started, await _is_open(view)
 
 
 @click.command()
@@ -166,17 +168,21 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
     """Copy a backup into a new store, from which hubs then run.
 
     Stop the hubs of the lost store first. After an interruption the command continues. The backup remains as it is.
-    Edges that still hold later records send them by themselves.
+    Edges that still hold later records send them by themselves. Nodes that were drained are so no longer.
 
     \b
     weft hub restore --from s3://plant-backup/weft --to s3://plant-data/weft-2
     """
-    copied, started, is_open = _on_stores(f"{source} to {target}", _restore(source, target, note=_note(as_json)))
+    restoring = _restore(source, target, note=_note(as_json))
+    copied, drained, started, is_open = _on_stores(f"{source} to {target}", restoring)
     if as_json:
-        facts = {"backup_of": started, "copied": copied.objects, "copied_bytes": copied.bytes}
+        facts = {"backup_of": started, "copied": copied.objects, "copied_bytes": copied.bytes, "drains_ended": drained}
         print_json({**facts, "demands_tokens": not is_open})
         return
     click.echo(f"restored {counted(copied.objects, 'object')} of {copied.bytes / 1e6:.1f} MB, of {timestamp(started)}.")
+    if drained:
+        named = harmless(", ".join(drained))
+        click.echo(f"drained in the backup, and no longer: {named}. `weft hub drain CONFIG NODE` drains one again")
     click.echo(f"Start a hub with `store: {target}`; `weft hub verify --store {target}` reports what is lost")
     if is_open:
         click.echo(f"warning: {OPEN}", err=True)

@@ -24,7 +24,7 @@ from weft.protocols.lane import Lane
 from weft.storage import hub_keys
 from weft.storage.chunk_log import ShardLog, changed, first_logs, load_every_shard
 from weft.storage.cluster import ClusterCache, ClusterUnusable, declare_split, open_cluster
-from weft.storage.cluster_log import ClusterLog
+from weft.storage.cluster_log import NODE, Change, ClusterLog
 from weft.storage.fenced_store import check_store
 from weft.storage.object_store import NotFound, Object, ObjectStore, StoreError, open_store
 from weft.storage.object_store.directory import MemoryStore
@@ -102,6 +102,30 @@ async def test_a_restore_that_ends_early_is_no_store_and_goes_on() -> None:
     target.left = 10**9
     await restore(await view_of(place), target, clock=lambda: 2, note=quiet)
     assert await states(target) == await states(store)
+
+
+async def test_what_was_drained_in_the_lost_store_is_not_in_the_restored_one() -> None:
+    """A host of the same name would take no shards, and no one would know why."""
+    store, place, target = MemoryStore(), MemoryStore(), EndsEarly()
+    writer = await busy(store)
+    log = ClusterLog(store, writer.cluster.cluster_id)
+    await log.append(lambda _: Change(NODE, "hub-2", b'{"drained":true}'), MARA)
+    await backed_up(store, place)
+    _, ended = await restore(await view_of(place), target, clock=lambda: 7, note=quiet)
+    assert ended == ["hub-2"]
+    restored_log = ClusterLog(target, writer.cluster.cluster_id)
+    state = await restored_log.load()
+    assert state.facts(NODE) == {}
+    (last,) = await restored_log.newest(state, 1)
+    assert (last.kind, last.name, last.document, last.at) == (NODE, "hub-2", None, 7)
+
+    cut = EndsEarly()
+    cut.left = 10**9 - target.left - 1  # all but the object that makes it a store
+    with pytest.raises(StoreError):
+        await restore(await view_of(place), cut, clock=lambda: 7, note=quiet)
+    cut.left = 10**9
+    await restore(await view_of(place), cut, clock=lambda: 8, note=quiet)
+    assert (await ClusterLog(cut, writer.cluster.cluster_id).load()).facts(NODE) == {}
 
 
 class KeepsItsMark(MemoryStore):
@@ -241,7 +265,7 @@ async def test_a_restore_that_lacked_only_its_last_step_copies_nothing_again() -
     with pytest.raises(StoreError):
         await restore(await view_of(place), target, clock=lambda: 1, note=quiet)
     await target.delete(hub_keys.chunk_key(0, 0))  # collected by its hub meanwhile
-    copied = await restore(await view_of(place), target, clock=lambda: 2, note=quiet)
+    copied, _ = await restore(await view_of(place), target, clock=lambda: 2, note=quiet)
     names = [item.key for item in await target.list("")]
     assert (copied.objects, copied.there) == (0, 0)
     assert not {hub_keys.chunk_key(0, 0), hub_keys.RESTORING} & {*names}
