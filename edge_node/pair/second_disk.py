@@ -162,6 +162,7 @@ class SecondDisk:
         self._target: tuple[float, dict[int, int]] | None = None
         """Time, and ends of the streams then, up to which the peer has to catch up; streams of which it has leave."""
         self.is_closed = False
+        log.take_released()
 
     def follow(self, streams: Iterable[int]) -> None:
         """Watch over these streams from now on, and no others. Records that are in the log already are not waited
@@ -259,7 +260,7 @@ class SecondDisk:
     def opened(self, stream: int, answer: LaneTaken | LaneEnded) -> None:
         """Note that the peer opens a lane: the ranges that it has follow, and what it had before counts no more."""
         if isinstance(answer, LaneTaken) and stream in self._has:
-            before, self._has[stream] = self._has[stream], RangeSet()
+            before, self._has[stream] = self._has[stream], self._safe[stream].copy()
             before.update(self._presumed.pop(stream, ()))
             if self._target is not None:
                 self._target[1][stream] = self._log.next_seq(stream)
@@ -280,9 +281,13 @@ class SecondDisk:
 
     def look(self) -> set[int]:
         """Note what links have brought to hubs since, once in a while; return the streams of which they have more."""
-        more = self._log.take_released() & self._asked.keys()
-        for stream in more:
-            self._has[stream].update(self.kept(stream)[1])
+        more = set()
+        # From the account of releases: a full log may have deleted the records already.
+        for stream, numbers in self._log.take_released().items():
+            if numbers and stream in self._asked:
+                self._safe[stream].update(numbers)
+                self._has[stream].update(numbers)
+                more.add(stream)
         if more:
             self._flush()
         times = self._times

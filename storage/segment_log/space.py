@@ -880,16 +880,20 @@ class LogSpace:
         Releases are not stored across restarts; the hub's next WELCOME repeats them.
         """
         with self._state.changed:
-            self._state.lane(stream).released.update(ranges)
-            self._state.released_lately.add(stream)
+            lane = self._state.lane(stream)
+            if self._state.released_lately is not None:
+                had = self._state.released_lately.setdefault(stream, RangeSet())
+                had.update(part for first, end in ranges for part in lane.held.within(first, end))
+            lane.released.update(ranges)
             self._state.changes += 1
             forget_released(self._state)
 
-    def take_released(self) -> set[int]:
-        """Return the streams of which something was released since the last call."""
+    def take_released(self) -> dict[int, RangeSet]:
+        """Return stream -> durable records that were released since the last call, also where the log has deleted them
+        since. The first call returns nothing, and begins the account."""
         with self._state.changed:
-            found, self._state.released_lately = self._state.released_lately, set()
-            return found
+            found, self._state.released_lately = self._state.released_lately, {}
+            return found or {}
 
     def ask_room(self, runs: Iterable[AskedRun], time: int) -> None:
         """Make sure that streams that may refuse, or have a size of their own, have room for all of these runs. Call it

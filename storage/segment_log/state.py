@@ -226,8 +226,8 @@ class LogState:
         self.expired = ExpiryLog()
         self.refused_bytes = 0
         """The longest append that was refused for lack of disk space since the last accepted one."""
-        self.released_lately: set[int] = set()
-        """Streams of which something was released since ``LogSpace.take_released``."""
+        self.released_lately: dict[int, RangeSet] | None = None
+        """Stream -> records that were released since ``LogSpace.take_released``; None before its first call."""
         self.changes = 0
         """Counter of events that may make room after a refusal: releases, deletions, dropped records."""
         self.room_bytes = 0

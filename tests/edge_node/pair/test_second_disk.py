@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -15,7 +16,7 @@ from weft.edge_node.pair.second_disk import SecondDisk, TimesAlone
 from weft.protocols.batch import decode_header
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import LaneTaken
-from weft.storage.segment_log import LogSettings, SegmentLog
+from weft.storage.segment_log import LogFull, LogSettings, SegmentLog
 
 ALONE_AFTER_S = 2.0
 SETTINGS = LogSettings(segment_bytes=64 << 10, budget_bytes=4 << 20, tail_bytes=0)
@@ -251,6 +252,37 @@ def test_records_that_hubs_have_need_no_peer() -> None:
         site = await waits(lambda site: site.log.release(site.stream, RangeSet([(0, 3)])))
         site.second.look()
         assert [each[1:] for each in site.acked] == [(0, 3)]
+        await site.second.close()
+
+    virtual_time.run(run())
+
+
+def test_records_that_a_full_log_deletes_as_soon_as_hubs_have_them_are_acknowledged() -> None:
+    async def run() -> None:
+        site = Site(refuses=True)
+        site.is_away = True
+        chance = random.Random(1)
+
+        def acked(first: int, _: BaseException | None) -> None:
+            site.acked.append((0, first, first + 1))
+
+        def fill() -> None:
+            while True:
+                first = site.log.append(1, 1, [b"k"], [chance.randbytes(20_000)])
+                site.log.on_durable(site.second.after(partial(acked, first)))
+                commit_all(site.log)
+
+        with pytest.raises(LogFull):
+            fill()
+        count = site.log.next_seq(1)
+        site.log.release(1, RangeSet([(0, count)]))
+        for _ in range(20):
+            site.log.append(1, 1, [b"k"], [chance.randbytes(20_000)])
+            commit_all(site.log)
+        assert site.log.kept(1)[1].count() < count, "else the log has deleted nothing"
+        site.second.opened(1, LaneTaken(1))  # a peer that is away again before it has said more
+        site.second.look()
+        assert [each[1] for each in site.acked] == list(range(count))
         await site.second.close()
 
     virtual_time.run(run())

@@ -899,9 +899,11 @@ def test_what_is_kept_and_what_is_released_are_told_apart_and_a_lost_record_is_n
     stream = log.stream("one")
     for _ in range(4):
         put(log, stream, b"a" * 900, b"b" * 900)
+    assert log.take_released() == {}
     log.release(stream, RangeSet([(0, 3)]))
-    assert log.take_released() == {stream}
-    assert log.take_released() == set()
+    log.release(stream, RangeSet([(20, 30)]))
+    assert log.take_released() == {stream: RangeSet([(0, 3)])}
+    assert log.take_released() == {}
     kept, released = log.kept(stream)
     assert (list(kept), list(released)) == ([(3, 8)], [(0, 3)])
     log.drop_backlog(stream, 4, 6)
