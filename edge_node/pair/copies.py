@@ -57,6 +57,8 @@ EPOCH_STEP_MAX: Final = 1 << 32
 """Maximum step from one epoch of a node to its next: it counts its connections, and none must use them all up."""
 EXPLAINED_MAX: Final = 4096
 """Maximum number of origins, and of clocks, that a copy keeps; the oldest leave first."""
+LOST_MAX: Final = 1024
+"""Maximum number of notices of loss that a copy keeps of a stream, from the first on."""
 ABOUT_BYTES_MAX: Final = 64 << 20
 PENDING_BYTES_MAX: Final = 8 << 20
 """Bytes of a copy that wait for the disk, from which on nothing more is read from its node."""
@@ -73,6 +75,9 @@ class _StreamFacts(msgspec.Struct):
     compared_end: int | None = None
     """Number from which on the node may have used numbers that hubs have for others: it had not compared its log with
     them since its start. None if it has."""
+    lost: list[GapRange] = []
+    """Records that the node has lost, and that neither this copy nor every hub is known to have: ascending, the first
+    ``LOST_MAX``."""
 
 
 class _About(msgspec.Struct):
@@ -227,7 +232,7 @@ class Copy:
             and not about.is_partial
             and bool(about.offered)
             and self._whole.issuperset(about.offered)
-            and all(self.compared_end(name) == SEQ_END for name in about.offered)
+            and all(self.compared_end(name) == SEQ_END and not self.lost(name) for name in about.offered)
         )
 
     def _has(self, stream: str, end: int) -> bool:
@@ -235,8 +240,14 @@ class Copy:
         number = self.log.streams().get(stream)
         if number is None:
             return end == 0
-        lost = (gap for gap in self.log.gaps(number) if gap.reason != GapReason.ABSENT)
-        return self.log.durable_end(number) >= end and all(gap.first >= end for gap in lost)
+        lost = [gap.first for gap in self.log.gaps(number) if gap.reason != GapReason.ABSENT]
+        lost += [gap.first for gap in self.lost(stream)]
+        return self.log.durable_end(number) >= end and all(first >= end for first in lost)
+
+    def lost(self, stream: str) -> list[GapRange]:
+        """Return the node's notices of records that it has lost, and that are not known to be anywhere else."""
+        said = self.about.streams.get(stream)
+        return [] if said is None else said.lost
 
     @property
     def explains_all(self) -> bool:
@@ -298,7 +309,9 @@ class Copy:
     def declare(self, opening: LaneOpen) -> None:
         """Note what a lane's offer says of its stream."""
         known = self.about.streams.get(opening.stream)
-        said = _StreamFacts(list(opening.topics), opening.payload, None if known is None else known.mark)
+        said = _StreamFacts(list(opening.topics), opening.payload)
+        if known is not None:
+            said.mark, said.lost = known.mark, known.lost
         if opening.flags & LaneFlag.UNCOMPARED:
             number = self.log.streams().get(opening.stream)
             end = 0 if number is None else self.log.next_seq(number)
@@ -356,6 +369,24 @@ class Copy:
                     self._whole.add(stream)
 
         self.log.on_durable(durable)
+
+    def note_lost(self, stream: str, gap: GapRange) -> None:
+        """Note that the node has lost records, as far as the copy does not have them. It is stored with the next
+        ``save``, before anything else is appended."""
+        number, said = self.log.streams().get(stream), self.about.streams[stream]
+        here = RangeSet() if number is None else self.log.ranges(number)
+        lost = RangeSet((each.first, each.end) for each in said.lost)
+        missing = [part for run in here.missing(gap.first, gap.end) for part in lost.missing(*run)]
+        if missing:
+            found = [*said.lost, *(GapRange(*part, gap.reason) for part in missing)]
+            said.lost = sorted(found, key=lambda each: each.first)[:LOST_MAX]
+            self._is_stale = self._explains_more = True
+
+    def note_at_hubs(self, stream: str, numbers: RangeSet) -> None:
+        """Note that every hub has records, by the node's word: a hub that acknowledges a notice of loss has none."""
+        if lost := self.lost(stream):
+            parts = [GapRange(*part, gap.reason) for gap in lost for part in numbers.missing(gap.first, gap.end)]
+            self.about.streams[stream].lost, self._is_stale = parts[:LOST_MAX], True
 
     def forget(self, stream: str, numbers: RangeSet) -> None:
         """Let records go that are safe elsewhere."""
@@ -748,7 +779,7 @@ class CopyLink:
 
     async def gap(self, lane: int, gap: GapRange) -> None:
         """Let records go that every hub has, or that the node has dropped by its own rules. Losses of the node are no
-        reason to forget anything here."""
+        reason to forget anything here; those that the copy cannot make good bound what it says of itself."""
         if lane in self._lanes:
             self._do(lambda: self._forget(lane, gap))
             await self._settle()
@@ -759,7 +790,10 @@ class CopyLink:
             return
         numbers = RangeSet([(gap.first, gap.end)])
         if gap.reason == GapReason.ABSENT:
+            copy.note_at_hubs(opening.stream, numbers)
             copy.forget(opening.stream, numbers)
+        else:
+            copy.note_lost(opening.stream, gap)
         self._acknowledge(copy, lane, numbers)
 
     def marks(self, time: int, lanes: list[tuple[int, int]]) -> None:
@@ -876,19 +910,22 @@ class CopySource:
 
         Records that a mark covers and the copy lacks hold it back at the hub: it claims nothing that the hub cannot
         see for itself. A mark that counts numbers which the hub may have for other records is not repeated, since
-        these would make it true in the hub's eyes.
+        these would make it true in the hub's eyes. The node's notices of loss go with their reasons.
         """
         found = {}
         for lane in lanes:
             name = self._names[lane]
             held, said = self._copy.log.ranges(lane), self._copy.about.streams.get(name)
             compared_end = self._copy.compared_end(name)
+            gaps = self._copy.lost(name)
             if self._compared:
                 held.remove(compared_end, SEQ_END)
+                gaps = [gap for gap in gaps if gap.end <= compared_end]
             mark = None if said is None or said.mark is None else Mark(*said.mark)
             if mark is not None and mark.seq > compared_end:
                 mark = None
-            found[lane] = LaneSnapshot(held, self._copy.log.next_seq(lane), [], mark)
+            end = max([self._copy.log.next_seq(lane), *(gap.end for gap in gaps)])
+            found[lane] = LaneSnapshot(held, end, list(gaps), mark)
         return found
 
     def _note_answer(self, lane: int, answer: LaneTaken | LaneEnded) -> None:
