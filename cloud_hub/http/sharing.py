@@ -126,6 +126,15 @@ class _Download(NamedTuple):
     terms: _Terms
 
 
+class _Listed(NamedTuple):
+    """Files of an answer, with the version of the table that it shows."""
+
+    state: DeltaState
+    files: Sequence[shares.SharedFile]
+    first: int | None = None
+    """First version of changes; None for the files of a version."""
+
+
 class FileUrls:
     """URLs of files: those of the bucket, or of this hub, which are signed with a secret in the store.
 
@@ -397,8 +406,18 @@ class Sharing(Part):
         return _lines(shares.head_lines(state, form), state.version, form)
 
     async def _get_changes(self, request: web.Request) -> LongAnswer:
-        self._table(request)
-        raise ApiError(400, "the hub does not share feeds of changes", "read the table's versions instead")
+        table = self._table(request)
+        if "startingTimestamp" in request.query or "endingTimestamp" in request.query:
+            raise ApiError(400, "versions are not found by times", "give startingVersion and endingVersion")
+        if (given := request.query.get("startingVersion")) is None:
+            raise ApiError(400, "startingVersion is missing", "give the first version whose changes are wanted")
+        first, until = _version(given), request.query.get("endingVersion")
+        last, origin = None if until is None else _version(until), self._origin(request)
+        async with self._reading.place(table.share):
+            stream = table.share, table.name
+            state, files = await shares.read_changes(self._store.store, self._log(table), stream, first, last)
+            self._queries += 1
+            return await self._listed(request, origin, table, _Listed(state, files, first))
 
     async def _query(self, request: web.Request) -> LongAnswer:
         table = self._table(request)
@@ -415,29 +434,28 @@ class Sharing(Part):
         async with self._reading.place(table.share):
             found = await shares.read_version(self._log(table), query.version, hints)
             self._queries += 1
-            return await self._listed(request, origin, table, found)
+            files = [*map(shares.SharedFile, found.wanted())]
+            return await self._listed(request, origin, table, _Listed(found.state(), files))
 
-    async def _listed(
-        self, request: web.Request, origin: str, table: _Table, found: shares.SharedVersion
-    ) -> LongAnswer:
-        """Return the answer that lists the files of a version.
+    async def _listed(self, request: web.Request, origin: str, table: _Table, found: _Listed) -> LongAnswer:
+        """Return the answer that lists the files of a version, or of changes.
 
         Raises:
             ApiError: 400, 413.
-            TableError, StoreError: as ``SharedVersion.state`` and ``FileUrls.sign``.
+            StoreError: as ``FileUrls.sign``.
         """
-        files, state = found.wanted(), found.state()
+        state, files, first = found
         form = shares.answer_format(request.headers.get(CAPABILITIES_HEADER, ""), state)
         by = self._access.reader(request)
         until = self._urls.until(by, None if by is None else self._access.until(by))
         urls = list[str]()
         for with_stats in (True, False):
-            lines = shares.head_lines(state, form)
+            lines = shares.head_lines(state, form, first)
             size = sum(map(len, lines))
             for at in range(0, len(files), FILES_AT_ONCE):
                 some = files[at : at + FILES_AT_ONCE]
                 if at == len(urls):
-                    urls += await self._urls.sign(origin, table, some, by, until)
+                    urls += await self._urls.sign(origin, table, [each.file for each in some], by, until)
                 for file, url in zip(some, urls[at : at + FILES_AT_ONCE], strict=True):
                     lines.append(shares.file_line(file, url, until * 1000, form, with_stats=with_stats))
                     size += len(lines[-1])
@@ -445,7 +463,7 @@ class Sharing(Part):
                     break
                 await asyncio.sleep(0)
             if size <= self._response_bytes_max:
-                return _lines(lines, state.version, form)
+                return _lines(lines, state.version if first is None else first, form)
         advice = "give predicates, or raise limits.response"
         raise ApiError(413, f"the list of {len(files)} files is longer than an answer may be", advice)
 
@@ -468,10 +486,7 @@ class Sharing(Part):
         Raises:
             As ``shares.read_version``.
         """
-        try:
-            version = msgspec.convert(given, _Natural, strict=False)
-        except msgspec.ValidationError:
-            raise ApiError(400, f"{given[:80]!r} is not a version", "give a number from 0 on, or none") from None
+        version = _version(given)
         async with self._reading.place(table.share):
             return (await shares.read_version(self._log(table), version, shares.Hints(limit=0))).state()
 
@@ -554,6 +569,13 @@ class Sharing(Part):
                 await response.write(piece)
         async with asyncio.timeout(PIECE_S):
             await response.write_eof()
+
+
+def _version(given: str) -> int:
+    try:
+        return msgspec.convert(given, _Natural, strict=False)
+    except msgspec.ValidationError:
+        raise ApiError(400, f"{given[:80]!r} is not a version", "give a number from 0 on, or none") from None
 
 
 def _schema(request: web.Request) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from hashlib import sha256
 from typing import IO, Any, NamedTuple
@@ -15,7 +15,18 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from weft.hub_api.answers import ApiError
-from weft.storage.table.actions import READABLE_FEATURES, Action, AddedFile, DeltaState, StateBuilder, TableError
+from weft.storage.object_store import ObjectStore
+from weft.storage.table.actions import (
+    FEED_PROPERTY,
+    READABLE_FEATURES,
+    Action,
+    AddedFile,
+    DeltaState,
+    StateBuilder,
+    TableError,
+    plain_path,
+)
+from weft.storage.table.deletions import stored_deletions
 from weft.storage.table.delta_log import TableLog
 from weft.storage.table.files import FileFollower, take_facts
 
@@ -378,7 +389,7 @@ async def read_version(log: TableLog, version: int | None, hints: Hints) -> Shar
     found = await _read(log, version, hints)
     if found.is_changed and not hints.is_empty:
         found = await _read(log, version, Hints())
-    check_readable(found)
+    check_readable(found.state(), found.files.values())
     return found
 
 
@@ -425,18 +436,17 @@ async def _check_history(log: TableLog, version: int) -> None:
         raise _no_version(version, "rows were removed from the table since, and are not shared any more")
 
 
-def check_readable(found: SharedVersion) -> None:
+def check_readable(state: DeltaState, files: Iterable[AddedFile]) -> None:
     """Check that the files of a version have exactly the table's rows.
 
     Raises:
         ApiError: 400.
     """
-    state = found.state()
     others = set(state.protocol.readerFeatures or ()) - READABLE_FEATURES
     if state.properties().get("delta.columnMapping.mode", "none") != "none":
         others.add("columnMapping")
     others |= {f"partition by {name}" for name in state.metadata.get("partitionColumns") or ()}
-    if any(each.deletionVector is not None for each in found.files.values()):
+    if any(each.deletionVector is not None for each in files):
         others.add("deletionVectors")
     else:
         others.discard("deletionVectors")
@@ -446,6 +456,132 @@ def check_readable(found: SharedVersion) -> None:
             f"the table uses {', '.join(sorted(others))}, which the hub does not share",
             "read the bucket itself, or rewrite the table with the engine that did this",
         )
+
+
+# Changes between versions, of a table with a feed of them.
+
+
+class SharedFile(NamedTuple):
+    """A file of an answer."""
+
+    file: AddedFile
+    kind: str = "file"
+    """Word of the protocol. Among changes, ``add``: its rows are new; ``cdf``: its rows say what they are."""
+    version: int = -1
+    """Version with the changes."""
+    time_ms: int = 0
+    """Time of that version, milliseconds since 1970."""
+
+
+class SharedChanges(FileFollower[None]):
+    """The changes of versions, which ``read_changes`` reads.
+
+    Args:
+        first: their first version.
+        last: their last one; entries after it are looked at, too, since rows may have been erased in them.
+        erased_ms: time of the last erasure, milliseconds since 1970: versions up to it are not shared.
+    """
+
+    def __init__(self, first: int, last: int, entry_hash: bytes, erased_ms: int) -> None:
+        super().__init__()
+        self.version, self.entry_hash, self._last, self._erased_ms = first - 1, entry_hash, last, erased_ms
+        self.is_lost = False
+        """True if the log no longer has all entries."""
+        self.changed = list[SharedFile]()
+        self.shared_from = first
+        """First version whose changes are shared."""
+        self.has_metadata = False
+        """True if the table's metadata changed."""
+        self._entry, self._time_ms, self._is_apart, self._rows_left = first, 0, False, False
+        self._added, self._feed = list[AddedFile](), list[AddedFile]()
+
+    def clear(self) -> None:
+        """Take it that the entries are gone."""
+        super().clear()
+        self.is_lost = True
+
+    def read_checkpoint(self, file: IO[bytes], name: str) -> None:  # noqa: ARG002
+        """Pass over a checkpoint: the entries before it are not read."""
+        self.is_lost = True
+
+    def take(self, action: Action) -> None:
+        """Take one action of the next entry. Raises ApiError (413) if there are too many files."""
+        if self._entry != self.version + 1:
+            self.finish()
+            self._entry = self.version + 1
+        if action.commitInfo is not None:
+            time_ms = action.commitInfo.get("timestamp")
+            self._time_ms = time_ms if isinstance(time_ms, int) else 0
+        elif action.metaData is not None:
+            self.has_metadata = True
+            self._is_apart |= (action.metaData.get("configuration") or {}).get(FEED_PROPERTY) != "true"
+        elif action.add is not None and action.add.dataChange:
+            self._added.append(msgspec.structs.replace(action.add, path=plain_path(action.add.path)))
+        elif action.remove is not None:
+            self._rows_left |= action.remove.dataChange
+        elif action.cdc is not None:
+            self._feed.append(AddedFile(plain_path(action.cdc.path), action.cdc.size))
+
+    def finish(self) -> None:
+        """Take the end of an entry. Raises as ``take``."""
+        # An erasure, and what another engine removed, has whole files in the place of a feed: their rows are not shared
+        # any more, and neither are changes of before, which may have them.
+        if self._is_apart or (self._rows_left and not self._feed) or self._time_ms <= self._erased_ms:
+            self.shared_from = self._entry + 1
+            self.changed.clear()
+        elif self._entry <= self._last:
+            kind, files = ("cdf", self._feed) if self._feed else ("add", self._added)
+            self.changed += [SharedFile(each, kind, self._entry, self._time_ms) for each in files]
+            if len(self.changed) > FILES_MAX:
+                raise ApiError(413, f"these versions changed more than {FILES_MAX} files", "ask for fewer versions")
+        self._time_ms, self._is_apart, self._rows_left, self._added, self._feed = 0, False, False, [], []
+
+
+async def read_changes(
+    store: ObjectStore, log: TableLog, stream: tuple[str, str], first: int, last: int | None
+) -> tuple[DeltaState, list[SharedFile]]:
+    """Return the newest version of a table without its files, and the files with its changes.
+
+    Args:
+        stream: tenant and name of the table's stream.
+        last: None for the newest version.
+
+    Raises:
+        ApiError: 400, 404, 413.
+        TableError, StoreError: it cannot be read.
+    """
+    newest = await log.read()
+    if newest is None:
+        raise no_table()
+    last = newest.version if last is None else last
+    if newest.properties().get(FEED_PROPERTY) != "true":
+        advice = "read its versions; a latest table gets a feed when it is declared with one"
+        raise ApiError(400, "the table has no feed of changes (cdf is not enabled)", advice)
+    if not first <= last <= newest.version:
+        error = f"{first} to {last} are not versions of the table, whose newest is {newest.version}"
+        raise ApiError(400, error, "ask for versions up to that, the first one first")
+    if newest.version - first > HISTORY_MAX:
+        raise _no_changes(first, f"only those of {HISTORY_MAX} versions are, and the newest is {newest.version}")
+    erased = [each.time for each in (await stored_deletions(store, *stream)).values() if each.erasure is not None]
+    entry_hash = await log.entry_hash(first - 1) if first else b""
+    found = SharedChanges(first, last, entry_hash, max(erased, default=-1) // 1_000_000)
+    await log.follow(found)
+    found.finish()
+    had_feed = True
+    if not found.is_lost and found.has_metadata and first:
+        before = (await _read(log, first - 1, Hints(limit=0))).state()
+        had_feed = before.properties().get(FEED_PROPERTY) == "true"
+    if found.is_lost or not had_feed:
+        raise _no_changes(first, "the table's log no longer has them all")
+    if first < found.shared_from:
+        raise _no_changes(first, f"only those from {found.shared_from} on are, since rows were removed from the table")
+    check_readable(newest, [each.file for each in found.changed])
+    return newest, found.changed
+
+
+def _no_changes(first: int, why: str) -> ApiError:
+    advice = "read the newest version whole, and its changes from then on"
+    return ApiError(400, f"the changes from version {first} on are not shared: {why}", advice)
 
 
 # Lines of an answer, in the protocol's formats.
@@ -481,42 +617,53 @@ def _has_local_times(state: DeltaState) -> bool:
     return _LOCAL_TIME in state.metadata["schemaString"]
 
 
-def head_lines(state: DeltaState, form: str) -> list[bytes]:
-    """Return the lines of the protocol and of the metadata."""
+def head_lines(state: DeltaState, form: str, first: int | None = None) -> list[bytes]:
+    """Return the lines of the protocol and of the metadata.
+
+    Args:
+        first: first version of an answer with changes.
+    """
     metadata = {
         "id": state.metadata.get("id", ""),
         "format": {"provider": "parquet", **({} if form == PARQUET_FORMAT else {"options": {}})},
         "schemaString": state.metadata["schemaString"],
         "partitionColumns": [],
-        "configuration": {},  # not that the table has a feed of changes, which is not shared
+        "configuration": {} if first is None else {FEED_PROPERTY: "true"},
     }
+    version = state.version if first is None else first
     if form == PARQUET_FORMAT:
         protocol: dict[str, Any] = {"minReaderVersion": 1}
-        return [_line({"protocol": protocol}), _line({"metaData": metadata | {"version": state.version}})]
-    protocol = {"minReaderVersion": 1, "minWriterVersion": 2}
+        return [_line({"protocol": protocol}), _line({"metaData": metadata | {"version": version}})]
+    # A client's reader asks for the writer's version that knows feeds.
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 2 if first is None else 4}
     if _has_local_times(state):
         names = [_LOCAL_TIME_FEATURE]
-        protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": names, "writerFeatures": names}
+        protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": names}
+        protocol["writerFeatures"] = names if first is None else [*names, "changeDataFeed"]
     return [
         _line({"protocol": {"deltaProtocol": protocol}}),
-        _line({"metaData": {"version": state.version, "deltaMetadata": metadata}}),
+        _line({"metaData": {"version": version, "deltaMetadata": metadata}}),
     ]
 
 
-def file_line(file: AddedFile, url: str, until_ms: int, form: str, *, with_stats: bool) -> bytes:
+def file_line(shared: SharedFile, url: str, until_ms: int, form: str, *, with_stats: bool) -> bytes:
     """Return the line of a file.
 
     Args:
         until_ms: end of the URL, milliseconds since 1970.
     """
+    file, kind = shared.file, shared.kind
     stats = {"stats": file.stats} if with_stats and file.stats is not None else {}
+    end: dict[str, int] = {"expirationTimestamp": until_ms}
+    if kind != "file":
+        end |= {"version": shared.version, "timestamp": shared.time_ms}
     id_ = sha256(file.path.encode()).hexdigest()[:32]
     if form == PARQUET_FORMAT:
         shown: dict[str, Any] = {"url": url, "id": id_, "partitionValues": {}, "size": file.size}
-        return _line({"file": shown | stats | {"expirationTimestamp": until_ms}})
-    added = {"path": url, "partitionValues": {}, "size": file.size, "modificationTime": 0, "dataChange": True}
-    action = {"id": id_, "expirationTimestamp": until_ms, "deltaSingleAction": {"add": added | stats}}
-    return _line({"file": action})
+        return _line({kind: shown | stats | end})
+    named = {"path": url, "partitionValues": {}, "size": file.size, "dataChange": kind != "cdf"}
+    single = {"cdc": named} if kind == "cdf" else {"add": named | {"modificationTime": shared.time_ms} | stats}
+    return _line({"file": {"id": id_, "deltaSingleAction": single} | end})
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -51,6 +51,7 @@ from weft.storage.cluster import Cluster, open_cluster
 from weft.storage.hub_keys import latest_key, table_key
 from weft.storage.object_store import NotFound, ObjectStore
 from weft.storage.table.actions import (
+    FEED_PROPERTY,
     DataFile,
     DeltaState,
     TableConflict,
@@ -276,7 +277,6 @@ BUCKET_ROWS_MAX = 32 << 10
 """Rows of a file above which it is divided: some megabytes, which an update of one key writes again."""
 PAST_ROWS = 256 << 10
 """Rows of the table of all rows that are taken at a time."""
-FEED_PROPERTY = "delta.enableChangeDataFeed"
 _UNKEYED = "latest/unkeyed"
 """End of the transaction whose version is the number of records without a key."""
 _GONE = "latest/gone"

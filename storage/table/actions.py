@@ -32,6 +32,8 @@ class TableConflict(TableError):
 ACTIONS_KEY = "weftActions"
 """Key in a commit's info: the number of lines that follow, by which an entry cut short by a power cut is recognised."""
 ENGINE = "Weft"
+FEED_PROPERTY = "delta.enableChangeDataFeed"
+"""Property of a table that has a feed of its changes: "true" for one."""
 ORDER_TAG = "weft.sortedBy"
 """Tag of an added file: the columns by which its rows are sorted before they become row groups, as a list in JSON. No
 reader needs it."""

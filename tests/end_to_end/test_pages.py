@@ -243,6 +243,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         ("build-a-pair.md", "python"),
         ("share-tables.md", "sh"),
         ("share-tables.md", "python"),
+        ("share-tables.md", "python"),
         ("install-by-package.md", "sh"),
         ("see-a-hub-in-a-browser.md", "sh"),
         *(("chart-a-stream-in-grafana.md", language) for language in ("sh", "sql")),

@@ -545,7 +545,10 @@ async def test_tables_with_local_times_come_in_the_format_that_has_them(store: O
         (f"{TABLE}/metadata?timestamp=2026-01-01", 400, "by times"),
         (f"{TABLE}/metadata?version=-1", 400, "'-1' is not a version"),
         (f"{TABLE}/metadata?version=99", 400, "the newest is"),
-        (f"{TABLE}/changes?startingVersion=0", 400, "feeds"),
+        (f"{TABLE}/changes?startingVersion=0", 400, "has no feed of changes"),
+        (f"{TABLE}/changes", 400, "startingVersion is missing"),
+        (f"{TABLE}/changes?startingVersion=x", 400, "'x' is not a version"),
+        (f"{TABLE}/changes?startingTimestamp=2026-01-01T00:00:00Z", 400, "by times"),
     ],
 )
 async def test_errors_have_the_protocols_form(hub: Hub, path: str, status: int, words: str) -> None:
@@ -892,7 +895,7 @@ async def test_the_page_is_followed_and_its_profile_ends_with_its_token(store: O
     config = tmp_path / "hub.yaml"
     page = (ROOT / "docs/how-to/share-tables.md").read_text("utf-8")
     (command,) = re.findall(r"^weft (hub share .+)$", page, re.MULTILINE)
-    (program,) = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
+    program, *_ = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
     async with running_hub(store, shards=1, sharing=True) as hub:
         config.write_text(f"listen: {hub.url.removeprefix('http://')}\nstore: store\nsharing: true\ntables: null\n")
         made = await asyncio.to_thread(weft_in, tmp_path, *shlex.split(command), "--yes")
