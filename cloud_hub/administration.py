@@ -7,6 +7,7 @@ serves the methods by HTTP. Commands call them on the store that a configuration
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from bisect import bisect_right
 from collections import Counter
@@ -19,7 +20,7 @@ import msgspec
 from weft.cloud_hub import splits
 from weft.cloud_hub.auth.tokens import TokenIdentity, TokensUnusable, hash_token, new_token
 from weft.cloud_hub.clock import ClockWrong, HubClock
-from weft.cloud_hub.cluster import LEAVING, node_views
+from weft.cloud_hub.cluster import FOREIGN, GONE, LEAVING, node_views
 from weft.cloud_hub.facts.acts import acting, lines
 from weft.cloud_hub.facts.fact import (
     ALWAYS_THERE,
@@ -61,7 +62,7 @@ from weft.hub_api.regions import RegionOfHub, RegionOrder, RegionOrderAnswer, Re
 from weft.hub_api.rights import Scope, role_grants
 from weft.hub_api.schemas import DeclaredSchema, RemovedSchemaAnswer, SchemaAnswer, SchemasAnswer
 from weft.hub_api.shards import Drain, DrainAnswer, DrainOfNode, DrainsAnswer, Split, SplitAnswer, SplitLook
-from weft.hub_api.status import NodesAnswer
+from weft.hub_api.status import NodeOfStore, NodesAnswer
 from weft.hub_api.tenants import QuotasAnswer, RemovedTenantAnswer, TenantAnswer, TenantQuotas, TenantsAnswer
 from weft.hub_api.tokens import (
     ImportedTokensAnswer,
@@ -78,7 +79,7 @@ from weft.protocols.errors import CodecError
 from weft.protocols.lane import NAME_RULE
 from weft.protocols.link import CODE_CHARACTERS, code_of, spoken
 from weft.storage.cluster import Cluster, ClusterCache, ClusterUnusable, read_cluster
-from weft.storage.cluster_log import Author, Change, ChangeRefused, ClusterLog, ClusterState, Contended
+from weft.storage.cluster_log import Author, Change, ChangeRefused, ClusterLog, ClusterState, Contended, Fact
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.presence import running
 from weft.storage.table.schemas import SCHEMA, STREAM, UnreadableSchema, decode_schema, encode_schema
@@ -337,12 +338,10 @@ class Administration:
         """Return the processes and machines that are drained, whether they run or not."""
         known = Drained()
         known.refresh(self._known())
-        return DrainsAnswer(
-            drains=[
-                DrainOfNode(node=each.name, since=moment_of(each.at), by=each.by, reason=each.reason)
-                for each in known.facts
-            ]
-        )
+        there: list[NodeOfStore] | None = None  # the drains themselves are known without the store
+        with contextlib.suppress(StoreError):
+            there = (await self.nodes()).nodes if known.facts else []
+        return DrainsAnswer(drains=[_drain(each, there) for each in known.facts])
 
     async def drain(self, author: Author, wanted: Drain) -> DrainAnswer:
         """Declare a drain. Other processes load the shards within seconds, and the edges are redirected to them."""
@@ -476,6 +475,20 @@ def _end(text: str | None, now: int, field: str) -> int | None:
         return None if text is None else moment_after(text, now)
     except ValueError as error:
         raise ApiError(400, f"{field}: {error}", "see docs/reference/api.md") from None
+
+
+def _drain(fact: Fact, nodes: Sequence[NodeOfStore] | None) -> DrainOfNode:
+    """Return a drain, and what its processes still have.
+
+    Args:
+        nodes: all processes; None if they are not known.
+    """
+    found = DrainOfNode(node=fact.name, since=moment_of(fact.at), by=fact.by, reason=fact.reason)
+    if nodes is None:
+        return found
+    own = [each for each in nodes if fact.name in (each.host, each.name) and each.state not in (GONE, FOREIGN)]
+    tables = sum(each.tables or 0 for each in own)
+    return msgspec.structs.replace(found, links=sum(each.links for each in own), tables=tables)
 
 
 def _tenants(state: ClusterState, names: Sequence[str], apart: Mapping[str, int]) -> list[TenantAnswer]:

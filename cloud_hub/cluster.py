@@ -249,8 +249,8 @@ class Owners:
 
     def beats(self) -> bool:
         """Return whether this process has to look, and to write its entry, each beat: processes of other machines
-        depend on it."""
-        return self.has_strangers() or self._monotonic() < self._beats_until
+        depend on it, or an operator who drained it waits until it has nothing left."""
+        return self.has_strangers() or self.state == LEAVING or self._monotonic() < self._beats_until
 
     def entered(self, entry: NodeEntry, interval_s: float) -> NodeEntry:
         """Return this process's entry with what others need to divide the shards. The caller has to write it.

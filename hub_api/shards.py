@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from weft.config.limits import FACT_NAME_CHARACTERS_MAX
 from weft.hub_api.answers import Count, Moment
@@ -40,6 +40,10 @@ class DrainOfNode(msgspec.Struct, frozen=True, kw_only=True):
     since: Moment
     by: str
     reason: str
+    links: Count | UnsetType = UNSET
+    """Links that its processes still have; 0 of one that is gone."""
+    tables: Count | UnsetType = UNSET
+    """Tables that its processes still write. They write them as long as no other process does."""
 
 
 class DrainsAnswer(msgspec.Struct, frozen=True, kw_only=True):

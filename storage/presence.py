@@ -587,6 +587,8 @@ class _Beat(msgspec.Struct, frozen=True):
 
     troubles: tuple[TableTrouble, ...] = ()
     """Troubles of the tables that it makes, as many as fit."""
+    leaves: bool = False
+    """True while an operator has drained it: others make its tables, if there are any."""
 
 
 _UNSAID = _Beat(0)
@@ -632,6 +634,7 @@ class TableOwners(Participant):
         self._logged_joins = False
         """True if its last beat says that it joins."""
         self._troubles: Sequence[TableTrouble] = ()
+        self._leaves = False
         self._alive: dict[str, _Beat] = {}
         """Last words of the others that are alive, by name."""
 
@@ -654,6 +657,13 @@ class TableOwners(Participant):
         """Take the troubles of the tables that this keeper makes. The next beat tells others of them."""
         self._troubles = troubles
 
+    def leave(self, leaves: bool) -> None:
+        """Leave the tables to the other keepers, or keep tables again. The next beat tells them. A keeper makes tables
+        as long as no other one can."""
+        if leaves != self._leaves:
+            self._leaves = leaves
+            self._changed()
+
     @property
     def alive(self) -> int:
         """Return the number of keepers that count as alive, this one included."""
@@ -672,7 +682,7 @@ class TableOwners(Participant):
         it says of quality rules, quarantines and latest tables. Another one does as long as none has joined.
         """
         hubs = self._hubs()
-        following = {name: each for name, each in hubs.items() if each.follows}
+        following = {name: each for name, each in hubs.items() if each.follows and not each.leaves}
         is_there = any(not each.joins for each in following.values()) or all(each.joins for each in hubs.values())
         return self._first(following if following and is_there else hubs, stream) == self._own
 
@@ -698,7 +708,8 @@ class TableOwners(Participant):
         return next((each for each in hubs[first].troubles if (each.tenant, each.stream) == stream), None)
 
     def _all(self) -> dict[str, _Beat]:
-        return {**self._alive, self._own: _Beat(0, self._claim, self._node, self._is_joining(), self._follows)}
+        own = _Beat(0, self._claim, self._node, self._is_joining(), self._follows, leaves=self._leaves)
+        return {**self._alive, self._own: own}
 
     def _hubs(self) -> dict[str, _Beat]:
         return {name: each for name, each in self._all().items() if each.claim is None}
@@ -721,7 +732,8 @@ class TableOwners(Participant):
     def _first(among: Mapping[str, _Beat], stream: StreamKey) -> str | None:
         """Return which of some keepers is to make a table: one that the others know of, if there are any."""
         # One that joins makes nothing until the others must have seen it, or two would write the same files.
-        names = [name for name, each in among.items() if not each.joins] or list(among)
+        there = [name for name, each in among.items() if not each.joins] or list(among)
+        names = [name for name in there if not among[name].leaves] or there
         if len(names) < 2:
             return names[0] if names else None
         text = "/".join(stream).encode()
@@ -761,7 +773,7 @@ class TableOwners(Participant):
         """Return what it tells others."""
         joins = self._logged_joins = self._joins_until is not None and self._monotonic() < self._joins_until
         troubles = tuple(map(_shortened, self._troubles[:TROUBLES_MAX]))
-        said = _Beat(beat, self._claim, self._node, joins, self._follows, troubles)
+        said = _Beat(beat, self._claim, self._node, joins, self._follows, troubles, self._leaves)
         while len(content := msgspec.json.encode(said)) > BEAT_BYTES:
             # Troubles are information; the beat itself must fit its bound, or the process would count as gone.
             said = msgspec.structs.replace(said, troubles=said.troubles[: len(said.troubles) // 2])
@@ -773,9 +785,9 @@ class TableOwners(Participant):
             self._joins_until, self._keeps_from = None, self._monotonic() + KNOWN_BEATS * self._pace.beat_s
 
 
-def _terms(beat: _Beat) -> tuple[Claim | None, str, bool, bool]:
+def _terms(beat: _Beat) -> tuple[Claim | None, str, bool, bool, bool]:
     """Return what decides who makes which tables."""
-    return beat.claim, beat.node, beat.joins, beat.follows
+    return beat.claim, beat.node, beat.joins, beat.follows, beat.leaves
 
 
 def _shortened(trouble: TableTrouble) -> TableTrouble:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.facts.acts import OwnActs
-from weft.cloud_hub.facts.declarations import Declarations
+from weft.cloud_hub.facts.declarations import Declarations, Watched
 from weft.cloud_hub.part import Part
 from weft.cloud_hub.quotas import TenantSizes
 from weft.cloud_hub.reads.views import View, table_view
@@ -183,6 +183,8 @@ class MadeTables(HubTables):
             ),
         )
         self.service = tables if is_first else None
+        host = platform.node()
+        declared.watch(Watched.DRAINED, lambda: tables.owners.leave(declared.drained.covers(host, name)))
         self._beside = DeclaredTableWork(
             store, cluster, tables, declared.tables, clock, quality=declared.quality, settings=settings.tables()
         )

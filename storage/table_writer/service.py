@@ -440,7 +440,7 @@ class TableService:
         own = name or secrets.token_hex(8)
         # Who makes a table is only a hint about who works. The table's version decides, so two that both believe it do
         # no harm.
-        self._owners = TableOwners(
+        self.owners = TableOwners(
             store, own, settings.interval_s, monotonic, self._changed.set, claim=claim, node=node, follows=follows
         )
         self._makes_all = False
@@ -463,17 +463,17 @@ class TableService:
     async def close(self) -> None:
         """Stop. A commit in progress may still succeed; the next reader of the table sees its outcome."""
         if await self._task.close():
-            await self._owners.close()
+            await self.owners.close()
 
     async def catch_up(self) -> None:
         """Run one round over all tables, also those that others make at the moment. Errors go to ``status``."""
         # Another one that makes a table may be dead and still count as alive, and the round would leave it as it is.
         self._makes_all = True
-        await self._owners.start(waits=False)
+        await self.owners.start(waits=False)
         try:
             await self.run_once()
         finally:
-            await self._owners.close()
+            await self.owners.close()
 
     @property
     def states(self) -> list[ShardState]:
@@ -487,7 +487,7 @@ class TableService:
 
     def keeps_beside(self, key: StreamKey) -> bool:
         """Return whether this node makes tables of a stream that are kept beside the table of all its rows."""
-        return self._makes_all or self._owners.keeps_beside(key)
+        return self._makes_all or self.owners.keeps_beside(key)
 
     @property
     def is_running(self) -> bool:
@@ -503,7 +503,7 @@ class TableService:
         return [self._status(key) for key in keys]
 
     def _status(self, key: StreamKey) -> TableStatus:
-        owners = self._owners
+        owners = self.owners
         return self._streams[key].status(key, owners.claimed_by(key), owners.process_of(key), owners.trouble_of(key))
 
     @property
@@ -585,7 +585,7 @@ class TableService:
         found = self._streams.get(key)
         if found is None:
             return self.error
-        elsewhere = self._owners.trouble_of(key) if found.error is None else None
+        elsewhere = self.owners.trouble_of(key) if found.error is None else None
         return found.error if elsewhere is None else elsewhere.error
 
     def _in_trouble(self, key: StreamKey) -> bool:
@@ -616,7 +616,7 @@ class TableService:
         for view in self._views:
             view.chunks.clear()
         troubled = (each.trouble(*key) for key, each in self._streams.items() if self._is_ours(key))
-        self._owners.publish([*islice((each for each in troubled if each is not None), TROUBLES_MAX)])
+        self.owners.publish([*islice((each for each in troubled if each is not None), TROUBLES_MAX)])
         return moved
 
     def grow(self, cluster: Cluster) -> None:
@@ -668,7 +668,7 @@ class TableService:
                 made += is_made
                 # Of several processes on a machine only one follows tables that others make, which is enough for
                 # status.
-                if not (self._follows or is_made or self._owners.keeps_beside(key)):
+                if not (self._follows or is_made or self.owners.keeps_beside(key)):
                     self._streams.pop(key, None)
                     continue
                 stream = self._stream(key)
@@ -682,7 +682,7 @@ class TableService:
         return wanting
 
     def _is_ours(self, key: StreamKey) -> bool:
-        return self._makes_all or self._owners.keeps(key)
+        return self._makes_all or self.owners.keeps(key)
 
     def _keeps(self, key: StreamKey) -> bool:
         return self._is_ours(key) and not self._stream(key).is_look
@@ -693,7 +693,7 @@ class TableService:
         return stream.tierer.is_behind  # as far as this process has seen: it looks
 
     async def _run(self) -> None:
-        await self._owners.start()
+        await self.owners.start()
         while True:
             self._changed.clear()
             try:

@@ -138,12 +138,12 @@ def drained(config: Path) -> list[tuple[str, str]]:
 
 
 def test_a_machine_is_drained_and_takes_shards_again(config: Path) -> None:
-    assert "has no links; stop it now" in weft("hub", "drain", config, "hub-1", "--by", "mara").output
+    assert "has no links and no tables; stop it now" in weft("hub", "drain", config, "hub-1", "--by", "mara").output
     refused = weft("hub", "drain", config, "hub-2:8090").exception
     assert "no other running process can own the shards of hub-2:8090" in str(refused)
     assert "Drained are: hub-1" in str(refused)
     assert "takes shards again" in weft("hub", "drain", config, "hub-1", "--undo").output
-    assert "1 link is still open" in weft("hub", "drain", config, "hub-2:8090", "--wait", "0s").output
+    assert "and still has 1 link and 0 tables" in weft("hub", "drain", config, "hub-2:8090", "--wait", "0s").output
     assert sorted(drained(config)) == [("declared", "hub-1"), ("declared", "hub-2:8090"), ("withdrew", "hub-1")]
 
 
@@ -191,7 +191,7 @@ async def test_a_url_names_a_running_hub_whose_record_has_the_token(tmp_path: Pa
         assert split.startswith("shard 0 is split: ")
         own = json.loads(await asyncio.to_thread(ask, "nodes", "--json"))["nodes"][0]["name"]
         async with running_hub(store, shards=1, **SOON):
-            assert "has no links; stop it now" in await asyncio.to_thread(ask, "drain", own)
+            assert "has no links and no tables; stop it now" in await asyncio.to_thread(ask, "drain", own)
             assert "takes shards again" in await asyncio.to_thread(ask, "drain", own, "--undo")
     state = await ClusterLog(store, hub.cluster.cluster_id).load()
     assert state.facts(NODE) == {}
@@ -419,7 +419,9 @@ def test_status_shows_what_is_in_trouble_at_any_process_and_nothing_else_if_aske
     ]
     none = TroublesAnswer(conflicts=[], conflicts_more=0, open_gaps=[], open_gaps_more=0, lost=[], at_quota=[])
     waits = msgspec.structs.replace(none, at_quota=[TenantAtQuota("acme", "bytes_per_second", 1024, 99.0, 7)])
-    drains = DrainsAnswer(drains=[DrainOfNode(node="host-2", since="2026-11-29T12:00:00Z", by="ann", reason="a disk")])
+    drains = DrainsAnswer(
+        drains=[DrainOfNode(node="host-2", since="2026-11-29T12:00:00Z", by="ann", reason="a disk", links=2, tables=0)]
+    )
     monkeypatch.setattr(hub_status, "running_hub", lambda *_: RunningHub("http://127.0.0.1:1", port=1))
     answers = {"status": lambda _: STATUS, "edges": lambda *_, **__: EdgesAnswer(edges=edges, next_after=None)}
     answers |= {"drains": lambda _: drains, "troubles": lambda hub: waits if hub.port == 2 else none}
@@ -432,7 +434,7 @@ def test_status_shows_what_is_in_trouble_at_any_process_and_nothing_else_if_aske
         "TABLE: acme/bad is not being updated: the disk is full",
         "TABLE: the latest table of acme/newest is not being updated: no such column",
         "TABLE: the Iceberg metadata of tables/acme/bad is not being updated: it has columnMapping",
-        "DRAINED: host-2",
+        "DRAINED: host-2 since 2026-11-29T12:00:00Z, by ann: a disk. Still there: 2 links. To end it: ",
         "CLOCK: 2 of 4 linked edges have clocks that no time service keeps",
     ):
         assert each in shown

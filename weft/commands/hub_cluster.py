@@ -319,19 +319,20 @@ LOOK_S = 1.0
 @hub_argument
 @click.argument("node")
 @click.option("--undo", is_flag=True, help="End the drain: NODE accepts shards and edges again.")
-@click.option("--wait", default="60s", show_default=True, help="Longest wait until NODE has no edges; 0s: none.")
+@click.option("--wait", default="60s", show_default=True, help="Longest wait until NODE has no edges and no tables.")
 @access_options("a token that has the grant nodes, for a URL or a login")
 @decision_options
 def drain(hub: str, node: str, *, undo: bool, wait: str, token_file: str | None, reason: str, by: str | None) -> None:
-    """Give shards and edges of NODE, a machine or a process as `weft hub nodes` shows it, to the others of HUB.
+    """Give shards, edges and tables of NODE, a machine or a process as `weft hub nodes` shows it, to the others of HUB.
 
     HUB is a configuration on this machine, a URL or the name of a login.
 
     \b
     weft hub drain hub.yaml hub-2 --reason "new disks"
 
-    The others load its shards, and its edges are redirected to them; each is without a hub for a moment. NODE continues
-    running and serves those that connect to it, until you stop it. The drain survives restarts, until `--undo`.
+    The others load its shards, and its edges are redirected to them; each is without a hub for a moment. Its tables are
+    written by the others, too. NODE continues running and serves those that connect to it, until you stop it. The drain
+    survives restarts, until `--undo`.
     """
     try:
         wait_s = parse_duration_ns(wait) / 1e9
@@ -346,18 +347,19 @@ def drain(hub: str, node: str, *, undo: bool, wait: str, token_file: str | None,
     there.nodes()  # before anything is declared: a token that may not see the processes is refused here
     there.drain(node, reason=reason)
     deadline = time.monotonic() + wait_s
-    while (left := _links(there, node)) and time.monotonic() < deadline:
+    while any(left := _left(there, node)) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
-    if left:
-        are = f"{counted(left, 'link')} {'is' if left == 1 else 'are'}"
-        click.echo(f"{node} is drained; {are} still open. Stop it when `weft hub nodes` shows none")
+    if any(left):
+        still = f"{counted(left[0], 'link')} and {counted(left[1], 'table')}"
+        click.echo(f"{node} is drained, and still has {still}. Stop it when `weft hub nodes` shows none")
     else:
-        click.echo(f"{node} is drained and has no links; stop it now, or end the drain with --undo")
+        click.echo(f"{node} is drained and has no links and no tables; stop it now, or end the drain with --undo")
 
 
-def _links(there: RunningHub | StoreHub, node: str) -> int:
-    """Return the number of links of a machine or a process."""
-    return sum(each.links for each in there.nodes().nodes if node in (each.host, each.name))
+def _left(there: RunningHub | StoreHub, node: str) -> tuple[int, int]:
+    """Return the numbers of links of a machine or a process, and of the tables that it writes."""
+    own = [each for each in there.nodes().nodes if node in (each.host, each.name)]
+    return sum(each.links for each in own), sum(each.tables or 0 for each in own)
 
 
 # ``weft hub split``: a shard becomes two, whether nodes run or not.

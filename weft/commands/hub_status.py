@@ -108,8 +108,10 @@ def _show_process(name: str, facts: StatusAnswer, drains: Sequence[DrainOfNode])
         click.echo(f"STORE: {store.trouble}")
     for each in drains:
         why = f": {harmless(each.reason)}" if each.reason else ""
+        left = [counted(many, what) for many, what in ((each.links, "link"), (each.tables, "table")) if many]
+        still = f". Still there: {' and '.join(left)}" if left else ""
         click.echo(
-            f"DRAINED: {harmless(each.node)} since {each.since[:19]}Z, by {harmless(each.by)}{why}. To end it: "
+            f"DRAINED: {harmless(each.node)} since {each.since[:19]}Z, by {harmless(each.by)}{why}{still}. To end it: "
             f"weft hub drain {name} {harmless(each.node)} --undo"
         )
     show_cluster_log(name, facts.cluster_log, time.time())

@@ -297,11 +297,11 @@ async def die_handing_over(root: Path, fatal: int | None, after: bool) -> list[s
 
     async def hand_over() -> None:
         await hub.run_once()
-        await hub._owners.look()
+        await hub.owners.look()
         await hub.run_once()
 
-    await hub._owners.look()
-    await pipeline._owners.look()
+    await hub.owners.look()
+    await pipeline.owners.look()
     boundaries.calls.clear()
     boundaries.fatal = fatal
     ended, _ = await asyncio.gather(hand_over(), pipeline.run_once(), return_exceptions=True)
@@ -318,7 +318,7 @@ async def die_handing_over(root: Path, fatal: int | None, after: bool) -> list[s
         if maker is hub:
             await store.delete(keeper_key("spark"))
             now += MISSED_MAX * KEEPER_BEAT_S + 1
-            await hub._owners.look()
+            await hub.owners.look()
         await maker.run_once()
         assert contents(store) == expected(runs)
     return boundaries.calls

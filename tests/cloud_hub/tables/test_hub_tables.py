@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.cloud_hub.tables.test_service import AnswersNoCreate, CountingStore
 from tests.support.processes import weft
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
+from weft.protocols.chunk_index import StreamKey
 from weft.storage import hub_keys
 from weft.storage.object_store import StoreError, open_store
 from weft.storage.object_store.directory import MemoryStore
@@ -43,12 +44,12 @@ class Fleet:
         service = TableService(open_store(str(self.root)), self.log.cluster, settings=SETTINGS, name=name)
         self.services.append(service)
         service.start()
-        await until(lambda: all(each._owners.alive == len(self.services) for each in self.services))
+        await until(lambda: all(each.owners.alive == len(self.services) for each in self.services))
         await until(lambda: self.kept(service) > 0)
         return service
 
     def kept(self, service: TableService) -> int:
-        return sum(service._owners.keeps(("default", stream)) for stream in self.streams)
+        return sum(service.owners.keeps(("default", stream)) for stream in self.streams)
 
     async def write(self) -> None:
         first, self.records = self.records, self.records + 10
@@ -86,7 +87,7 @@ async def test_no_file_is_made_twice_and_a_killed_keeper_is_replaced(tmp_path: P
     await until(lambda: sum(each._rows_moved() for each in fleet.services) == fleet.records * len(STREAMS))
     assert min(service._rows_moved() for service in fleet.services) > 0
     killed = fleet.services.pop(0)
-    for task in (killed._task, killed._owners._presence._task):
+    for task in (killed._task, killed.owners._presence._task):
         await task.close()
     await fleet.write()
     await fleet.tabled()
@@ -139,8 +140,16 @@ async def test_the_processes_of_a_host_share_its_tables_and_each_says_which_it_m
         }, "as the maker says"
         assert {each["process"] for each in reported.values()} == {*names}
         assert (first._work().tables or 0) + (second._work().tables or 0) == len(MANY)
-    there, named = fleet.files()
-    assert there == named == 2 * len(MANY)
+        there, named = fleet.files()
+        assert there == named == 2 * len(MANY)
+
+        drained = await asyncio.to_thread(weft, "hub", "drain", config, names[1], "--wait", "60s")
+        assert "is drained and has no links and no tables" in drained.output
+
+        async def are_moved() -> bool:
+            return {each["process"] for each in (await tables(first)).values()} == {names[0]}
+
+        await until(are_moved)
     for stream in MANY:
         assert len(contents(store, stream)) == len(set(contents(store, stream))) == fleet.records
 
@@ -246,6 +255,39 @@ async def test_what_stands_beside_tables_falls_to_those_who_follow_all_of_them()
     assert "a0-again" not in beside(), "another one does it while this one joins"
     await beats(12)
     assert beside() == {"a0-again"}
+
+
+async def test_who_is_drained_leaves_its_tables_to_the_others_as_long_as_there_are_some() -> None:
+    now, store = 100.0, MemoryStore()
+    keepers = [TableOwners(store, name, 120.0, lambda: now, follows=name == "a") for name in "abc"]
+
+    async def beats(count: int) -> None:
+        nonlocal now
+        for _ in range(count):
+            now += 5
+            for each in keepers:
+                await each.look()
+
+    def makers(keeps: Callable[[TableOwners, StreamKey], bool]) -> set[str]:
+        found = [(each._own, key) for each in keepers for key in STREAMS if keeps(each, ("default", key))]
+        assert sorted(key for _, key in found) == STREAMS, "each has one maker"
+        return {name for name, _ in found}
+
+    for each in keepers:
+        await each.start()
+        await each._presence._task.close()
+    await beats(12)
+    assert makers(TableOwners.keeps) == {"a", "b", "c"}
+    keepers[0].leave(True)
+    await beats(2)
+    assert (makers(TableOwners.keeps), makers(TableOwners.keeps_beside)) == ({"b", "c"}, {"b", "c"})
+    for each in keepers[1:]:
+        each.leave(True)
+    await beats(2)
+    assert makers(TableOwners.keeps) == {"a", "b", "c"}, "all are drained: tables have a maker nevertheless"
+    keepers[1].leave(False)
+    await beats(2)
+    assert makers(TableOwners.keeps) == {"b"}
 
 
 async def test_who_ends_in_its_first_look_leaves_no_object() -> None:

@@ -85,10 +85,10 @@ async def test_every_process_knows_which_table_is_stopped_that_another_one_makes
 
     async def look() -> None:
         for each in (*services, *services):
-            await each._owners.look()
+            await each.owners.look()
 
     await look()
-    other, maker = sorted(services, key=lambda each: each._owners.keeps(KEY))
+    other, maker = sorted(services, key=lambda each: each.owners.keeps(KEY))
     for _ in range(2):
         for each in (maker, other):
             await each.run_once()

@@ -271,14 +271,14 @@ class HubAfter:
         service = TableService(
             store, await open_cluster(store, None), settings=TableSettings(), monotonic=lambda: self.now
         )
-        await service._owners.start(waits=False)
-        if service._owners.alive > 1:
+        await service.owners.start(waits=False)
+        if service.owners.alive > 1:
             await service.run_once()
             assert contents(store) == rows, "the pipeline still counts as alive, and the hub left the table to it"
             self.now += MISSED_MAX * KEEPER_BEAT_S + 1
-            await service._owners.look()
+            await service.owners.look()
         await service.run_once()
-        await service._owners.close()
+        await service.owners.close()
         assert contents(store) == expected(runs)
 
 
