@@ -30,7 +30,7 @@ from weft.storage.filesystem import OSFileSystem
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
 from weft.storage.object_store.directory import DirectoryStore, MemoryStore
 from weft.storage.presence import running
-from weft.text.fleet import disk_text
+from weft.text.hub_status import disk_text
 
 
 async def opened(uri: str, options: dict[str, str]) -> HubStore:

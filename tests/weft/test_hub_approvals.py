@@ -12,7 +12,7 @@ import pytest
 from tests.cloud_hub.facts.test_acts import Dying, Killed
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.support.processes import weft
-from weft.commands import common, hub_store
+from weft.commands import common, hub_access
 from weft.output import Failed
 from weft.protocols.shard.placement import shard_of
 from weft.storage.chunk_log import ShardLog
@@ -127,7 +127,7 @@ def test_an_approved_act_is_done_once_or_not_at_all_wherever_it_is_killed(
             return PlacedStore(dying[0])
 
         with monkeypatch.context() as patched:
-            patched.setattr(hub_store, "open_hub_store", opened)
+            patched.setattr(hub_access, "open_hub_store", opened)
             try:
                 weft(*RETIRE)
             except Killed:

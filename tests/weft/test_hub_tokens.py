@@ -30,7 +30,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 from weft.client import pages
 from weft.client.operations import Request
 from weft.cloud_hub.facts.tokens import Credentials
-from weft.commands import hub_store, hub_tokens
+from weft.commands import hub_access, hub_tokens
 from weft.commands.common import load_hub
 from weft.hub_api.answers import parse_moment
 from weft.hub_api.rights import Scope
@@ -667,17 +667,17 @@ def test_a_list_of_a_store_reads_the_log_once_and_two_who_change_a_tenant_both_h
         return await load(log)
 
     monkeypatch.setattr(ClusterLog, "load", counted)
-    there = hub_store.StoreHub(str(config), None)
+    there = hub_access.StoreHub(str(config), None)
     found = [each.tenant for page in pages(there.tenants, limit=1) for each in page.tenants]
     assert (found, loads[0]) == (["acme", "default", "globex", "initech"], 1)
-    answer, others = hub_store.StoreHub._answer, iter(("--lanes", "--streams"))
+    answer, others = hub_access.StoreHub._answer, iter(("--lanes", "--streams"))
 
-    def raced(hub: hub_store.StoreHub, request: Request[Any], /) -> Any:
+    def raced(hub: hub_access.StoreHub, request: Request[Any], /) -> Any:
         if request.method == "PUT" and (option := next(others, None)) is not None:
             assert weft("hub", "tenant", "set", config, "acme", option, "7").exit_code == 0
         return answer(hub, request)
 
-    monkeypatch.setattr(hub_store.StoreHub, "_answer", raced)
+    monkeypatch.setattr(hub_access.StoreHub, "_answer", raced)
     assert weft("hub", "tenant", "set", config, "acme", "--edges", "40").output == "changed tenant acme\n"
     quotas = there.tenant("acme").quotas
     assert (quotas.links, quotas.edges, quotas.lanes, quotas.streams) == (3, 40, 7, 7)

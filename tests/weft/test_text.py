@@ -15,7 +15,7 @@ from weft.hub_api.streams import StreamOf
 from weft.proofs.audit.report import AuditReport, LaneAudit
 from weft.protocols.shard.lane_state import OpenGap
 from weft.storage.chunk_log import named_open_gap
-from weft.text.fleet import show_issuer, show_streams
+from weft.text.hub_status import show_issuer, show_streams
 from weft.text.proofs import show_audit
 
 # --- The proof is read on a terminal of 80 columns: not a digit of it may be missing

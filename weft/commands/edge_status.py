@@ -23,7 +23,7 @@ from weft.edge_node.streams import STATE_STREAMS
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, print_json
 from weft.protocols.lane import format_log_id
 from weft.storage.segment_log.index import lost_by_reason
-from weft.text.status import show_files, show_running
+from weft.text.edge_status import show_files, show_running
 
 if TYPE_CHECKING:
     from weft.edge_node.inspect.summary import LogSummary

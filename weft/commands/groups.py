@@ -188,7 +188,7 @@ configuration, 130 Ctrl-C. With --json an error is one line of JSON on standard 
             "Run and inspect a hub node, which accepts links from edges, commits to the object store and writes the "
             "tables.",
             {
-                "acts": Command("hub_store:acts"),
+                "acts": Command("hub_access:acts"),
                 "adopt": Command("hub_cluster:adopt"),
                 "approve": Command("hub_approvals:approve"),
                 "backup": Command("hub_backup:backup"),
@@ -215,7 +215,7 @@ Files, credentials, listeners, accounts and `data_dir` always belong to the edge
                         "status": Command("hub_configs:status"),
                     },
                 ),
-                "declarations": Command("hub_store:declarations"),
+                "declarations": Command("hub_access:declarations"),
                 "declare-deletion": Command("hub_streams:declare_deletion"),
                 "doctor": Command("hub_status:hub_doctor"),
                 "drain": Command("hub_cluster:drain"),

@@ -23,7 +23,7 @@ from weft.cloud_hub.facts.approvals import (
 from weft.cloud_hub.facts.approvals import approve as declare_approve
 from weft.cloud_hub.facts.fact import CannotDeclare
 from weft.commands.common import config_argument, json_option
-from weft.commands.hub_store import FactChange, changing, decision_options, load_facts, on_store, read_facts
+from weft.commands.hub_access import FactChange, changing, decision_options, load_facts, on_store, read_facts
 from weft.config.units import approximate_duration, parse_duration_ns
 from weft.hub_api.answers import moment
 from weft.output import Failed, Refused, harmless, print_json, print_table

@@ -15,7 +15,7 @@ import msgspec
 from weft.cloud_hub.facts.hub import BackupDocument, note_backup
 from weft.cloud_hub.facts.tokens import demands_tokens
 from weft.commands.common import config_argument, existing_store, json_option, load_hub, open_hub_store, store_trouble
-from weft.commands.hub_store import author_of, declare
+from weft.commands.hub_access import author_of, declare
 from weft.config.limits import REASON_CHARACTERS_MAX
 from weft.config.units import is_bucket
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table

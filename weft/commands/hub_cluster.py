@@ -18,7 +18,7 @@ from weft.cloud_hub.clock import DOUBTED_NS, HubClock
 from weft.cloud_hub.cluster import FOREIGN, GONE
 from weft.cloud_hub.shard import lane_ends
 from weft.commands.common import by_option, config_argument, confirm, json_option, tenant_option, yes_option
-from weft.commands.hub_store import Act, StoreHub, acting, administration_of, decision_options, on_store
+from weft.commands.hub_access import Act, StoreHub, acting, administration_of, decision_options, on_store
 from weft.commands.running import RunningHub, access_options, any_hub_argument, hub_argument
 from weft.config.units import approximate_duration, approximate_size, parse_duration_ns
 from weft.hub_api.status import IntakeOfNode

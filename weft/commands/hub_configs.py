@@ -11,7 +11,7 @@ from weft.cloud_hub.facts import edges as edge_configs
 from weft.cloud_hub.facts.edges import DesiredConfigs, GroupDocument, Groups, RolloutDocument
 from weft.cloud_hub.facts.fact import GROUP, CannotDeclare, parse_stream_name
 from weft.commands.common import config_argument, json_option
-from weft.commands.hub_store import decision_options, declare, on_store, read_facts
+from weft.commands.hub_access import decision_options, declare, on_store, read_facts
 from weft.commands.hub_streams import key_of
 from weft.config.signing import SignatureUnreadable, read_signed
 from weft.hub_api.answers import moment

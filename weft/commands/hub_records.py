@@ -48,7 +48,7 @@ from weft.storage.cluster import ClusterUnusable, read_cluster
 from weft.storage.hub_keys import latest_key, table_key
 from weft.storage.object_store import StoreError
 from weft.storage.table.actions import TableError
-from weft.text.fleet import show_streams
+from weft.text.hub_status import show_streams
 from weft.text.record import shown, shown_payload
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import click
 
 from weft.cloud_hub.facts.hub import compare_region
 from weft.commands.common import config_argument, json_option, load_hub
+from weft.commands.hub_access import Act, acting, administration_of, decision_options, declare
 from weft.commands.hub_settings import settings_of
-from weft.commands.hub_store import Act, acting, administration_of, decision_options, declare
 from weft.commands.running import access_options, any_hub_argument, hub_argument
 from weft.config.units import approximate_duration, format_size
 from weft.hub_api.regions import BudgetOfRegion, RegionLinkOfStore

@@ -13,7 +13,7 @@ from weft.commands.common import config_argument, json_option, load_hub, print_v
 from weft.commands.running import RunningHub, access_options, any_hub_argument, running_hub, whole
 from weft.config.units import approximate_duration, format_size
 from weft.output import Failed, counted, harmless, print_facts, print_json, print_table
-from weft.text.fleet import (
+from weft.text.hub_status import (
     cluster_log_position,
     disk_text,
     in_trouble,

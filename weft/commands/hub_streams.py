@@ -27,8 +27,8 @@ from weft.commands.common import (
     user_name,
     yes_option,
 )
+from weft.commands.hub_access import Act, acting, begin, decision_options, declare, declaring, on_store, read_facts
 from weft.commands.hub_settings import longest_round_s
-from weft.commands.hub_store import Act, acting, begin, decision_options, declare, declaring, on_store, read_facts
 from weft.hub_api.answers import moment
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json
 from weft.protocols.errors import CodecError

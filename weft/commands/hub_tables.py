@@ -22,7 +22,7 @@ from weft.cloud_hub.facts.streams import remove_table as declare_remove_table
 from weft.cloud_hub.facts.streams import set_quality as declare_set_quality
 from weft.cloud_hub.facts.streams import set_table as declare_set_table
 from weft.commands.common import config_argument, json_option, load_hub
-from weft.commands.hub_store import StoreHub, administration_of, decision_options, declare, on_store, read_facts
+from weft.commands.hub_access import StoreHub, administration_of, decision_options, declare, on_store, read_facts
 from weft.commands.hub_streams import key_of
 from weft.commands.running import NotThere, access_options, any_hub_argument, hub_argument, whole
 from weft.config.errors import ConfigError

@@ -16,7 +16,7 @@ from weft.cloud_hub.facts import tenants as tenant_changes
 from weft.cloud_hub.facts.tenants import Quotas
 from weft.cloud_hub.splits import Apart, CannotSetApart
 from weft.commands.common import json_option, tenant_option
-from weft.commands.hub_store import (
+from weft.commands.hub_access import (
     Act,
     StoreHub,
     acting,

@@ -24,7 +24,7 @@ from weft.cloud_hub.facts.tokens import (
 )
 from weft.cloud_hub.facts.tokens import open_hubs as declare_open_hubs
 from weft.commands.common import config_argument, confirm, json_option, load_hub, tenant_option, using, yes_option
-from weft.commands.hub_store import (
+from weft.commands.hub_access import (
     administration_of,
     begin,
     decision_options,
@@ -55,7 +55,7 @@ from weft.network.reload import read_token
 from weft.output import Failed, Refused, counted, print_json, print_table
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage.filesystem import replace_private_file
-from weft.text.fleet import ENDS_SOON_S
+from weft.text.hub_status import ENDS_SOON_S
 
 if TYPE_CHECKING:
     from weft.cloud_hub.facts.fact import Decision

@@ -21,7 +21,7 @@ from weft.edge_node.streams import STATE_STREAMS
 from weft.output import Failed, Refused
 from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.lane import format_log_id
-from weft.text.status import clock_trouble
+from weft.text.edge_status import clock_trouble
 
 if TYPE_CHECKING:
     from weft.config.models import EdgeConfig

@@ -35,7 +35,7 @@ from weft.cloud_hub.facts.approvals import (
 from weft.cloud_hub.facts.fact import CannotDeclare
 from weft.cloud_hub.facts.tokens import add_token
 from weft.cloud_hub.hub import Hub
-from weft.commands import common, hub_store
+from weft.commands import common, hub_access
 from weft.hub_api.rights import Scope
 from weft.proofs.backup.backup import make_backup, restore
 from weft.proofs.backup.view import open_backup
@@ -132,7 +132,7 @@ def test_no_act_is_without_its_line_wherever_the_process_is_killed(
             dying.append(Dying(bare(real(uri)), write, before=before))
             return PlacedStore(dying[0])
 
-        monkeypatch.setattr(hub_store, "open_hub_store", opened)
+        monkeypatch.setattr(hub_access, "open_hub_store", opened)
         try:
             weft("hub", "retire", config, "press-1", "--reason", "gone", "--yes")
         except Killed:

@@ -70,7 +70,7 @@ from weft.replication.runner import LINK_PATH, LinkIdentity, LinkRefused, LinkSe
 from weft.replication.runner.control import LinkControl
 from weft.storage.cluster import Cluster, ClusterCache
 from weft.storage.object_store.directory import DirectoryStore, MemoryStore
-from weft.text.status import clock_trouble
+from weft.text.edge_status import clock_trouble
 
 
 class Answers:

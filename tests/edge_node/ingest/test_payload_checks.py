@@ -45,7 +45,7 @@ from weft.protocols.mqtt.packets import (
 )
 from weft.storage.payloads.check import CHECKED_BYTES_MAX
 from weft.storage.segment_log import StreamPolicy
-from weft.text.status import show_running
+from weft.text.edge_status import show_running
 
 pytestmark = pytest.mark.slow
 

@@ -27,7 +27,7 @@ from weft.edge_node.queues.limits import QueueLimits, QueueShares
 from weft.edge_node.queues.queue import Consumption, Credit, Getter, Queue, QueueClient
 from weft.edge_node.queues.ready import Outcome
 from weft.edge_node.status.facts import samples
-from weft.text.status import show_queues
+from weft.text.edge_status import show_queues
 
 
 async def test_a_message_goes_to_its_queue_and_is_confirmed_when_it_is_durable() -> None:

@@ -36,7 +36,7 @@ from weft.protocols.mqtt.packets import (
     Subscribe,
     Version,
 )
-from weft.text.status import show_running
+from weft.text.edge_status import show_running
 
 
 def numbered(count: int, first: int = 0) -> list[bytes]:

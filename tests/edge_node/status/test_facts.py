@@ -27,7 +27,7 @@ from weft.edge_node.status.facts import (
     percentile,
 )
 from weft.storage.histogram import Histogram
-from weft.text.status import show_files, show_functions
+from weft.text.edge_status import show_files, show_functions
 
 # --- How long an outage the node survives
 
