@@ -89,8 +89,8 @@ async def test_no_value_of_other_servers_is_lost_in_silence(
     server = request.getfixturevalue(name)
     counts = await shaken(server, tmp_path, 2, random.Random(7))
     if name == "milo":
-        # It spends a number on telling the former session that the subscription has gone to another one. Nobody can
-        # ask for that notification again, so its number is a gap, in which nothing is lost.
+        # It spends a number on telling the former session that another one has the subscription. That notification
+        # cannot be asked for again, so its number is a gap, in which nothing is lost.
         counts.pop("sequence", None)
     assert counts == {"subscription": 2}, "the server was killed twice"
 
