@@ -1,8 +1,10 @@
-"""Gaps in what a source reads, and the notices about them in the stream: no hole in the data is silent.
+"""Notices about gaps in what a source reads, in the stream: no hole in the data is silent.
 
-A source that reads values on a schedule, or subscribes to their changes, cannot get missed ones again. What it missed
-is counted here, by key (a device, a subscription), and a record says which items are missing, why, from when to when. A
-gap has one notice when it opens, with ``to`` null, and one when it is over. Both are repeated until they are durable.
+A record says which items are missing, why, from when to when. How a gap is known differs. A server of OPC UA numbers
+what it sends: `OpcuaConnection` names what is missing in the order of the values, once, and the server keeps what
+comes behind it until the notice is durable. Devices that are polled keep nothing: `Gaps` counts what was missed, by
+device or register. There a gap has one notice when it opens, with ``to`` null, and one when it is over, and both are
+repeated until they are durable.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ REASONS_MAX = 3
 """Maximum number of different reasons in a notice; the first ones count."""
 NOT_RUNNING = "the node was not running"
 NOTICES_MAX = 10_000
-"""Maximum number of notices that wait for the disk. Beyond it, the oldest notices of openings are dropped first: the
-notice of the end says the same and more."""
+"""Maximum number of notices about polls that wait for the disk. Beyond it, the oldest notices of openings are dropped
+first: the notice of the end says the same and more."""
 FOLDER = "sources"
 
 
@@ -33,7 +35,7 @@ class GapNotice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     source: str
     kind: str
-    """``polls`` that were missed; others as the protocol has them (`docs/reference/sources.md`)."""
+    """``polls`` that were missed, or as the protocol of a server has it (`docs/reference/sources.md`)."""
     reason: str
     lost: Literal["certain", "possible", "none"]
     from_: str | None = msgspec.field(name="from")
@@ -46,7 +48,7 @@ class GapNotice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     items_more: int = 0
     """Number of further items."""
     missed: int | None = None
-    """Number of missed polls until now; None where the source subscribes to changes and does not poll."""
+    """Number of missed polls until now; None of a server, which is not polled."""
     values: int | None = None
     """Number of values of the gap that were read later."""
 
@@ -88,7 +90,7 @@ class KeyState(msgspec.Struct, frozen=True):
 
 
 class Gaps:
-    """The gaps of one source. Time is an argument, in ns since 1970. Event loop's thread only."""
+    """The gaps of a source that polls. Time is an argument, in ns since 1970. Event loop's thread only."""
 
     def __init__(self, source: str, notice_after: int = 1) -> None:
         """Start without gaps.
@@ -120,7 +122,7 @@ class Gaps:
             items: what is missing.
             reason: for people, without figures that differ each time.
             since: time of the first of them.
-            count: number of polls; 0 for a source that does not poll, whose gaps have notices whatever their length.
+            count: number of polls, 1 or more.
         """
         gap = self.open.get(key)
         if gap is None:
@@ -129,7 +131,7 @@ class Gaps:
             gap.reasons.append(reason)
         gap.missed += count
         self.missed += count
-        if not gap.is_told and self._deserves_notice(gap):
+        if not gap.is_told and gap.missed >= self._notice_after:
             gap.is_told = True
             self._tell(gap, None)
 
@@ -139,7 +141,7 @@ class Gaps:
         if gap is None or at < gap.since:
             return None
         del self.open[key]
-        if self._deserves_notice(gap):
+        if gap.missed >= self._notice_after:
             self._tell(gap, at)
         return gap
 
@@ -147,11 +149,8 @@ class Gaps:
         """Count polls that were left out between two values: a gap that was over when it was noticed."""
         self.missed += count
         gap = Gap(items, since, [reason], count)
-        if self._deserves_notice(gap):
+        if gap.missed >= self._notice_after:
             self._tell(gap, to)
-
-    def _deserves_notice(self, gap: Gap) -> bool:
-        return not gap.missed or gap.missed >= self._notice_after
 
     def _tell(self, gap: Gap, to: int | None) -> None:
         notice = GapNotice(
@@ -215,7 +214,7 @@ class Gaps:
 
         Args:
             data: what ``state`` returned; anything else counts as nothing.
-            intervals: key -> seconds between its polls; 0 where the source subscribes to changes.
+            intervals: key -> seconds between its polls.
             at: time by the clock now. A clock that went back names no gap that begins in the future.
         """
         try:
@@ -226,8 +225,7 @@ class Gaps:
             if (state := states.get(key)) is None:
                 continue
             since = min(state.through, at)
-            missed = int((at - since) / 1e9 / interval_s) if interval_s else 0
-            if missed or not interval_s:
+            if missed := int((at - since) / 1e9 / interval_s):
                 reasons = [*state.reasons[: REASONS_MAX - 1], NOT_RUNNING]
                 self.open[key] = Gap(state.items, since, reasons, missed)
                 self.missed += missed
