@@ -40,7 +40,7 @@ from weft.edge_node.sources.opcua_subscription import Subscription, ahead, follo
 from weft.edge_node.sources.status import Now, SourceStatus
 from weft.edge_node.status.pages import tables
 from weft.protocols.batch import Flag, Record
-from weft.text.status import show_running
+from weft.text.edge_status import show_running
 
 PRESS = NODE.replace("plant/#", "press/#")
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
