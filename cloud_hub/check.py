@@ -120,18 +120,24 @@ def _jwt(jwt: Jwt) -> Iterator[Finding]:
 
 def _reachable(config: HubConfig) -> Iterator[Finding]:
     """Yield what is missing where other machines reach the hub: who may come, and what keeps tokens secret."""
-    if parse_bind(config.listen).is_loopback or config.anonymous == "allowed_beyond_loopback":
+    yield from _reachable_at(config, config.listen, ("listen",))
+    if config.kafka is not None:
+        yield from _reachable_at(config, config.kafka.listen, ("kafka", "listen"))
+
+
+def _reachable_at(config: HubConfig, listen: str, path: tuple[str, ...]) -> Iterator[Finding]:
+    if parse_bind(listen).is_loopback or config.anonymous == "allowed_beyond_loopback":
         return
     if config.anonymous == "loopback" and config.jwt is None and (config.tls is None or config.tls.client_ca is None):
         message = (
-            f"{config.listen} can be reached from other machines without authentication. Set `anonymous: "
+            f"{listen} can be reached from other machines without authentication. Set `anonymous: "
             "never`, so that every request needs a token (`weft hub token add`), or bind to 127.0.0.1. "
             "`anonymous: allowed_beyond_loopback` is for a network that you trust"
         )
-        yield Finding(("listen",), message)
+        yield Finding(path, message)
     elif config.tls is None and config.plain_http == "loopback":
         message = (
-            f"tokens would cross the network in clear text to {config.listen}. Set `tls`, bind to 127.0.0.1, or set "
+            f"tokens would cross the network in clear text to {listen}. Set `tls`, bind to 127.0.0.1, or set "
             "`plain_http: allowed_beyond_loopback` behind a proxy with TLS"
         )
-        yield Finding(("listen",), message)
+        yield Finding(path, message)

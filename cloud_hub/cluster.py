@@ -160,6 +160,7 @@ class Owners:
         self.own = site.name(site.process)
         """Name of this process."""
         self._port = site.port
+        self._kafka = ""
         self.since = wall_clock()
         self._started = monotonic()
         self._joined_at: float | None = None
@@ -216,6 +217,14 @@ class Owners:
         """Set the port at which the process listens, for its entry."""
         self._port = port
 
+    def serves_kafka(self, address: str) -> None:
+        """Set the address for Kafka's clients, for the entry: ``host:port``, or ``:port`` for any of the machine."""
+        self._kafka = address
+
+    def is_here(self, entry: NodeEntry) -> bool:
+        """Return whether a process is on the same machine."""
+        return entry.host == self._site.host
+
     def owner(self, shard: int) -> str:
         """Return the name of the process that owns a shard."""
         owners = self._owners
@@ -268,6 +277,7 @@ class Owners:
             port=self._port,
             process=site.process,
             advertise=site.advertise[site.process] if site.advertise else "",
+            kafka=self._kafka,
             weight=site.weight,
             state=self.state,
             interval_s=interval_s,
@@ -334,7 +344,7 @@ class Owners:
                 return None
             if entry.advertise:
                 return entry.advertise
-            return f"{self._site.scheme}://{host}:{entry.port}" if host and entry.host == self._site.host else None
+            return f"{self._site.scheme}://{host}:{entry.port}" if host and self.is_here(entry) else None
 
         return url
 

@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
 
@@ -85,6 +85,7 @@ from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from weft.cloud_hub.http.sharing import Sharing
+    from weft.cloud_hub.kafka.listener import KafkaListener
 
 # The way from a hub process to edges, put together: messages, configurations, and requests for records.
 
@@ -202,6 +203,7 @@ class Hub:
             self._changes,
             self._links,
             Step(self._listen, self._listener.stop_listening),
+            *self._kafka,
             Step(self._announce, self._membership.close),
             *self._for_people,
             self._regions,
@@ -430,7 +432,29 @@ class Hub:
             settings=settings,
         )
         self._tails = StreamTails(self._api, self._access, self._refusals)
+        self._kafka: Sequence[Part] = () if settings.kafka_port is None else [self._make_kafka(of_shards)]
         self.health = Health(shards, tables, self._membership, clock, self._store.fence)
+
+    def _make_kafka(self, views: ShardViews) -> KafkaListener:
+        from weft.cloud_hub.kafka.broker import Broker, Brokers, Topics  # imports kio, which others need not
+        from weft.cloud_hub.kafka.listener import KafkaListener
+        from weft.cloud_hub.kafka.partitions import PartitionReads, ProcessorTime
+
+        settings = self._settings
+        brokers = Brokers(self._owners, settings.kafka_advertise)
+        time_of = ProcessorTime(self._refusals, time.monotonic)
+        broker = Broker(
+            self._store.cluster.cluster_id.hex(),
+            self._shards,
+            brokers,
+            Topics(views, self._summaries, time.monotonic),
+            reads=PartitionReads(time_of, time.monotonic),
+            answers=self._api.answers,
+            bytes_max=settings.response_bytes_max,
+        )
+        return KafkaListener(
+            settings, self._listener, self._access, broker, brokers=brokers, refusals=self._refusals, time_of=time_of
+        )
 
     def _application(self) -> web.Application:
         """Return the application that serves all requests."""
@@ -557,6 +581,12 @@ class Hub:
     def url(self) -> str:
         """Return the URL of the process."""
         return self._listener.url
+
+    @property
+    def kafka_port(self) -> int:
+        """Return the port for Kafka's clients of a hub that serves them."""
+        (listener,) = cast("Sequence[KafkaListener]", self._kafka)
+        return listener.port
 
     def reload(self) -> None:
         """Read the certificates again. If the new files cannot be used, the previous ones stay in force."""

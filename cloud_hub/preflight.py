@@ -51,6 +51,8 @@ _ANSWER_BYTES_MAX = 1 << 20
 _NAMES_SHOWN_MAX = 5
 _LIBRARIES = ("deltalake", "numpy", "pyarrow")
 """Those of the extra `hub` without which no hub starts."""
+_KAFKA_LIBRARIES = ("aiokafka", "cramjam", "kio")
+"""Those of the extra `kafka`, without which no hub with `kafka` starts."""
 
 
 @dataclass
@@ -80,6 +82,9 @@ def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindin
     if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
         message = f'a hub needs {" and ".join(missing)}, not installed here: pip install "weft-fabric[hub]"'
         found.needed.append(Finding((), message))
+    if config.kafka is not None and (missing := [name for name in _KAFKA_LIBRARIES if find_spec(name) is None]):
+        message = f'needs {" and ".join(missing)}, not installed here: pip install "weft-fabric[kafka]"'
+        found.needed.append(Finding(("kafka",), message))
     if config.tls is not None:
         _look_at_tls(config, config.tls, now, found)
         found.certificates = valid_until([config.tls.certificate])

@@ -249,6 +249,11 @@ class HubSettings:
     """Permission to ask in SQL over the tables."""
     sql_bytes: int = _LIMITS.sql_bytes
     """Memory of a query, in bytes; two run at one time."""
+    kafka_host: str = "127.0.0.1"
+    kafka_port: int | None = None
+    """Port for Kafka's clients; None if they are not served. 0 chooses any free port."""
+    kafka_advertise: Address | None = None
+    """Address of this process that its answers name; None for the one at which a client came."""
     tracing: Collector | None = None
     """Collector of the spans of traced messages; None for none."""
 

@@ -170,6 +170,26 @@ class Tables(Section, frozen=True, kw_only=True):
     ] = field(default=600.0, name="iceberg_interval")
 
 
+class Kafka(Section, frozen=True, kw_only=True):
+    """Listener for clients of Kafka, which read streams as topics. It needs the extra `kafka`."""
+
+    listen: Annotated[
+        Bind,
+        Meta(
+            description="Address and port for clients of Kafka, with the certificate of the hub's `tls` if it has one. "
+            "Each process has a port of its own, from this one on. Port 0 picks any free port."
+        ),
+    ] = "127.0.0.1:9092"
+    advertise: Annotated[
+        Bind | None,
+        Meta(
+            description="Address and port at which clients reach the first process of this machine; the others follow "
+            "at the next ports. Unset: the address at which a client came, so that it reaches processes of this "
+            "machine only."
+        ),
+    ] = None
+
+
 class HubConfig(Section, frozen=True, kw_only=True):
     """A hub node: takes links from edges, commits to the object store, keeps the tables, and answers readers."""
 
@@ -348,6 +368,9 @@ class HubConfig(Section, frozen=True, kw_only=True):
             "the extra `sql`, and memory for two queries of `limits.sql`."
         ),
     ] = False
+    kafka: Annotated[
+        Kafka | None, Meta(description="Listener for clients of Kafka, which read streams as topics; unset: none.")
+    ] = None
     peers: Annotated[
         bool,
         Meta(

@@ -29,7 +29,7 @@ PROJECT = FOLDER.parent / "pyproject.toml"
 SETS: dict[str, list[str]] = {
     "build": ["setuptools==84.2.1"],
     "edge": ["weft-fabric[encryption]"],
-    "hub": ["weft-fabric[hub,iceberg,sql]"],
+    "hub": ["weft-fabric[hub,iceberg,kafka,sql]"],
 }
 """File -> what it brings together with all that this requires. Weft itself is left out: it is built from the source."""
 LEFT_OUT = ("weft-fabric", "pip")

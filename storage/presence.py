@@ -224,6 +224,8 @@ class NodeEntry(msgspec.Struct, frozen=True):
     """Cores that it used on average since its last entry; None if that is not known."""
     clock_off_s: float | None = None
     """Least time by which its clock is ahead of the store's; None if its release does not say."""
+    kafka: str = ""
+    """Address for Kafka's clients, ``host:port``, or ``:port`` for any of the machine; empty if it serves none."""
     intake: Intake | None = None
     """None right after the start, or if its release does not say."""
 

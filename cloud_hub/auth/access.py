@@ -174,6 +174,45 @@ class Access:
         except NoEdge as error:
             raise ApiError(403, str(error), "give the edge a certificate of its own, or a token") from None
 
+    @property
+    def needs_token(self) -> bool:
+        """Return whether every request needs a token."""
+        return self._tokens.required
+
+    async def consumer(self, token: str | None, host: str, on: str) -> TokenIdentity | None:
+        """Return the identity of a client of another protocol than HTTP that reads; None without tokens.
+
+        Args:
+            token: token that it sent; None if it sent none.
+            host: its address.
+            on: what it came to, for the event of a refusal.
+
+        Raises:
+            ApiError: 401, 403.
+        """
+        try:
+            if not self._tokens.required:
+                self._check_network(host)
+                return None
+            jwts = self._tokens.jwts
+            try:
+                identity = await jwts.check(token) if token and jwts and is_jwt(token) else self._tokens.identify(token)
+            except JwtRefused as error:
+                raise ApiError(UNAUTHORISED, error.error, error.advice, retry_s=error.retry_s) from None
+            if identity is None:
+                raise ApiError(UNAUTHORISED, *self._tokens.refusal(token))
+            _check(identity, Right.READ)
+        except ApiError as error:
+            if self._events is not None:
+                event = SecurityEvent.LOGIN_FAILED if error.status == UNAUTHORISED else SecurityEvent.ACCESS_REFUSED
+                self._events.note(event, Severity.WARNING, address_owner(host), error.error, on=on)
+            raise
+        return identity
+
+    def is_over(self, identity: TokenIdentity | None) -> bool:
+        """Return whether an identity that was admitted is no longer in force: withdrawn, changed or expired."""
+        return bool(self._tokens.revoked([identity]))
+
     def stream(self, request: web.Request, right: Right = Right.READ) -> StreamKey:
         """Return the tenant and the stream that a request with a right is for.
 
@@ -291,11 +330,7 @@ class Access:
         Raises:
             ApiError: 401, 403, 421.
         """
-        identity = self.reader(request)
-        owner = address_owner(request.remote or "") if identity is None else Owner(OwnerKind.TOKEN, identity.name)
-        if identity is None or identity.scope is Scope.ADMIN:
-            return Charged(owner, owner)
-        return Charged(owner, Owner(OwnerKind.TENANT, identity.tenant))
+        return charged_to(self.reader(request), request.remote or "")
 
     def note_refusal(self, request: web.Request, error: ApiError) -> None:
         """Record an event for an answer of status 401 or 403. Other answers are ignored."""
@@ -361,12 +396,7 @@ class Access:
         if "Authorization" not in request.headers and (reader := self._of_reader(request)) is not None:
             return reader
         if not self._tokens.required:
-            if not self._open_to_network and not _is_loopback(request.remote):
-                raise ApiError(
-                    403,
-                    "without tokens this hub serves its own machine only",
-                    "make tokens (`weft hub token add`), or trust the network: `anonymous: allowed_beyond_loopback`",
-                )
+            self._check_network(request.remote)
             return None
         checked: _Checked | None = request.get(_CHECKED)
         if checked is not None:
@@ -376,6 +406,15 @@ class Access:
         if identity is None:
             raise ApiError(UNAUTHORISED, *self._tokens.refusal(given))
         return identity
+
+    def _check_network(self, host: str | None) -> None:
+        """Refuse a client of another machine, at a hub without tokens."""
+        if not self._open_to_network and not _is_loopback(host):
+            raise ApiError(
+                403,
+                "without tokens this hub serves its own machine only",
+                "make tokens (`weft hub token add`), or trust the network: `anonymous: allowed_beyond_loopback`",
+            )
 
     def _checked(self, checked: _Checked) -> TokenIdentity | None:
         """Return the bearer of a JSON Web Token that was checked when its request came."""
@@ -392,6 +431,18 @@ class Access:
         """Return the moment at which a token or certificate ends, nanoseconds since 1970; None for no end, or if it is
         unknown."""
         return identity.until if isinstance(identity, ReaderCertificate) else self._tokens.until(identity)
+
+
+def charged_to(identity: TokenIdentity | None, host: str) -> Charged:
+    """Return the owners to which requests of a client are charged.
+
+    Args:
+        host: its address, which counts without a token.
+    """
+    owner = address_owner(host) if identity is None else Owner(OwnerKind.TOKEN, identity.name)
+    if identity is None or identity.scope is Scope.ADMIN:
+        return Charged(owner, owner)
+    return Charged(owner, Owner(OwnerKind.TENANT, identity.tenant))
 
 
 CHECKED_AT_ONCE = 200

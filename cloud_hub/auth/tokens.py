@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
@@ -114,6 +115,11 @@ class Tokens(Protocol):
 
     def lapsed(self, identity: TokenIdentity) -> TokenRefusal | None:
         """Return why an admitted token of the issuer is no longer in force; None while it is, and for other tokens."""
+        ...
+
+    def revoked(self, identities: Iterable[TokenIdentity | None]) -> list[TokenIdentity | None]:
+        """Return the admitted identities that are no longer in force; None among them if every request needs a token
+        by now."""
         ...
 
     def until(self, identity: TokenIdentity) -> int | None:

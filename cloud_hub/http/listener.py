@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -22,7 +23,7 @@ from weft.config.machine import why_not_listening
 from weft.config.metrics.exposition import Sample
 from weft.config.units import Address
 from weft.hub_api.status import CertificateInForce
-from weft.network.accepting import CannotListen
+from weft.network.accepting import Acceptor, CannotListen
 from weft.network.admission import Admission
 from weft.network.http_server import Bound, HttpServer
 from weft.network.reload import Reloads, Watched
@@ -75,6 +76,8 @@ class HubListener(Part):
         self.middleware = self.server.middleware
         self.counters = TlsCounters()
         self._admission: Admission | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._sharing: list[Acceptor] = []
         self._reloads = Reloads(self.counters)
         self._asked = asyncio.Event()
         self._looking = BackgroundTask()
@@ -130,6 +133,11 @@ class HubListener(Part):
         """Read the files of TLS again soon, changed or not."""
         self._asked.set()
 
+    def share_tls(self, acceptor: Acceptor) -> None:
+        """Have another acceptor use the certificate in force, if there is one, from now on."""
+        self._sharing.append(acceptor)
+        acceptor.tls = self._tls
+
     def linked(self, request: web.Request, end: End) -> contextlib.AbstractContextManager[None]:
         """Return the context of an open link, which ends the link if its certificate is revoked.
 
@@ -170,7 +178,10 @@ class HubListener(Part):
 
     def _use(self, tls: TlsInForce) -> None:
         self._expires = tls.expires
+        self._tls = tls.context
         self.server.use_tls(tls.context)
+        for each in self._sharing:
+            each.tls = tls.context
         if self.certificates is not None:
             self.certificates.use(tls.revoked)
 

@@ -187,6 +187,9 @@ HUB_METRICS = (
         "counter",
         "Bytes of table files that this process sent to clients of Delta Sharing, with `sharing`.",
     ),
+    Metric("weft_hub_kafka_connections", "gauge", "Connections of Kafka's clients, with `kafka`."),
+    Metric("weft_hub_kafka_requests_total", "counter", "Requests of Kafka's clients, with `kafka`."),
+    Metric("weft_hub_kafka_sent_bytes_total", "counter", "Bytes that Kafka's clients were sent, with `kafka`."),
     Metric("weft_hub_sql_queries_total", "counter", "Queries in SQL that this process ran, with `sql`."),
     Metric(
         "weft_hub_deleted_chunks_total", "counter", "Old chunks deleted by this node, with `retain_log`.", ("shard",)

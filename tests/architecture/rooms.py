@@ -127,8 +127,10 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("pulls",),
         ("administration",),
         ("http",),
+        ("kafka",),
         ("hub",),
     ),
+    "cloud_hub.kafka": (("messages", "partitions"), ("broker",), ("listener",)),
     "spark_sinks": (
         ("errors", "replaced"),
         ("blocking",),

@@ -22,6 +22,8 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
         "spark_sinks/",
     ),
     "pyiceberg": ("storage/table/manifests.py", "cloud_hub/tables/iceberg.py"),
+    "kio": ("cloud_hub/kafka/",),
+    "aiokafka": ("cloud_hub/kafka/partitions.py",),
     "duckdb": ("cloud_hub/reads/sql.py",),
     "psycopg": ("spark_sinks/sinks/jdbc.py",),
     "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/commands/"),

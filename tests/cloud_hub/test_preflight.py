@@ -29,7 +29,7 @@ from weft.cloud_hub.facts.tokens import add_token, open_hubs, remove_token
 from weft.config.listeners import HubTls, Jwt
 from weft.config.load import parse
 from weft.config.machine import Standing, Verdict, is_well
-from weft.config.models import HubConfig
+from weft.config.models import HubConfig, Kafka
 from weft.config.sources import Collector
 from weft.hub_api.rights import Scope
 from weft.storage.cluster import open_cluster
@@ -182,6 +182,15 @@ def test_a_hub_without_its_libraries_is_said_before_it_runs(tmp_path: Path, monk
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (found,) = preflight.look(HubConfig(store=str(tmp_path / "store")), NOW).needed
     assert 'needs pyarrow, not installed here: pip install "weft-fabric[hub]"' in found.message
+
+
+def test_a_hub_for_kafka_without_its_libraries_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None if name == "kio" else name)
+    (found,) = preflight.look(HubConfig(store=str(tmp_path / "store"), kafka=Kafka()), NOW).needed
+    assert (found.path, found.message) == (
+        ("kafka",),
+        'needs kio, not installed here: pip install "weft-fabric[kafka]"',
+    )
 
 
 # --- The doctor of a hub, beside planted troubles: each is found, and its line says what to do

@@ -8,6 +8,7 @@ import fnmatch
 import importlib
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ ROOT = Path(__file__).parents[2]
 
 
 async def test_a_hub_exports_its_catalogue() -> None:
-    hub = await Hub.open(HubSettings(store="memory://", port=0, shards=1, sharing=True))
+    kafka_port = 0 if find_spec("kio") and find_spec("aiokafka") else None  # an extra
+    hub = await Hub.open(HubSettings(store="memory://", port=0, shards=1, sharing=True, kafka_port=kafka_port))
     try:
         async with aiohttp.ClientSession() as session, session.get(f"{hub.url}/metrics") as answer:
             families = list(text_string_to_metric_families(await answer.text()))
@@ -42,6 +44,7 @@ async def test_a_hub_exports_its_catalogue() -> None:
         for metric in (*HUB_METRICS, *PROCESS_METRICS)
         if not {"stream", "owner", "tenant", "region"} & set(metric.labels)
         for name in metric.series
+        if kafka_port is not None or not name.startswith("weft_hub_kafka_")
     }
     of_a_folder = {("weft_hub_store_free_bytes", "gauge")}  # this store is in memory
     assert exported == without_streams - of_a_folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+from importlib.util import find_spec
 from pathlib import Path
 
 import zstandard
@@ -233,4 +234,26 @@ FRAMES = Target(_frames, _frame_seeds, memory_per_byte=64)
 STREAM = Target(_stream, _stream_seeds, head=1, memory_per_byte=64, weight=_stream_weight)
 CHUNK = Target(_chunk, lambda: _vectors("chunk"), memory_per_byte=64)
 PARAMETERS = Target(_parameters, _parameter_seeds, memory_per_byte=64)
+# --- requests of Kafka's clients
+
+
+def _kafka(data: bytes) -> None:
+    from weft.cloud_hub.kafka.messages import decode
+
+    with contextlib.suppress(CodecError):
+        decode(data)
+
+
+def _kafka_seeds() -> list[bytes]:
+    from tests.cloud_hub.kafka.frames import SEEDS, framed
+
+    return [framed(*each)[4:] for each in SEEDS]
+
+
+# A topic without a name has two bytes, and is an object in the request's version and in the newest.
+KAFKA = Target(_kafka, _kafka_seeds, memory_per_byte=128)
+
+
 TARGETS = {"batch": BATCH, "frames": FRAMES, "stream": STREAM, "chunk": CHUNK, "parameters": PARAMETERS}
+if find_spec("kio"):  # an extra
+    TARGETS["kafka"] = KAFKA

@@ -19,6 +19,7 @@ from weft.commands.hub_init import ask
 from weft.commands.hub_settings import settings_of
 from weft.config.limits import HubLimits
 from weft.config.models import HubConfig
+from weft.config.units import Address
 from weft.network.tls import ClientTlsFiles, TlsFiles
 from weft.output import Refused
 from weft.storage.cluster import NEW_SHARDS
@@ -44,6 +45,7 @@ tables: {{interval: 3s}}
 peers: true
 sharing: true
 sql: true
+kafka: {{listen: "127.0.0.1:9192", advertise: "hub.example.com:19092"}}
 hosts: Hub.example.com
 anonymous: allowed_beyond_loopback
 plain_http: allowed_beyond_loopback
@@ -83,6 +85,8 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert settings.open_to_network
     assert (settings.sharing, settings.sharing_bytes_per_s) == (True, 90 << 20)
     assert (settings.sql, settings.sql_bytes) == (True, 80 << 20)
+    assert (settings.kafka_host, settings.kafka_port) == ("127.0.0.1", 9192)
+    assert settings.kafka_advertise == Address("hub.example.com", 19092)
     assert settings.tls == TlsFiles(
         certificate="/a.crt", key="/a.key", client_ca="/ca.pem", crl_file="/a.crl", client_certificate_required=False
     )

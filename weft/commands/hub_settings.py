@@ -8,12 +8,12 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from weft.config.units import parse_bind
+from weft.config.units import Address, parse_bind
 
 if TYPE_CHECKING:
     from weft.cloud_hub.settings import CertificateRights, HubSettings, JwtSettings, RegionSettings
     from weft.config.links import Region
-    from weft.config.models import HubConfig
+    from weft.config.models import HubConfig, Kafka
     from weft.network.admission import AdmissionLimits
     from weft.network.tls import TlsFiles
 
@@ -35,10 +35,12 @@ TABLE_INTERVAL_BUCKET_S = 120.0
 def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubSettings:
     """Return the settings of one of the hub's processes from its configuration."""
     from weft.cloud_hub.settings import HubSettings, SequencerSettings, cores
-    from weft.config.models import Tables
+    from weft.config.models import Kafka, Tables
 
     tables = config.tables or Tables()
     host, port = address = parse_bind(config.listen)
+    kafka = config.kafka or Kafka()
+    kafka_host, kafka_port = parse_bind(kafka.listen)
     return HubSettings(
         store=config.store,
         host=host,
@@ -99,8 +101,23 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         sharing_bytes_per_s=config.limits.sharing_bytes,
         sql=config.sql,
         sql_bytes=config.limits.sql_bytes,
+        kafka_host=kafka_host,
+        kafka_port=None if config.kafka is None else _port_of(kafka_port, process),
+        kafka_advertise=_advertised_to_kafka(kafka, process),
         tracing=config.tracing,
     )
+
+
+def _port_of(first: int, process: int) -> int:
+    """Return the port of a process, given the first one's: 0 is any free port for each."""
+    return first + process if first else 0
+
+
+def _advertised_to_kafka(kafka: Kafka, process: int) -> Address | None:
+    if kafka.advertise is None:
+        return None
+    host, port = parse_bind(kafka.advertise)
+    return Address(host, _port_of(port, process))
 
 
 def _region(region: Region) -> RegionSettings:
