@@ -436,9 +436,10 @@ class Hub:
         self.health = Health(shards, tables, self._membership, clock, self._store.fence)
 
     def _make_kafka(self, views: ShardViews) -> KafkaListener:
-        from weft.cloud_hub.kafka.broker import Broker, Brokers, Topics  # imports kio, which others need not
+        from weft.cloud_hub.kafka.broker import Broker  # imports kio, which others need not
         from weft.cloud_hub.kafka.listener import KafkaListener
         from weft.cloud_hub.kafka.partitions import PartitionReads, ProcessorTime
+        from weft.cloud_hub.kafka.topics import Brokers, Topics
 
         settings = self._settings
         brokers = Brokers(self._owners, settings.kafka_advertise)
@@ -449,11 +450,17 @@ class Hub:
             brokers,
             Topics(views, self._summaries, time.monotonic),
             reads=PartitionReads(time_of, time.monotonic),
-            answers=self._api.answers,
             bytes_max=settings.response_bytes_max,
         )
         return KafkaListener(
-            settings, self._listener, self._access, broker, brokers=brokers, refusals=self._refusals, time_of=time_of
+            settings,
+            self._listener,
+            self._access,
+            broker,
+            answers=self._api.answers,
+            brokers=brokers,
+            refusals=self._refusals,
+            time_of=time_of,
         )
 
     def _application(self) -> web.Application:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.bounds import NestedShares, Owner, Refusals
 from weft.cloud_hub.auth.access import Access, charged_to
 from weft.cloud_hub.auth.tokens import JWT_CHARACTERS_MAX, TokenIdentity
-from weft.cloud_hub.http.exchange import AnswerRoom
+from weft.cloud_hub.http.exchange import Answers
 from weft.cloud_hub.http.listener import HubListener
 from weft.cloud_hub.kafka import messages
-from weft.cloud_hub.kafka.broker import Broker, Brokers, Client
+from weft.cloud_hub.kafka.broker import Broker
 from weft.cloud_hub.kafka.messages import LENGTH, Request
 from weft.cloud_hub.kafka.partitions import ProcessorTime
+from weft.cloud_hub.kafka.topics import Brokers, Call, Client, Leaving
 from weft.cloud_hub.part import Part
 from weft.cloud_hub.reads.views import Search
 from weft.cloud_hub.settings import HubSettings
@@ -73,15 +74,12 @@ class KafkaCounters:
     bytes_sent: int = 0
 
 
-class Leaving(Exception):
-    """The connection has to end. The text says why."""
-
-
 class KafkaListener(Part):
     """The listener of one process. Event loop's thread only.
 
     Args:
         listener: the listener for HTTP, whose certificate this one uses as well.
+        answers: bounds on the answers in progress.
         time_of: processor time of the readers.
     """
 
@@ -92,6 +90,7 @@ class KafkaListener(Part):
         access: Access,
         broker: Broker,
         *,
+        answers: Answers,
         brokers: Brokers,
         refusals: Refusals,
         time_of: ProcessorTime,
@@ -99,7 +98,7 @@ class KafkaListener(Part):
         assert settings.kafka_port is not None, "else the hub makes none"
         self._bind = Address(settings.kafka_host, settings.kafka_port)
         self._listener, self._access, self._broker, self._brokers = listener, access, broker, brokers
-        self._refusals, self._time = refusals, time_of
+        self._answers, self._refusals, self._time = answers, refusals, time_of
         self.counters = KafkaCounters()
         limits = replace(
             settings.admission,
@@ -160,7 +159,9 @@ class KafkaListener(Part):
     async def _serve(
         self, accepted: NetworkConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        connection = KafkaConnection(self._access, self._broker, self._time, accepted, reader=reader, writer=writer)
+        connection = KafkaConnection(
+            self._access, self._broker, self._answers, self._time, accepted, reader=reader, writer=writer
+        )
         try:
             async with contextlib.AsyncExitStack() as holding:
                 await connection.serve(self.counters, lambda client: holding.enter_context(self._place(client)))
@@ -194,23 +195,18 @@ class KafkaConnection:
         self,
         access: Access,
         broker: Broker,
+        answers: Answers,
         time_of: ProcessorTime,
         accepted: NetworkConnection,
         *,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        self._access, self._broker, self._time = access, broker, time_of
+        self._access, self._broker, self._answers, self._time = access, broker, answers, time_of
         self._accepted, self._reader, self._writer = accepted, reader, writer
         self._local_host = str(writer.get_extra_info("sockname")[0])
         self._client: Client | None = None
         """The client, once it is admitted."""
-        self._handlers: dict[int, Callable[[Any, Client], Any]] = {
-            messages.METADATA: broker.metadata,
-            messages.LIST_OFFSETS: broker.list_offsets,
-            messages.DESCRIBE_CONFIGS: broker.describe_configs,
-            messages.DESCRIBE_CLUSTER: broker.describe_cluster,
-        }
 
     async def serve(self, counters: KafkaCounters, admitted: Callable[[Client], None]) -> None:
         """Answer requests until the client leaves.
@@ -294,26 +290,20 @@ class KafkaConnection:
         asked: Any = getattr(request.body, "topics", None) or getattr(request.body, "resources", ())
         if len(asked) > TOPICS_MAX:
             raise Leaving(f"a request for {len(asked)} topics; the limit is {TOPICS_MAX}")
-        async with self._made(request, client) as (answer, room):
+        call = Call(request, client, self._access, self._answers)
+        try:
+            answer = await self._broker.handlers[request.key](call)
             await self._time.pay(client.charged)
             cost = Search()
             frame = await asyncio.to_thread(cost.timed(messages.encode), request, answer)
             self._time.charge(client.charged, cost.worked_s)
-            if room is None:
+            if call.room is None:
                 await self._write(frame)
             else:
-                await room.send([frame], self._write_piece)
+                await call.room.send([frame], self._write_piece)
             return len(frame)
-
-    @contextlib.asynccontextmanager
-    async def _made(self, request: Request, client: Client) -> AsyncIterator[tuple[Any, AnswerRoom | None]]:
-        if request.key == messages.FETCH:
-            async with self._broker.fetch(request.body, client, request.version) as made:
-                yield made
-        elif request.key == messages.PRODUCE:
-            yield messages.produce(request.body), None
-        else:
-            yield await self._handlers[request.key](request.body, client), None
+        finally:
+            await call.free_room()
 
     async def _send(self, request: Request, answer: Any) -> None:
         await self._write(messages.encode(request, answer))

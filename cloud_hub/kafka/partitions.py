@@ -179,6 +179,8 @@ READ_AT_ONCE_S = 2.0
 """Burst of the same, after a pause."""
 CHUNK_S = 0.0005
 """Processor time of the loop for each chunk of a run, and for the run itself."""
+PARTITION_S = 0.000_005
+"""Processor time of the loop for each partition of a request, each time that it is looked at."""
 PAY_S = 0.5
 """Longest time between two looks of a reader that waits for processor time: another one may have made the run."""
 BOUND = "reads of Kafka's protocol"

@@ -130,7 +130,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("kafka",),
         ("hub",),
     ),
-    "cloud_hub.kafka": (("messages", "partitions"), ("broker",), ("listener",)),
+    "cloud_hub.kafka": (("messages", "partitions"), ("topics",), ("fetches",), ("broker",), ("listener",)),
     "spark_sinks": (
         ("errors", "replaced"),
         ("blocking",),

@@ -26,7 +26,8 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.tokens import create_token
 from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.kafka.broker import EARLIEST, LATEST, broker_id
+from weft.cloud_hub.kafka.broker import EARLIEST, LATEST
+from weft.cloud_hub.kafka.topics import broker_id
 from weft.hub_api.rights import Scope
 from weft.network.tls import ClientTlsFiles, TlsFiles
 from weft.protocols.batch import Flag
