@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kio.schema.describe_cluster.v0 import response as cluster
 from kio.schema.describe_configs.v3 import response as configs
@@ -16,23 +16,21 @@ from kio.schema.errors import ErrorCode
 from kio.schema.list_offsets.v5 import response as offsets
 from kio.schema.metadata.v8 import response as metadata
 
-from weft.cloud_hub.auth.access import readable
 from weft.cloud_hub.kafka import messages
-from weft.cloud_hub.kafka.fetches import Fetches
+from weft.cloud_hub.kafka.fetches import PARTITIONS_SHORT, Fetches
 from weft.cloud_hub.kafka.messages import NO_TIME
-from weft.cloud_hub.kafka.partitions import CHUNK_S, PARTITION_S, PartitionReads
+from weft.cloud_hub.kafka.partitions import CHUNK_S, PARTITION_S, TOPIC_S, PartitionReads
 from weft.cloud_hub.kafka.topics import FAULTS, Brokers, Call, Partitions, Topics
 from weft.cloud_hub.reads.records import RecordReader
-from weft.cloud_hub.reads.views import Search
+from weft.cloud_hub.reads.views import LOOKS_MAX, Search
 from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import CollectedPast
 
 BEGINS_MAX = 16_384
 """Maximum number of partitions whose first offset is known."""
-LISTED_AT_ONCE = 500
-"""Number of partitions whose offsets are found in one step."""
+LISTED_AT_ONCE = 16
+"""Number of partitions whose offsets are found before the request pays for them."""
 LATEST, EARLIEST = -1, -2
 """Times of ListOffsets that mean the end and the beginning of the log."""
 CONFIG_OF_TOPIC = {"cleanup.policy": "delete", "compression.type": "zstd", "message.timestamp.type": "CreateTime"}
@@ -41,6 +39,14 @@ TOPIC_RESOURCE, BROKER_RESOURCE, DEFAULT_SOURCE = 2, 4, 5
 Handler = Callable[[Call], Awaitable[Any]]
 """The way from a request to its answer, both in the newest version that the hub serves. A long answer takes room before
 it is made."""
+
+
+class _Begin(NamedTuple):
+    """Where the log of a partition begins, or where the search for it continues."""
+
+    watermark: int
+    offset: int | None
+    chunk: int
 
 
 class Broker:
@@ -58,10 +64,10 @@ class Broker:
     ) -> None:
         self._cluster_id, self._shards, self._brokers, self._topics = cluster_id, shards, brokers, topics
         self._reads = reads
-        self._begins: dict[tuple[StreamKey, int], tuple[int, int]] = {}
+        self._begins: dict[tuple[StreamKey, int], _Begin] = {}
         self.handlers: dict[int, Handler] = {
             messages.PRODUCE: self.produce,
-            messages.FETCH: Fetches(shards, topics, reads, bytes_max).answer,
+            messages.FETCH: Fetches(shards, brokers, topics, reads, bytes_max=bytes_max).answer,
             messages.LIST_OFFSETS: self.list_offsets,
             messages.METADATA: self.metadata,
             messages.DESCRIBE_CONFIGS: self.describe_configs,
@@ -76,16 +82,13 @@ class Broker:
     async def metadata(self, call: Call) -> Any:
         """Return the brokers, and all topics or some."""
         body, client = call.body, call.client
+        await call.take_room()
         brokers = self._brokers.all(client)
         if body.topics is None:
             errors = dict.fromkeys(await self._topics.names(client), ErrorCode.none)
         else:
-            names = list(dict.fromkeys(each.name for each in body.topics))
-            allowed = await readable(names, client.may_read)
-            known = await self._topics.known(client, allowed)
-            errors = dict.fromkeys(names, ErrorCode.topic_authorization_failed)
-            errors |= dict.fromkeys(allowed, ErrorCode.unknown_topic_or_partition)
-            errors |= dict.fromkeys(known, ErrorCode.none)
+            errors = await self._topics.errors(client, list(dict.fromkeys(each.name for each in body.topics)))
+        self._reads.time.charge(client.charged, TOPIC_S * len(errors))
         # All streams have as many partitions.
         partitions = tuple(
             metadata.MetadataResponsePartition(
@@ -130,11 +133,13 @@ class Broker:
     async def describe_configs(self, call: Call) -> Any:
         """Return settings of topics that clients look at, which cannot be changed; of brokers none."""
         body, client = call.body, call.client
-        names = [each.resource_name for each in body.resources if each.resource_type == TOPIC_RESOURCE]
-        known = await self._topics.known(client, filter(client.may_read, names))
+        await call.take_room()
+        names = {each.resource_name for each in body.resources if each.resource_type == TOPIC_RESOURCE}
+        errors = await self._topics.errors(client, list(names))
+        self._reads.time.charge(client.charged, TOPIC_S * len(body.resources))
 
         def result(asked: Any) -> configs.DescribeConfigsResult:
-            is_topic = asked.resource_type == TOPIC_RESOURCE and asked.resource_name in known
+            is_topic = asked.resource_type == TOPIC_RESOURCE and errors[asked.resource_name] is ErrorCode.none
             is_known = is_topic or asked.resource_type == BROKER_RESOURCE
             keys = asked.configuration_keys
             return configs.DescribeConfigsResult(
@@ -162,8 +167,13 @@ class Broker:
     async def list_offsets(self, call: Call) -> Any:
         """Return offsets by time: those of the first record that the hub committed at the time or later."""
         body, client = call.body, call.client
-        views = await self._topics.looks(client, [each.name for each in body.topics])
-        search, watermarks = Search(), dict[int, int]()
+        led = self._brokers.led(client, self._shards.count)
+        wanted: dict[str, list[int]] = {}
+        for topic in body.topics:
+            wanted.setdefault(topic.name, []).extend(each.partition_index for each in topic.partitions)
+        views = await self._topics.partitions(client, wanted, led)
+        self._reads.time.charge(client.charged, TOPIC_S * len(views))
+        search, watermarks, charged_s = Search(), dict[int, int](), 0.0
         known: dict[tuple[str, int, int], Any] = {}  # a request may name a partition thousands of times
         topics = []
         for topic in body.topics:
@@ -174,10 +184,17 @@ class Broker:
                     key = client.tenant, topic.name
                     known[place] = await self._offset(key, views[topic.name], each, (search, watermarks))
                     if len(known) % LISTED_AT_ONCE == 0:
+                        cost_s = _cost_s(search, len(known))
+                        self._reads.time.charge(client.charged, cost_s - charged_s)
+                        charged_s = cost_s
+                        await self._reads.time.pay(client.charged)
                         await asyncio.sleep(0)
+                        call.check()
                 partitions.append(known[place])
             topics.append(offsets.ListOffsetsTopicResponse(name=topic.name, partitions=tuple(partitions)))
-        self._reads.time.charge(client.charged, PARTITION_S * len(known) + CHUNK_S * search.passed)
+        self._reads.time.charge(client.charged, _cost_s(search, len(known)) - charged_s)
+        if sum(len(each.partitions) for each in topics) > PARTITIONS_SHORT:
+            await call.take_room()
         return offsets.ListOffsetsResponse(throttle_time=NO_TIME, topics=tuple(topics))
 
     async def _offset(
@@ -195,26 +212,30 @@ class Broker:
         end, reader = state.next_offset.get(key, 0), partitions.reader(state.shard)
         if asked.timestamp == LATEST:
             return answer(ErrorCode.none, end)
+        if asked.timestamp < EARLIEST:
+            return answer(ErrorCode.unsupported_version)
         try:
-            if asked.timestamp == EARLIEST:
-                return answer(ErrorCode.none, await self._begin(key, reader, state, watermarks))
-            if asked.timestamp < 0:
-                return answer(ErrorCode.unsupported_version)
-            if search.looks_left <= 0 or search.left <= 0:
+            begin = await self._begin(key, reader, state, search, watermarks)
+            if begin is None:
                 return answer(ErrorCode.request_timed_out)  # the client asks for the others again
+            if asked.timestamp == EARLIEST:
+                return answer(ErrorCode.none, begin)
+            if search.looks_left <= 0 or search.left <= 0:
+                return answer(ErrorCode.request_timed_out)
             offset = (await reader.first(state, key, search, since=asked.timestamp * 1_000_000)).offset
             await asyncio.sleep(0)  # what is cached is found without a pause
             if offset is None:
                 return answer(ErrorCode.request_timed_out)
-            offset = max(offset, await self._begin(key, reader, state, watermarks))
-        except CollectedPast:
-            return answer(ErrorCode.leader_not_available)
+            offset = max(offset, begin)
         except FAULTS:
             return answer(ErrorCode.kafka_storage_error)
         return answer(ErrorCode.none, offset, asked.timestamp) if offset < end else answer(ErrorCode.none)
 
-    async def _begin(self, key: StreamKey, reader: RecordReader, state: ShardState, watermarks: dict[int, int]) -> int:
-        """Return the first offset that the log still has.
+    async def _begin(
+        self, key: StreamKey, reader: RecordReader, state: ShardState, search: Search, watermarks: dict[int, int]
+    ) -> int | None:
+        """Return the first offset that the log still has; None if the request's budget ended before it was found. The
+        next request continues the search.
 
         Args:
             watermarks: those that the request has read, by shard.
@@ -224,12 +245,19 @@ class Broker:
         if not (watermark := watermarks[state.shard]):
             return 0
         known = self._begins.get((key, state.shard))
-        if known is None or known[0] != watermark:
-            found = await reader.first(state, key, Search(), chunk=watermark)
-            offset = found.offset
-            if offset is None:
-                offset = (await reader.log.around(*key, watermark)).start
+        if known is None or known.watermark != watermark:
+            known = _Begin(watermark, None, watermark)
+        if known.offset is None and search.looks_left > 0 and search.left > 0:
+            found = await reader.first(state, key, search, chunk=known.chunk)
+            if reader.log.watermark != watermark:
+                return None  # the collector has continued, and what was found may be in the table alone
+            known = _Begin(watermark, found.offset, found.chunk)
             if len(self._begins) >= BEGINS_MAX:
                 del self._begins[next(iter(self._begins))]
-            known = self._begins[key, state.shard] = watermark, offset
-        return known[1]
+            self._begins[key, state.shard] = known
+        return known.offset
+
+
+def _cost_s(search: Search, partitions: int) -> float:
+    """Return the processor time of a search for offsets, and of the partitions that were listed."""
+    return PARTITION_S * partitions + CHUNK_S * (search.passed + LOOKS_MAX - search.looks_left) + search.worked_s

@@ -11,6 +11,7 @@ import struct
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from functools import lru_cache
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -20,25 +21,38 @@ from aiokafka.record._crecords.default_records import DefaultRecordBatchBuilder
 from weft.bounds import Owner, Rates, Refusals
 from weft.cloud_hub.auth.access import Charged
 from weft.cloud_hub.reads.records import RecordReader
-from weft.cloud_hub.reads.views import Search
+from weft.cloud_hub.reads.views import SEARCHED_MAX, Search
 from weft.protocols import batch as batches
 from weft.protocols.batch import Flag, HeaderPairs, header_text, read_u32s
+from weft.protocols.checksum import crc32c
 from weft.protocols.chunk import BatchTimes, SectionEntry, batch_times, known_clocks, section_entries
 from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection
 from weft.protocols.lane import by_number, format_log_id, origin_text
 from weft.protocols.ranges import RangeSet
-from weft.storage.chunk_log import CollectedPast
+from weft.storage.chunk_log import CollectedPast, ShardLog
 
 # Record batches (Kafka's format of version 2) from sections of chunks.
 
 NONE, ZSTD = 0, 4
 """Compressions of a record batch, by Kafka's numbers."""
 BATCH_BYTES = 256 << 10
-"""Bytes of keys and payloads after which a record batch ends. One record may exceed them."""
+"""Bytes, before compression, after which a record batch ends. One record may exceed them."""
 BATCH_RECORDS = 16_384
 RUN_BYTES = 4 << 20
-"""Bytes of keys and payloads of one run. A batch of an edge has 64 MiB at most, and each run in it unpacks it again."""
+"""Bytes of a run's record batches before compression: keys, payloads, headers, and some of each record."""
+RUN_SECTIONS_BYTES = 32 << 20
+"""Bytes of sections that one run reads. It reads one more at most."""
+RUN_UNPACKED_BYTES = 128 << 20
+"""Bytes of the unpacked batches of edges of one run, as of erased records. A batch has 64 MiB at most, and each run in
+it unpacks it again."""
+RUN_S = 0.5
+"""Processor time after which a run ends. It has one more section at most."""
 _BASE_OFFSET = struct.Struct(">q")
+_CRC, _LAST_DELTA = struct.Struct(">I"), struct.Struct(">i")
+_CRC_AT, _ATTRIBUTES_AT, _LAST_DELTA_AT = 17, 21, 23
+"""Places in a record batch: the checksum covers all from the attributes on."""
+DELTA_MAX = (1 << 31) - 1
+"""Most offsets of a record batch."""
 _UNBOUNDED = (1 << 31) - 1
 EDGE, LOG, SEQ, ORIGIN, RESENT = "weft.edge", "weft.log", "weft.seq", "weft.origin", "weft.resent"
 """Headers of every record: its lane and number. ``weft.origin`` is there for records of functions and relays, and
@@ -66,17 +80,18 @@ class BatchWriter:
     """
 
     def __init__(self, first: int, erased: RangeSet, codec: int) -> None:
-        self.next_offset = first
+        self.first = self.next_offset = first
         self.batches: list[RecordBatch] = []
         self._erased, self._codec = erased, codec
         self._builder: DefaultRecordBatchBuilder | None = None
-        self._base = self._size = self._count = self._written = 0
+        self._base = self._size = self._count = self._written = self._unpacked = 0
         self._end = first
+        """Offset up to which the batches are."""
 
     @property
     def is_full(self) -> bool:
-        """Return whether the run has ``RUN_BYTES``."""
-        return self._written >= RUN_BYTES
+        """Return whether the run has ``RUN_BYTES``, or was made of ``RUN_UNPACKED_BYTES``."""
+        return self._written + self._size >= RUN_BYTES or self._unpacked >= RUN_UNPACKED_BYTES
 
     def add(self, section: StreamSection, data: bytes, footer: ChunkIndex) -> None:
         """Add the records of a section from ``next_offset`` on, until the run is full.
@@ -108,6 +123,7 @@ class BatchWriter:
         times = array("q")
         times.frombytes(columns.times)
         key_index, ends, payload = read_u32s(columns.key_index), read_u32s(columns.payload_offsets), columns.payload
+        self._unpacked += header.raw_length
         keys, flags, erased = columns.keys, columns.flags, self._erased
         for offset in range(max(at, self.next_offset), at + entry.take):
             index = entry.skip + offset - at
@@ -123,7 +139,7 @@ class BatchWriter:
                 headers += _header_pairs(pairs)
             key, value = keys[key_index[index]], payload[ends[index] : ends[index + 1]]
             self._append(offset, max(0, time // 1_000_000), key, bytes(value), headers)
-            if self.is_full:
+            if self._written + self._size >= RUN_BYTES:
                 return
 
     def _append(self, offset: int, time_ms: int, key: bytes, value: bytes, headers: Headers) -> None:
@@ -132,10 +148,18 @@ class BatchWriter:
             self._base = offset
         self._builder.append(offset - self._base, time_ms, key, value, headers)
         self._end = offset + 1
-        self._size += len(key) + len(value)
+        self._size = self._builder.size()
         self._count += 1
         if self._size >= BATCH_BYTES or self._count >= BATCH_RECORDS:
             self.finish()
+
+    def end(self) -> None:
+        """End the run. Erased offsets at its end become batches without records, by which clients pass them, as after a
+        compaction of Kafka's."""
+        self.finish()
+        while self._end < self.next_offset:
+            base, self._end = self._end, min(self.next_offset, self._end + DELTA_MAX)
+            self.batches.append(RecordBatch(base, self._end, _empty_batch(base, self._end)))
 
     def finish(self) -> None:
         """End the last batch."""
@@ -146,6 +170,14 @@ class BatchWriter:
             self.batches.append(RecordBatch(self._base, self._end, bytes(data)))
             self._written += self._size
             self._builder, self._size, self._count = None, 0, 0
+
+
+def _empty_batch(base: int, end: int) -> bytes:
+    data = DefaultRecordBatchBuilder(2, NONE, 0, -1, -1, -1, _UNBOUNDED).build()
+    _BASE_OFFSET.pack_into(data, 0, base)
+    _LAST_DELTA.pack_into(data, _LAST_DELTA_AT, end - base - 1)
+    _CRC.pack_into(data, _CRC_AT, crc32c(bytes(data[_ATTRIBUTES_AT:])))
+    return bytes(data)
 
 
 @lru_cache(maxsize=1024)
@@ -171,8 +203,9 @@ RUN_AGE_S = 10.0
 PLACES_MAX = 16_384
 """Maximum number of places whose chunk is known."""
 READS_AT_ONCE = 4
+READS_AT_ONCE_OF_TENANT = 3
 READS_AT_ONCE_OF_OWNER = 2
-"""Maximum numbers of runs that are made at one time, by all readers and by one."""
+"""Maximum numbers of runs that are made, or wait for it, at one time: by all readers, those of a tenant, and one."""
 READ_S = 0.5
 """Processor time a second for what one token, or one tenant, alone reads, such as old records."""
 READ_AT_ONCE_S = 2.0
@@ -181,6 +214,8 @@ CHUNK_S = 0.0005
 """Processor time of the loop for each chunk of a run, and for the run itself."""
 PARTITION_S = 0.000_005
 """Processor time of the loop for each partition of a request, each time that it is looked at."""
+TOPIC_S = 0.0001
+"""The same for each look at a topic."""
 PAY_S = 0.5
 """Longest time between two looks of a reader that waits for processor time: another one may have made the run."""
 BOUND = "reads of Kafka's protocol"
@@ -230,7 +265,7 @@ class Run(NamedTuple):
 
     first: int
     next_offset: int
-    """Offset after the run; records in between that have no batch were erased."""
+    """Offset after the run, up to which its batches are. Offsets in between without a record were erased."""
     batches: list[RecordBatch]
 
     def since(self, offset: int, bytes_max: int) -> Iterator[bytes]:
@@ -241,6 +276,15 @@ class Run(NamedTuple):
                 bytes_max -= len(each.data)
                 if bytes_max <= 0:
                     return
+
+
+class End(NamedTuple):
+    """The end of a partition, as a reader knows it."""
+
+    offset: int
+    """The stream's next offset."""
+    chunk: int
+    """Number of the shard's last chunk."""
 
 
 class OffsetGone(Exception):
@@ -275,23 +319,17 @@ class PartitionReads:
         self._turns = asyncio.Semaphore(READS_AT_ONCE)
         self._turns_of: WeakValueDictionary[Owner, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def read(self, reader: RecordReader, place: Place, end: int, charged: Charged) -> Run:
-        """Return a run that has an offset below ``end``; an empty one if the search for it met its bound.
+    async def read(self, reader: RecordReader, place: Place, end: End, charged: Charged) -> Run:
+        """Return a run that has an offset below the end; an empty one if the search for it met its bound.
 
         Args:
-            end: the stream's next offset in the shard.
             charged: owners of the run's cost, if no other reader has made it.
 
         Raises:
             OffsetGone: the log no longer has the offset.
-            StoreError, NotFound, CodecError, TableError: as ``RecordReader.read``.
+            StoreError, NotFound, CodecError, TableError, CollectedPast: as ``RecordReader.read``.
         """
-        turn = self._turns_of.setdefault(charged.owner, asyncio.Semaphore(READS_AT_ONCE_OF_OWNER))
-        async with turn:
-            await self.time.pay(charged, lambda: self._found(place) is not None)
-            if (shared := self._found(place)) is None:
-                task = asyncio.create_task(self._made(reader, place, end, charged), name="kafka-run")
-                shared = self._hold(place, task)
+        shared = self._found(place) or await self._begun(reader, place, end, charged)
         try:
             run = await asyncio.shield(shared.task)  # a reader that leaves takes nothing from the others
         except Exception:
@@ -300,6 +338,22 @@ class PartitionReads:
         if run.next_offset == place.offset:
             self._drop(place, shared)  # the search met its bound, and the next one continues where it ended
         return run
+
+    async def _begun(self, reader: RecordReader, place: Place, end: End, charged: Charged) -> _Shared:
+        """Return a run that is being made, once the reader has its turn and time, or once another has begun it."""
+        async with AsyncExitStack() as turns:
+            await turns.enter_async_context(self._turn_of(charged.owner, READS_AT_ONCE_OF_OWNER))
+            await self.time.pay(charged, lambda: self._found(place) is not None)
+            if charged.tenant != charged.owner:
+                await turns.enter_async_context(self._turn_of(charged.tenant, READS_AT_ONCE_OF_TENANT))
+            if (shared := self._found(place)) is not None:
+                return shared
+            # The run holds the turns: its reader may leave before it is made, and come again.
+            task = asyncio.create_task(self._made(reader, place, end, charged, turns.pop_all()), name="kafka-run")
+            return self._hold(place, task)
+
+    def _turn_of(self, owner: Owner, most: int) -> asyncio.Semaphore:
+        return self._turns_of.setdefault(owner, asyncio.Semaphore(most))
 
     def _found(self, place: Place) -> _Shared | None:
         """Return the run that has a place, or is being made for it."""
@@ -342,41 +396,55 @@ class PartitionReads:
                     self._drop(place, shared)
                 kept += sum(len(each.data) for each in run.batches)
 
-    async def _made(self, reader: RecordReader, place: Place, end: int, charged: Charged) -> Run:
-        async with self._turns:
-            search = Search()
+    async def _made(self, reader: RecordReader, place: Place, end: End, charged: Charged, turns: AsyncExitStack) -> Run:
+        async with turns, self._turns:
+            search = Search(bytes_max=RUN_SECTIONS_BYTES)
             try:
-                return await self._read(reader, place, end, search)
-            except CollectedPast as error:
-                raise OffsetGone(str(error)) from None
+                writer = BatchWriter(place.offset, await reader.erased(place.stream), place.codec)
+                try:
+                    await self._write(reader.log, place, end, writer, search)
+                except CollectedPast:
+                    # The collector has passed the chunk where the search began. That says nothing about the offset.
+                    place = place._replace(offset=writer.next_offset)
+                    self._chunks.pop(place, None)
+                    await self._write(reader.log, place, end, writer, search)
+                await asyncio.to_thread(search.timed(writer.end))
+                return Run(writer.first, writer.next_offset, writer.batches)
             finally:
                 cost_s = search.worked_s + CHUNK_S * (1 + search.passed)
                 self.time.charge(charged, cost_s)
                 asyncio.get_running_loop().call_soon(self._let_go)
 
-    async def _read(self, reader: RecordReader, place: Place, end: int, search: Search) -> Run:
-        log, stream = reader.log, place.stream
-        n = self._chunks.get(place)
-        if n is None:
-            n = max(await log.locate(*stream, place.offset), log.watermark)
-        writer = BatchWriter(place.offset, await reader.erased(stream), place.codec)
-        async for each in log.indexes(n, only=frozenset([stream])):
+    async def _chunk(self, log: ShardLog, place: Place, end: End) -> int:
+        """Return the number of the chunk with a place, or of an earlier one that the log has."""
+        noted = self._chunks.get(place, 0)
+        if noted and noted >= log.watermark and end.chunk - noted <= SEARCHED_MAX:
+            return noted
+        # A note of a stream that was quiet for long is too far back to search from.
+        located = await log.locate(*place.stream, place.offset)
+        return max(noted, located, log.watermark)  # as just read
+
+    async def _write(self, log: ShardLog, place: Place, end: End, writer: BatchWriter, search: Search) -> None:
+        stream = place.stream
+        async for each in log.indexes(await self._chunk(log, place, end), only=frozenset([stream])):
             n = each.header.n
             section = next((found for found in each.footer.streams if (found.tenant, found.stream) == stream), None)
             if section is not None and section.base_offset > writer.next_offset:
                 raise OffsetGone(f"the log has offset {section.base_offset} and later ones, not {writer.next_offset}")
             if section is not None and section.base_offset + section.count > writer.next_offset:
-                data = await log.section(n, section)
+                search.took(section.length)
                 search.chunks_left -= 1
+                data = await log.section(n, section)
                 await asyncio.to_thread(search.timed(writer.add), section, data, each.footer)
                 self._note(place._replace(offset=writer.next_offset), n)
-                if writer.is_full or writer.next_offset >= end or search.chunks_left <= 0:
-                    break
+                is_over = writer.next_offset >= end.offset or search.is_spent or search.worked_s >= RUN_S
+                if writer.is_full or is_over:
+                    return
             elif not search.continues():
                 self._note(place._replace(offset=writer.next_offset), n)
-                break
-        await asyncio.to_thread(search.timed(writer.finish))
-        return Run(place.offset, writer.next_offset, writer.batches)
+                return
+        if log.watermark and writer.next_offset < end.offset:
+            raise OffsetGone(f"the log has no record from offset {writer.next_offset} on")
 
     def _note(self, place: Place, n: int) -> None:
         self._chunks[place] = n

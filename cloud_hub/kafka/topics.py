@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -23,16 +23,19 @@ from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import valid_name
 from weft.protocols.shard.shard_state import ShardState
+from weft.storage.chunk_log import CollectedPast
 from weft.storage.object_store import NotFound, StoreError
 from weft.storage.table.actions import TableError
 
 LOOK_AGE_S = 0.1
 """Maximum age of a look at a stream that another request made."""
+LIST_AGE_S = 1.0
+"""Maximum age of a list of the streams of a tenant that another request made."""
 UNLISTED_MAX = 8
 """Maximum number of topics of one request that are looked for though the list of streams, some seconds old, lacks
 them."""
 LOOKS_AT_ONCE = 16
-FAULTS = (StoreError, NotFound, CodecError, TableError)
+FAULTS = (StoreError, NotFound, CodecError, TableError, CollectedPast)
 """Errors of reads from the store."""
 
 # Requests of admitted clients.
@@ -109,6 +112,14 @@ def broker_id(name: str) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "big") >> 1
 
 
+class Led(NamedTuple):
+    """The partitions that a process leads."""
+
+    total: int
+    """Number of partitions of every topic."""
+    own: frozenset[int]
+
+
 class Brokers:
     """The brokers as one process knows them.
 
@@ -138,6 +149,11 @@ class Brokers:
             found[entry.name] = KafkaBroker(broker_id(entry.name), host or client.local_host, int(port))
         return found
 
+    def led(self, client: Client, count: int) -> Led:
+        """Return those of a number of shards that this process leads, for a client."""
+        brokers = self.all(client)
+        return Led(count, frozenset(each for each in range(count) if self.leader(each, brokers) == self.own_id))
+
     def leader(self, shard: int, brokers: dict[str, KafkaBroker]) -> int:
         """Return the broker of a shard's owner; this process where clients cannot reach it."""
         owner = brokers.get(self._owners.owner(shard))
@@ -147,68 +163,120 @@ class Brokers:
 # Topics: looks at streams, which requests share.
 
 
+KeyT = TypeVar("KeyT")
+T = TypeVar("T")
+
+
+class Fresh(Generic[KeyT, T]):
+    """Results that requests share for a moment.
+
+    Args:
+        age_s: maximum age of a result that another request began; one that is not there yet has none.
+    """
+
+    def __init__(self, make: Callable[[KeyT], Coroutine[Any, Any, T]], age_s: float, now: Callable[[], float]) -> None:
+        self._make, self._age_s, self._now = make, age_s, now
+        self._held: dict[KeyT, tuple[asyncio.Task[T], float]] = {}
+        """In the order of their times."""
+
+    async def get(self, key: KeyT) -> T:
+        """Return a result; make it if there is none. Raises as ``make``."""
+        now = self._now()
+        while self._held and now - (oldest := next(iter(self._held.items())))[1][1] >= self._age_s:
+            task, _ = self._held.pop(oldest[0])
+            if not task.done():
+                self._held[oldest[0]] = task, now
+        if key not in self._held:
+            self._held[key] = asyncio.create_task(self._make(key), name="kafka-look"), now
+        return await asyncio.shield(self._held[key][0])
+
+
 class Topics:
     """The streams of a tenant, for its clients."""
 
     def __init__(self, views: ShardViews, summaries: ShardSummaries, now: Callable[[], float]) -> None:
-        self._views, self._summaries, self._now = views, summaries, now
-        self._looks: dict[StreamKey, tuple[asyncio.Task[ShardsView], float]] = {}
+        self._summaries = summaries
+        self._looks = Fresh[StreamKey, ShardsView](lambda key: views.of_stream(*key), LOOK_AGE_S, now)
+        self._lists = Fresh[str, Collection[str]](self._listed, LIST_AGE_S, now)
+        self._turn = 0
+        """Number of names beyond the list that were looked for."""
+
+    async def _listed(self, tenant: str) -> Collection[str]:
+        return (await (await self._summaries.every()).streams(tenant)).keys()
 
     async def names(self, client: Client) -> list[str]:
         """Return the streams that a client may read, by name."""
-        streams = await (await self._summaries.every()).streams(client.tenant)
-        return await readable(streams, client.may_read)
+        return await readable(await self._lists.get(client.tenant), client.may_read)
 
-    async def known(self, client: Client, names: Iterable[str]) -> set[str]:
-        """Return those of some names that are streams. The client must be allowed to read them."""
-        listed = await (await self._summaries.every()).streams(client.tenant)
-        wanted = {name for name in names if valid_name(name)}
-        new = sorted(wanted - listed.keys())[:UNLISTED_MAX]
-        found = await asyncio.gather(*(self.look((client.tenant, name)) for name in new))
-        is_there = [
-            any(state.has_stream(client.tenant, name) for state in view.states)
-            for name, view in zip(new, found, strict=True)
+    async def errors(self, client: Client, names: Sequence[str]) -> dict[str, ErrorCode]:
+        """Return why a client cannot read each of some topics; ``none`` for those that it can."""
+        allowed = await readable(names, client.may_read)
+        listed, wanted = await self._lists.get(client.tenant), {name for name in allowed if valid_name(name)}
+        new = sorted(wanted.difference(listed))
+        # Each name has its turn, whatever else a client asks for.
+        at = self._turn % len(new) if new else 0
+        new = [*new[at:], *new[:at]][:UNLISTED_MAX]
+        self._turn += len(new)
+        views = await asyncio.gather(*(self._looks.get((client.tenant, name)) for name in new))
+        found = wanted.intersection(listed) | {
+            name
+            for name, view in zip(new, views, strict=True)
+            if any(state.has_stream(client.tenant, name) for state in view.states)
+        }
+        errors = dict.fromkeys(names, ErrorCode.topic_authorization_failed)
+        errors |= dict.fromkeys(allowed, ErrorCode.unknown_topic_or_partition)
+        return errors | dict.fromkeys(found, ErrorCode.none)
+
+    async def partitions(
+        self, client: Client, wanted: Mapping[str, Collection[int]], led: Led
+    ) -> dict[str, Partitions]:
+        """Return topics with some partitions.
+
+        Args:
+            led: the partitions that this process leads. Only topics with one of them are looked at.
+        """
+        errors = await self.errors(client, list(wanted))
+        found = {name: Partitions(error, led) for name, error in errors.items()}
+        here = [
+            name for name, error in errors.items() if error is ErrorCode.none and not led.own.isdisjoint(wanted[name])
         ]
-        return (wanted & listed.keys()) | {name for name, there in zip(new, is_there, strict=True) if there}
+        return found | await self.look(client.tenant, here, led)
 
-    async def look(self, key: StreamKey) -> ShardsView:
-        """Return the shards of a stream, as of a moment ago."""
-        now = self._now()
-        for old in [each for each, (task, at) in self._looks.items() if task.done() and now - at >= LOOK_AGE_S]:
-            del self._looks[old]
-        if key not in self._looks:
-            self._looks[key] = asyncio.create_task(self._views.of_stream(*key), name="kafka-look"), now
-        return await asyncio.shield(self._looks[key][0])
-
-    async def looks(self, client: Client, names: Sequence[str]) -> dict[str, Partitions]:
-        """Return the partitions of some topics."""
-        allowed = [name for name in dict.fromkeys(names) if client.may_read(name)]
-        known = await self.known(client, allowed)
-        found: dict[str, ShardsView | ErrorCode] = dict.fromkeys(names, ErrorCode.topic_authorization_failed)
-        found |= dict.fromkeys(allowed, ErrorCode.unknown_topic_or_partition)
-        there = [name for name in allowed if name in known]
-        for at in range(0, len(there), LOOKS_AT_ONCE):
-            part = there[at : at + LOOKS_AT_ONCE]
-            found.update(
-                zip(part, await asyncio.gather(*(self.look((client.tenant, name)) for name in part)), strict=True)
-            )
-        return {name: Partitions(view) for name, view in found.items()}
+    async def look(self, tenant: str, names: Sequence[str], led: Led) -> dict[str, Partitions]:
+        """Return topics that are there, as of a moment ago."""
+        found: dict[str, Partitions] = {}
+        for at in range(0, len(names), LOOKS_AT_ONCE):
+            part = names[at : at + LOOKS_AT_ONCE]
+            views = await asyncio.gather(*(self._looks.get((tenant, name)) for name in part))
+            found.update((name, Partitions(view, led)) for name, view in zip(part, views, strict=True))
+        return found
 
 
 class Partitions:
-    """The partitions of one topic for one request, or why a client cannot read them."""
+    """The partitions of one topic for one request, or why a client cannot read them.
 
-    def __init__(self, view: ShardsView | ErrorCode) -> None:
-        self._view = view
+    Args:
+        view: the shards of the topic; the error ``none`` if no partition of this process was asked for.
+        led: the partitions that this process leads.
+    """
+
+    def __init__(self, view: ShardsView | ErrorCode, led: Led) -> None:
+        self._view, self._led = view, led
         self._states = {} if isinstance(view, ErrorCode) else {state.shard: state for state in view.states}
 
     def state(self, shard: int) -> ShardState | ErrorCode:
-        """Return the state of a partition, or why it cannot be read."""
-        if (found := self._states.get(shard)) is not None:
-            return found
-        if isinstance(self._view, ErrorCode):
+        """Return the state of a partition, or why it cannot be read.
+
+        Java's consumers end at an error that they do not expect in an answer to Fetch, such as LEADER_NOT_AVAILABLE.
+        They ask for the leaders again after NOT_LEADER_OR_FOLLOWER.
+        """
+        if isinstance(self._view, ErrorCode) and self._view is not ErrorCode.none:
             return self._view
-        return ErrorCode.leader_not_available if shard in self._view.missing else ErrorCode.unknown_topic_or_partition
+        if not 0 <= shard < self._led.total:
+            return ErrorCode.unknown_topic_or_partition
+        if shard not in self._led.own:
+            return ErrorCode.not_leader_or_follower
+        return self._states.get(shard, ErrorCode.not_leader_or_follower)
 
     def reader(self, shard: int) -> RecordReader:
         """Return the reader of a partition that has a state."""
