@@ -171,14 +171,17 @@ def sasl_password(body: Any) -> str | None:
     return parts[2].decode("utf-8", "replace") if len(parts) == 3 else None
 
 
-def sasl_authenticated(why_not: str | None) -> Any:
+def sasl_authenticated(why_not: str | None, lifetime: timedelta = NO_TIME) -> Any:
     """Return the answer to SaslAuthenticate.
 
     Args:
         why_not: the reason of a refusal; None for an admitted client.
+        lifetime: time after which it has to authenticate again; zero for no end.
     """
     error = ErrorCode.none if why_not is None else ErrorCode.sasl_authentication_failed
-    return authenticated.SaslAuthenticateResponse(error_code=error, error_message=why_not, auth_bytes=b"")
+    return authenticated.SaslAuthenticateResponse(
+        error_code=error, error_message=why_not, auth_bytes=b"", session_lifetime=lifetime
+    )
 
 
 def produce(body: Any) -> Any:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,13 +19,19 @@ pytest.importorskip("aiokafka", reason="aiokafka is not installed: pip install w
 
 from kio.schema.errors import ErrorCode
 
-from tests.cloud_hub.http.test_application import deliver, records
+from tests.cloud_hub.http.test_application import EDGE, deliver, records
 from tests.cloud_hub.kafka.frames import SEEDS, RawClient, fetch, framed, list_offsets, metadata, plain
-from tests.cloud_hub.live import EdgeLog, running_hub
+from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.tokens import create_token, withdraw_token
 from tests.support.waiting import PATIENCE_S, until
+from weft.bounds import NestedShares, Rates, address_owner
+from weft.cloud_hub.auth.access import Charged, charged_to
+from weft.cloud_hub.auth.claims import JwtIdentity
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.kafka import listener
+from weft.cloud_hub.kafka import listener, messages, partitions
+from weft.cloud_hub.kafka.messages import Request
+from weft.cloud_hub.kafka.messages import decode as decode_frame
+from weft.cloud_hub.kafka.topics import Client
 from weft.hub_api.rights import Scope
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.directory import MemoryStore
@@ -94,6 +103,34 @@ async def test_a_token_opens_the_streams_of_its_tenant_that_it_may_read(tmp_path
         await until(is_out)
 
 
+async def test_a_waiting_fetch_gets_no_record_after_its_token_was_withdrawn(tmp_path: Path) -> None:
+    path, store, log = str(tmp_path / "tokens"), MemoryStore(), EdgeLog()
+    edge = create_token(path, "edge", Scope.EDGE, edge="press-1")
+    reader = create_token(path, "reader", Scope.READER)
+    log.append(*records(0, [b"x"] * 5))
+    async with (
+        running_hub(store, shards=1, kafka_port=0, tokens=path, cluster_log_interval_s=0.02) as hub,
+        running_link(hub, log, EDGE, edge),
+        asyncio.timeout(PATIENCE_S),
+    ):
+        await log.until_released(5)
+        client = await RawClient.to(hub.kafka_port)
+        await client.ask(plain(reader))
+        client.writer.write(framed(1, 11, fetch({("telemetry", 0): 5}, wait_s=30)))
+        await withdraw_token(store, "reader")
+
+        async def is_withdrawn() -> bool:
+            other = await RawClient.to(hub.kafka_port)
+            answer = await other.ask(plain(reader))
+            other.close()
+            return answer.error_code is ErrorCode.sasl_authentication_failed
+
+        await until(is_withdrawn)
+        log.append(*records(5, [b"SECRET"]))
+        await log.until_released(6)
+        assert await client.reader.read(-1) == b""
+
+
 async def test_a_connection_keeps_its_token(tmp_path: Path) -> None:
     path = str(tmp_path / "tokens")
     first, second = (create_token(path, each, Scope.READER, each) for each in ("good", "evil"))
@@ -101,7 +138,133 @@ async def test_a_connection_keeps_its_token(tmp_path: Path) -> None:
         client = await RawClient.to(hub.kafka_port)
         await client.ask(plain(first))
         client.writer.write(framed(36, 1, plain(second)))
+        assert (await client.reader.read(-1))[8:10] == struct.pack(">h", ErrorCode.sasl_authentication_failed)
+
+
+def test_a_renewed_token_is_the_same_as_long_as_its_rights_are() -> None:
+    def client(name: str, **fields: Any) -> Client:
+        values = {"sha256": name, "scope": Scope.READER, "tenant": "good", "until": 1, "key": "k", **fields}
+        identity = JwtIdentity(name="jwt:someone", **values)
+        return Client(identity, charged_to(identity, "127.0.0.1"), "127.0.0.1")
+
+    first = client("first")
+    assert listener._is_same(first, client("renewed", until=2))
+    assert not listener._is_same(first, client("renewed", tenant="evil"))
+    assert not listener._is_same(first, client("renewed", scope=Scope.GRANTED, grants=("read:one",)))
+
+
+async def test_a_token_that_ends_says_when_to_authenticate_again(tmp_path: Path) -> None:
+    path, store = str(tmp_path / "tokens"), MemoryStore()
+    reader = create_token(path, "reader", Scope.READER)
+    async with running_hub(store, shards=1, kafka_port=0, tokens=path) as hub, asyncio.timeout(PATIENCE_S):
+        (part,) = [each for each in hub.parts if isinstance(each, listener.KafkaListener)]
+        client = await RawClient.to(hub.kafka_port)
+        assert not (await client.ask(plain(reader))).session_lifetime
+        part.access.until = lambda _: time.time_ns() + 60_000_000_000  # type: ignore[method-assign, assignment]
+        assert 0 < (await client.ask(plain(reader))).session_lifetime.total_seconds() <= 60
+        client.close()
+
+
+async def test_a_client_without_a_token_has_few_requests_and_little_memory(tmp_path: Path) -> None:
+    path = str(tmp_path / "tokens")
+    reader = create_token(path, "reader", Scope.READER)
+    async with running_hub(MemoryStore(), shards=1, kafka_port=0, tokens=path) as hub, asyncio.timeout(PATIENCE_S):
+        (part,) = [each for each in hub.parts if isinstance(each, listener.KafkaListener)]
+        client, before = await RawClient.to(hub.kafka_port), part.counters.requests
+        client.writer.write(framed(*ASKED_FIRST) * 10_000)
         assert await client.is_closed()
+        assert part.counters.requests - before == listener.REQUESTS_BEFORE
+        client = await RawClient.to(hub.kafka_port)
+        for _ in range(listener.REQUESTS_BEFORE - 1):
+            client.writer.write(framed(*ASKED_FIRST))
+        client.writer.write(framed(36, 1, plain(reader)))
+        await client.reader.readexactly(1)
+        client.close()
+
+
+ASKED_FIRST = next(each for each in SEEDS if each[0] == messages.API_VERSIONS)
+
+
+async def test_a_pipelined_request_is_a_step_of_its_own_that_its_client_pays_for(hub: Hub) -> None:
+    (part,) = [each for each in hub.parts if isinstance(each, listener.KafkaListener)]
+    client, charged, steps = await RawClient.to(hub.kafka_port), [], [0]
+    await read(client)
+    charge = part.time.charge
+
+    def noted(owners: Charged, seconds: float) -> None:
+        charged.append(steps[0])
+        charge(owners, seconds)
+
+    async def step() -> None:
+        while True:
+            steps[0] += 1
+            await asyncio.sleep(0)
+
+    part.time.charge = noted  # type: ignore[method-assign, assignment]
+    other = asyncio.create_task(step())
+    client.writer.write(framed(*ASKED_FIRST) * 200)
+    await until(lambda: len(charged) >= 200)
+    other.cancel()
+    assert len(set(charged)) >= 200
+    client.close()
+
+
+async def test_a_client_that_leaves_ends_its_waiting_fetch(hub: Hub) -> None:
+    (part,) = [each for each in hub.parts if isinstance(each, listener.KafkaListener)]
+    client = await RawClient.to(hub.kafka_port)
+    await read(client)
+    client.writer.write(framed(1, 11, fetch({("telemetry", 0): 10}, wait_s=30)))
+    await until(lambda: part.counters.requests == 2)
+    client.close()
+    await until(lambda: not part.counters.connections and not part._open)
+
+
+async def test_a_request_in_debt_waits_before_it_is_decoded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    (part,) = [each for each in hub.parts if isinstance(each, listener.KafkaListener)]
+    client, now = await RawClient.to(hub.kafka_port), [0.0]
+    await read(client)
+    part.time._rates = Rates(partitions.READ_S, partitions.READ_AT_ONCE_S, lambda: now[0])
+    owner = address_owner("127.0.0.1")
+    part.time.charge(Charged(owner, owner), 60.0)
+    decoded = []
+
+    def decode(frame: bytes) -> Request:
+        decoded.append(len(frame))
+        return decode_frame(frame)
+
+    monkeypatch.setattr(messages, "decode", decode)
+    body = replace(fetch({("telemetry", 0): 0}), session_id=1)
+    waiting = asyncio.create_task(client.ask(body))
+    await until(lambda: part.counters.requests == 2)
+    assert not decoded
+    now[0] = 1000.0
+    assert (await waiting).error_code is ErrorCode.fetch_session_id_not_found
+    client.close()
+
+
+async def test_a_long_answer_without_records_waits_for_its_room(hub: Hub) -> None:
+    (part,) = [each for each in hub.parts if isinstance(each, listener.KafkaListener)]
+    owner = address_owner("127.0.0.1")
+    client, charged = await RawClient.to(hub.kafka_port), Charged(owner, owner)
+    async with AsyncExitStack() as unread:
+        for _ in range(4):
+            await unread.enter_async_context(part.answers.turn(charged))
+        waiting = [asyncio.create_task((await RawClient.to(hub.kafka_port)).ask(metadata()))]
+        many = {(f"no-{each}", 0): 0 for each in range(200)}
+        waiting.append(asyncio.create_task((await RawClient.to(hub.kafka_port)).ask(fetch(many))))
+        await until(lambda: part.counters.requests == 2)
+        assert (await client.ask(fetch({("telemetry", 0): 10}))).error_code is ErrorCode.none, "a short one does not"
+        assert not any(each.done() for each in waiting)
+    await asyncio.gather(*waiting)
+
+
+async def test_long_requests_of_one_client_in_progress_have_a_bound(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    (part,) = [each for each in hub.parts if isinstance(each, listener.KafkaListener)]
+    frame = framed(1, 11, fetch({(f"no-{each}", 0): 0 for each in range(100)}))
+    part._requests = NestedShares(8 * len(frame), 4 * len(frame), len(frame) - 5)
+    client = await RawClient.to(hub.kafka_port)
+    client.writer.write(frame)
+    assert await client.is_closed()
 
 
 HOSTILE: dict[str, bytes] = {
@@ -145,8 +308,10 @@ async def test_damaged_requests_harm_no_one_else(hub: Hub, caplog: pytest.LogCap
 async def test_a_token_has_its_share_of_the_connections(hub: Hub) -> None:
     share = listener.CONNECTIONS_MAX // 8
     clients = [await RawClient.to(hub.kafka_port) for _ in range(share)]
-    for each in clients:
-        await each.ask(metadata("telemetry"))
+    (part,) = [each for each in hub.parts if isinstance(each, listener.KafkaListener)]
+    for each in clients:  # the first request of each waits, and has its place
+        each.writer.write(framed(1, 11, fetch({("telemetry", 0): 10}, wait_s=30)))
+    await until(lambda: part.counters.requests == share)
     more = await RawClient.to(hub.kafka_port)
     more.writer.write(framed(3, 8, metadata()))
     assert await more.is_closed()
