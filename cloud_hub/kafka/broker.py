@@ -42,7 +42,7 @@ it is made."""
 
 
 class _Begin(NamedTuple):
-    """Where the log of a partition begins, or where the search for it continues."""
+    """Begin of the log of a partition, or the place where the search for it continues."""
 
     watermark: int
     offset: int | None

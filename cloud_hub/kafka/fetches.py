@@ -108,11 +108,11 @@ class Heads:
 
 
 class _Wanted(NamedTuple):
-    """What one fetch asks for."""
+    """Request of one fetch."""
 
     places: dict[TopicPlace, Any]
     topics: dict[str, Partitions]
-    """As they were looked at last."""
+    """Topics, as of the last look at each."""
     led: Led
     codec: int
     ends_at: float

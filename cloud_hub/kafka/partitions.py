@@ -43,7 +43,7 @@ RUN_BYTES = 4 << 20
 RUN_SECTIONS_BYTES = 32 << 20
 """Bytes of sections that one run reads. It reads one more at most."""
 RUN_UNPACKED_BYTES = 128 << 20
-"""Bytes of the unpacked batches of edges of one run, as of erased records. A batch has 64 MiB at most, and each run in
+"""Bytes of the unpacked batches of edges of one run, as of erased records. A batch has 128 MiB at most, and each run in
 it unpacks it again."""
 RUN_S = 0.5
 """Processor time after which a run ends. It has one more section at most."""
