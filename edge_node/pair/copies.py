@@ -181,16 +181,22 @@ class Copy:
             gap.reason == GapReason.ABSENT for stream in streams for gap in self.log.gaps(stream)
         )
 
-    def waiting(self, *, compared: bool = False) -> dict[str, int]:
+    def ends(self) -> dict[str, int]:
+        """Return stream -> end of the numbers of its records, and of the node's losses, now."""
+        streams = self.log.streams().items()
+        return {name: max([self.log.next_seq(at), *(gap.end for gap in self.lost(name))]) for name, at in streams}
+
+    def waiting(self, *, compared: bool = False, ends: Mapping[str, int] | None = None) -> dict[str, int]:
         """Return stream -> number of records that no hub is known to have, for streams with any.
 
         Args:
             compared: leave out those that may have numbers of others at hubs.
+            ends: leave out those from the end of their stream on; None for all.
         """
         counts = {}
         for name, stream in self.log.streams().items():
             kept = self.log.kept(stream)[0]
-            kept.remove(self.compared_end(name) if compared else SEQ_END, SEQ_END)
+            kept.remove(self.end_to_bring(name, compared=compared, ends=ends), SEQ_END)
             counts[name] = kept.count()
         return {name: count for name, count in counts.items() if count}
 
@@ -200,6 +206,11 @@ class Copy:
             return 0
         said = self.about.streams.get(stream)
         return SEQ_END if said is None or said.compared_end is None else said.compared_end
+
+    def end_to_bring(self, stream: str, *, compared: bool, ends: Mapping[str, int] | None) -> int:
+        """Return the end of the numbers that a take-over brings to hubs; the arguments are those of ``waiting``."""
+        end = self.compared_end(stream) if compared else SEQ_END
+        return end if ends is None else min(end, ends.get(stream, 0))
 
     def complete_to(self) -> int | None:
         """Return the time up to which the copy has, or had, everything that the node took in; ns since 1970.
@@ -863,6 +874,8 @@ class CopySource:
         carries: whether the link carries a stream.
         released: called with the stream and numbers that the hub has.
         compared: leave out numbers that hubs may have for other records (``Copy.compared_end``).
+        ends: stream -> end of what goes to the hub; None for all. A node that is there adds records to the copy as
+            fast as the hub gets them.
     """
 
     def __init__(
@@ -872,8 +885,10 @@ class CopySource:
         released: Callable[[str, RangeSet], None],
         *,
         compared: bool = False,
+        ends: Mapping[str, int] | None = None,
     ) -> None:
-        self._copy, self._carries, self._released, self._compared = copy, carries, released, compared
+        self._copy, self._carries, self._released = copy, carries, released
+        self._end = partial(copy.end_to_bring, compared=compared, ends=ends)
         self._pages = copy.log.page_reader()
         self._names = {number: name for name, number in copy.log.streams().items() if carries(name)}
         self._answered: set[int] = set()
@@ -916,16 +931,14 @@ class CopySource:
         for lane in lanes:
             name = self._names[lane]
             held, said = self._copy.log.ranges(lane), self._copy.about.streams.get(name)
-            compared_end = self._copy.compared_end(name)
-            gaps = self._copy.lost(name)
-            if self._compared:
-                held.remove(compared_end, SEQ_END)
-                gaps = [gap for gap in gaps if gap.end <= compared_end]
+            last = self._end(name)
+            held.remove(last, SEQ_END)
+            gaps = [gap for gap in self._copy.lost(name) if gap.end <= last]
             mark = None if said is None or said.mark is None else Mark(*said.mark)
-            if mark is not None and mark.seq > compared_end:
+            if mark is not None and mark.seq > min(last, self._copy.compared_end(name)):
                 mark = None
-            end = max([self._copy.log.next_seq(lane), *(gap.end for gap in gaps)])
-            found[lane] = LaneSnapshot(held, end, list(gaps), mark)
+            end = max([min(last, self._copy.log.next_seq(lane)), *(gap.end for gap in gaps)])
+            found[lane] = LaneSnapshot(held, end, gaps, mark)
         return found
 
     def _note_answer(self, lane: int, answer: LaneTaken | LaneEnded) -> None:
@@ -945,7 +958,7 @@ class CopySource:
         except LogError as error:
             raise OSError(str(error)) from error
         # A page has batches beyond the range, too.
-        end = self._copy.compared_end(self._names[lane]) if self._compared else SEQ_END
+        end = self._end(self._names[lane])
         return [batch for batch in batches if decode_header(batch).end_seq <= end]
 
     def high_watermark(self, hub: str, lane: int) -> int:  # noqa: ARG002 - of the contract
@@ -958,9 +971,8 @@ class CopySource:
     def released(self, lane: int, ranges: RangeSet) -> None:
         """Note what the hub has. Under numbers that were not offered it may have other records: those stay."""
         name, kept = self._names[lane], self._copy.log.kept(lane)[0]
-        if self._compared:
-            ranges = ranges.copy()
-            ranges.remove(self._copy.compared_end(name), SEQ_END)
+        ranges = ranges.copy()
+        ranges.remove(self._end(name), SEQ_END)
         count = sum(end - first for run in ranges for first, end in kept.within(*run))
         if lane in self._answered:
             self.had += count

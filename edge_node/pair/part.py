@@ -156,11 +156,23 @@ class PeerListener:
 
 
 @dataclass
+class _Order:
+    """An operator's order to bring a copy to the hubs."""
+
+    takes_all: bool
+    """True for all that the copy has, False for what the node had compared with its hubs."""
+    ends: dict[str, int]
+    """Stream -> end of its records when the order came: a node that is there may add to them without end."""
+
+
+@dataclass
 class _TakeOver:
     """A copy that goes to the hubs."""
 
     is_ordered: bool
     """True if an operator wants all of it there, and not only what the node had compared with its hubs."""
+    ends: dict[str, int] | None = None
+    """Stream -> end of the records that go; None for all."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     statuses: list[LinkStatus] = field(default_factory=list)
     sources: list[CopySource] = field(default_factory=list)
@@ -194,20 +206,26 @@ class TakeOvers:
         """Return stream -> number of its records that no link of this node carries."""
         return {name: count for name, count in copy.waiting().items() if not self._carriers(name)}
 
-    def is_needed(self, copy: Copy, *, is_ordered: bool) -> bool:
-        """Return whether a copy has records for the hubs."""
-        return any(map(self._carriers, copy.waiting(compared=not is_ordered)))
+    def unsent(self, copy: Copy, *, is_ordered: bool = False, ends: Mapping[str, int] | None = None) -> int:
+        """Return the number of a copy's records that a take-over has to bring to the hubs."""
+        waiting = copy.waiting(compared=not is_ordered, ends=ends)
+        return sum(count for stream, count in waiting.items() if self._carriers(stream))
+
+    def unsent_of(self, name: str, copy: Copy) -> int:
+        """Return the number of records that a take-over which runs has still to bring; 0 if none runs."""
+        running = self._running.get(name)
+        return 0 if running is None else self.unsent(copy, is_ordered=running.is_ordered, ends=running.ends)
 
     def _carriers(self, stream: str) -> list[str]:
         links = self._config.links.items()
         return [name for name, link in links if link.streams is None or stream in carried_streams(link, self._config)]
 
-    def begin(self, name: str, copy: Copy, *, is_ordered: bool) -> None:
-        """Offer a copy to the hubs of all links."""
+    def begin(self, name: str, copy: Copy, *, is_ordered: bool, ends: dict[str, int] | None = None) -> None:
+        """Offer a copy to the hubs of all links: the records before ``ends``."""
         logger.warning(
             "taking over %s: the hubs get what this node has of it, %d records as far as it knows",
             copy.owner,
-            sum(copy.waiting(compared=not is_ordered).values()),
+            sum(copy.waiting(compared=not is_ordered, ends=ends).values()),
         )
         streams = copy.log.streams()
         parties = {
@@ -215,7 +233,7 @@ class TakeOvers:
         }
         names = {number: stream for stream, number in streams.items()}
         ledger = ReleaseLedger(parties, lambda number, ranges: copy.forget(names[number], ranges))
-        running = self._running[name] = _TakeOver(is_ordered)
+        running = self._running[name] = _TakeOver(is_ordered, ends)
         for link, settings in self._config.links.items():
             party, status = Party("link", link), LinkStatus(f"{link}, for {copy.owner}")
 
@@ -225,7 +243,7 @@ class TakeOvers:
             def carries(stream: str, link: str = link) -> bool:
                 return link in self._carriers(stream)
 
-            source = CopySource(copy, carries, released, compared=not is_ordered)
+            source = CopySource(copy, carries, released, compared=not is_ordered, ends=ends)
             if source.lanes():
                 own = self._links.orders.control(link, settings).policy
                 # The month's bytes are those of the link itself, which stores them.
@@ -258,11 +276,16 @@ class TakeOvers:
             if own.is_paused != control.policy.is_paused:
                 await control.pause(own.is_paused)
         self._results[name] = sum(each.had for each in running.sources), sum(each.brought for each in running.sources)
-        if self.is_needed(copy, is_ordered=running.is_ordered):
+        if self.unsent_of(name, copy):
             running.done_at = None
         elif running.done_at is None:
             running.done_at = self._now()
         return running.done_at is not None and self._now() - running.done_at >= LINGER_S
+
+    def runs(self, name: str, *, is_ordered: bool, ends: dict[str, int]) -> bool:
+        """Return whether one runs that ``begin`` would make of these arguments."""
+        running = self._running.get(name)
+        return running is not None and (running.is_ordered, running.ends) == (is_ordered, ends)
 
     def is_ordered(self, name: str) -> bool:
         """Return whether one that runs is an operator's."""
@@ -335,8 +358,8 @@ class PairPart(Part):
         disk_id = hashlib.sha256(b"pair %d" % links.log.log_id).hexdigest()[:32]
         self.listener = PeerListener(pair, self.copies, disk_id, software=software)
         self._take_overs = TakeOvers(links, config)
-        self._asked: dict[str, bool] = {}
-        """Copies that an operator wants at the hubs: True for all that they have, False for what was compared."""
+        self._asked: dict[str, _Order] = {}
+        """Copies that an operator wants at the hubs."""
         self._done: set[str] = set()
         """Copies that the hubs have, since their node is away."""
         self._away: dict[str, float] = {}
@@ -438,33 +461,35 @@ class PairPart(Part):
         after_s, now = self._pair.take_over_after_s, self._now()
         present = {copy.log.log_id for copy in self.copies.open.values() if copy.session is not None}
         for name, copy in list(self.copies.open.items()):
-            is_ordered = name in self._asked
-            if is_ordered and copy.log.log_id in present:
+            order = self._asked.get(name)
+            if order is not None and copy.log.log_id in present:
                 # It is not gone for good. A hub that has numbers before the node has compared them would take its log
                 # for a restored old copy.
-                self._asked[name] = False
-            takes_all = self._asked.get(name, False)
+                order.takes_all = False
+            takes_all = order is not None and order.takes_all
             if copy.log.log_id in present:
                 # An earlier copy too: its node sends the same records itself.
                 self._away.pop(name, None)
                 self._done.discard(name)
-                if not is_ordered:
+                if order is None:
                     await self._take_overs.end(name)
                     continue
             since = self._away.setdefault(name, now)
-            if name in self._take_overs and is_ordered and self._take_overs.is_ordered(name) is not takes_all:
+            # Another one ends, also one by itself: what came since the order is no part of it.
+            if order is not None and not self._take_overs.runs(name, is_ordered=takes_all, ends=order.ends):
                 await self._take_overs.end(name)
             if name in self._take_overs:
                 if await self._take_overs.look(name, copy):
                     self._asked.pop(name, None)
                     self._done.add(name)
                     await self._take_overs.end(name)
-            elif is_ordered or (
+            elif order is not None or (
                 after_s is not None
                 and now - since >= after_s
-                and (name not in self._done or self._take_overs.is_needed(copy, is_ordered=False))
+                and (name not in self._done or self._take_overs.unsent(copy))
             ):
-                self._take_overs.begin(name, copy, is_ordered=takes_all)
+                ends = None if order is None else order.ends
+                self._take_overs.begin(name, copy, is_ordered=takes_all, ends=ends)
 
     async def take_over(self) -> TakeOverReply:
         """Send what hubs lack of nodes that are away to the hubs, at an operator's request, and say how that is. If the
@@ -480,7 +505,7 @@ class PairPart(Part):
             away = [name for name, copy in self.copies.open.items() if copy.session is None]
             asked = set(away or self.copies.open)
             if not asked & self._asked.keys():
-                self._asked.update(dict.fromkeys(asked, True))
+                self._asked.update({name: _Order(True, self.copies.open[name].ends()) for name in asked})
                 self._done -= asked
             await self._look_at_copies()
         return TakeOverReply(dict(self.facts()["pair"]))
@@ -542,6 +567,7 @@ class PairPart(Part):
             "vouched": copy.session is None and copy.is_vouched,
             "records": sum(waiting.values()),
             "only_by_order": sum(waiting.values()) - sum(copy.waiting(compared=True).values()),
+            "unsent": self._take_overs.unsent_of(name, copy),
             "hubs_had": had,
             "hubs_took": brought,
             "bytes": stats.bytes_on_disk,

@@ -614,7 +614,7 @@ def edge_take_over(target: str, *, as_json: bool) -> None:
     try:
         with ordering(directory, "the peer"):
             pair = ask_take_over(directory)
-        while any(each["taking_over"] and _unsent(each, pair) for each in pair["copies"].values()):
+        while any(each["unsent"] for each in pair["copies"].values()):
             said = "; ".join(each["trouble"] for each in pair["copies"].values() if each["trouble"])
             if said and said != trouble:
                 click.echo(f"waiting: {said}", err=True)
@@ -648,10 +648,6 @@ def edge_take_over(target: str, *, as_json: bool) -> None:
             click.echo(f"  the copy has everything that the node took in until {until}, by the node's clock")
     for name, why in pair["copies_unopened"].items():
         click.echo(f"the copy {name} cannot be opened, and stays as it is: {why}")
-
-
-def _unsent(copy: Mapping[str, Any], pair: Mapping[str, Any]) -> bool:
-    return bool(copy["records"] - _uncompared(copy, pair) > sum(copy["not_carried"].values()))
 
 
 def _uncompared(copy: Mapping[str, Any], pair: Mapping[str, Any]) -> int:

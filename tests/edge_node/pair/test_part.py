@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from tests.edge_node.pair.test_copies import connect, log_of, send, started
+from tests.storage.segment_log.helpers import put
 from tests.support.certificates import Authority
 from weft.bounds import Refusals
 from weft.config.links import Link, Pair, PairTls
@@ -21,6 +22,7 @@ from weft.edge_node.links.links import Links
 from weft.edge_node.pair.copies import Copy
 from weft.edge_node.pair.part import PairPart, PeerListener, _TakeOver
 from weft.network.reload import Reloads
+from weft.protocols.batch import decode_header
 from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.ranges import RangeSet
 from weft.replication.runner import LINK_PATH
@@ -143,3 +145,34 @@ async def test_an_order_brings_hubs_no_numbers_that_a_node_which_is_there_has_no
         await part.take_over()
         (source,) = part._take_overs._running[name].sources
         assert list(source.states([1])[1].held) == [(0, 1)]
+
+
+async def test_an_order_beside_a_node_that_goes_on_ends_with_what_the_copy_had(tmp_path: Path) -> None:
+    async with with_two_copies(tmp_path) as (part, _, _):
+        ((name, copy),) = [(name, each) for name, each in part.copies.open.items() if each.log.log_id == 6]
+        now = 0.0
+        part._take_overs._now = lambda: now
+        await part.take_over()
+        part._asked.clear()
+        await part._take_overs.end(name)
+        for other in part.copies.open.values():
+            other.session = copy.session
+        await part.take_over()
+        assert part.facts()["pair"]["copies"][name]["unsent"] == 1
+        log = log_of(6, b"two")
+        session = cast("Any", copy.session)
+        for number in range(1, 60):
+            put(log, 1, b"more")
+            copy.log.append_stored("s", [(decode_header(batch), batch) for batch in log.read(1, number, 1)])
+            await copy.log.durable()
+            if number == 5:
+                (source,) = part._take_overs._running[name].sources
+                assert list(source.states([1])[1].held) == [(0, 1)]
+                assert len(await source.read(1, 0, 1 << 20)) == 1
+                source.released(1, RangeSet([(0, 6)]))
+            now += 0.5
+            await part._look_at_copies()
+            assert copy.session is session
+        assert name not in part._take_overs
+        assert copy.waiting() == {"s": 59}, "the node brings what came after the order"
+        assert part.facts()["pair"]["copies"][name]["unsent"] == 0
