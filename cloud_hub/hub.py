@@ -77,7 +77,7 @@ from weft.config.release import SOFTWARE
 from weft.hub_api.answers import ApiError
 from weft.hub_api.status import LostOfLane, StatusAnswer
 from weft.protocols.chunk_index import RELEASE, FoldRules
-from weft.replication.runner import serve_link
+from weft.replication.runner import Beats, serve_link
 from weft.storage.chunk_log import RegionPositions
 from weft.storage.cluster import Cluster, ClusterCache
 from weft.storage.cluster_log import ClusterLog
@@ -262,6 +262,7 @@ class Hub:
         self._declared = declared = Declarations(
             settings, store, cluster.cluster_id, now=clock.agreed, doubted=clock.doubted
         )
+        self._beats = Beats()
         self._links = OpenLinks(
             settings.links_max, settings.links_per_token_max, self._refusals, clock.now, declared.credentials
         )
@@ -641,6 +642,7 @@ class Hub:
                 self._to_edges.pulls.guarded(link),
                 settings.receiver(),
                 self.cluster.cluster_id.hex(),
+                beats=self._beats,
                 software=SOFTWARE,
                 wall_clock=self._clock.now,
             )

@@ -282,6 +282,16 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
             "The next URL is tried. Where some of the data still waits in the edge's socket, it is twice this time.",
         ),
     ] = field(default=30.0, name="ack_timeout")
+    beat_timeout_s: Annotated[
+        Duration,
+        Meta(
+            ge=0,
+            description="Silence after which the edge leaves a hub node that has data of it. A hub that is well sends "
+            "at least a beat within 1.5 s then. On a slow line the edge waits for six round trips, if that is longer, "
+            "and for bytes that still leave its socket. It doubles with each silence in a row of the same node, up to "
+            "`ack_timeout`. `0s`: never; raise it where a mobile network pauses for seconds.",
+        ),
+    ] = field(default=3.0, name="beat_timeout")
     mark_interval_s: Annotated[
         Duration, Meta(ge=1, description="How often idle streams tell the hub that nothing is missing.")
     ] = field(default=60.0, name="mark_interval")

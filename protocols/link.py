@@ -429,7 +429,9 @@ ENCRYPTED = "encrypted"
 PEERS = "peers"
 """Feature of a hub alone: other clusters relay to it what they get from the sender, so it may hold records that this
 sender never sent to it. It has no frames."""
-FEATURES: tuple[str, ...] = (LAST_WORDS, CONFIG, DOWN, PULL, CANARY, THROTTLE, REPORT, PAIR_REPORT)
+BEATS = "beats"
+"""Feature of a hub that sends a PONG now and then while the sender waits for a commit. It has no frames."""
+FEATURES: tuple[str, ...] = (LAST_WORDS, CONFIG, DOWN, PULL, CANARY, THROTTLE, REPORT, PAIR_REPORT, BEATS)
 """Features that this release announces. A frame of a feature is sent only to a peer that announced it too."""
 
 

@@ -13,6 +13,7 @@ drives both. The protocol is docs/reference/formats/link.md. When a sender sends
 - ``MarkSchedule`` (``sender_lanes.py``) says when marks are due: soon after a lane's data, and every ``mark_interval``
   for all lanes together. At the end of an edge it makes them last words.
 - ``AckPatience`` (``liveness.py``) says how long a hub may take data and acknowledge none (``ack_timeout``).
+- ``BeatWatch`` (``liveness.py``) notices in seconds that a hub which has data says nothing at all (``beat_timeout``).
 - ``CanaryWatch`` (``liveness.py``) knows what was last proven to be durable at the hub, and asks with a PING where
   nothing was for a while.
 - ``Liveness`` (``liveness.py``) sends PING (``ping_interval``), notices a silent peer (``silence``), and measures its

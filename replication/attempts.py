@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from weft.protocols.link import RefuseCode
 from weft.replication.events import LinkState
-from weft.replication.flow_control import LINK_PATH
+from weft.replication.flow_control import LINK_PATH, SenderSettings
 
 # Outcomes of attempts to connect, with the sentences for refusals that every client of a hub may meet.
 
@@ -276,6 +276,8 @@ class Redirects:
         """URLs of nodes that took the link, the last one last."""
         self._silent: dict[str, float] = {}
         """Host -> end of the time in which none of its nodes is tried."""
+        self._silences: dict[str, int] = {}
+        """URL -> number of attempts in a row in which its node fell silent."""
         self._failed: dict[str, None] = {}
         """The link's own URLs that did not take it since one did."""
         self._moves: deque[float] = deque(maxlen=HOPS_MAX)
@@ -286,6 +288,13 @@ class Redirects:
         silent a short time ago; otherwise the first one: a node that was slow may be the only one that is left."""
         sound = (url for url in urls if self._silent.get(_host(url), now) <= now)
         return next((url for url in sound if url not in self._failed), urls[0])
+
+    def beat_timeout(self, target: Target, settings: SenderSettings) -> int:
+        """Return the silence, ns, for which the link waits at a node: doubled for each time in a row that the node fell
+        silent, up to ``ack_timeout``."""
+        # What looks like silence may be a proxy with a slow line behind it, or a host with too much to do. An edge that
+        # left again and again would send the same data again and again, and none would arrive.
+        return min(settings.beat_timeout << self._silences.get(target.url, 0), settings.ack_timeout)
 
     def after(self, target: Target, outcome: ConnectionEnd, *, taken: bool, now: float) -> Target | None:
         """Return the node to try at once after an attempt; None if the link should wait and start again at its own
@@ -301,7 +310,9 @@ class Redirects:
             self._failed.clear()
         elif target.back is None:
             _keep(self._failed, target.url, None)
+        silences = self._silences.pop(target.url, 0) if taken else self._silences.get(target.url, 0)
         if outcome.is_silent:
+            _keep(self._silences, target.url, silences + 1)
             # This may also be the edge's own network, so the time does not grow.
             _keep(self._silent, _host(target.url), now + SILENT_S)
         if taken:

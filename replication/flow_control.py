@@ -278,6 +278,8 @@ class SenderSettings:
     """Silence after which a peer counts as lost. With data in flight, ``ack_timeout`` detects it earlier."""
     ack_timeout: int = 30 * SECOND
     """Time without any acknowledgement, while data is in flight, after which the link leaves the hub node."""
+    beat_timeout: int = 0
+    """Silence, while anything is awaited, after which the link leaves a hub that sends beats; 0: never."""
     welcome_timeout: int = 20 * SECOND
     lane_retry: int = 10 * SECOND
     """Time after which a lane that was closed is offered again on the same connection."""

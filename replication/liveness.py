@@ -48,7 +48,8 @@ class Liveness:
         self._silence = silence
         self._wall_clock = wall_clock
         self._heard = now
-        self._paused = False
+        self.is_paused = False
+        """True while the owner does not read: the peer's silence means nothing."""
         self._next_ping = now + ping_interval
         self._asked: int | None = None
         self._owed: list[Frame] = []
@@ -87,16 +88,16 @@ class Liveness:
 
     def pause(self) -> None:
         """Note that the owner stops reading: the peer's silence means nothing until ``resume``."""
-        self._paused = True
+        self.is_paused = True
 
     def resume(self, now: int) -> None:
         """Note that the owner reads again."""
-        self._paused = False
+        self.is_paused = False
         self._heard = now
 
     def deadline(self) -> int:
         """Return the time at which ``handle_timeout`` has something to do."""
-        return self._next_ping if self._paused else min(self._next_ping, self._heard + self._silence)
+        return self._next_ping if self.is_paused else min(self._next_ping, self._heard + self._silence)
 
     def ping_is_due(self, now: int) -> bool:
         """Return whether ``handle_timeout`` will queue a PING."""
@@ -105,7 +106,7 @@ class Liveness:
     def handle_timeout(self, now: int) -> ConnectionLost | None:
         """Queue a PING when one is due; return ``Lost`` when the peer was silent for too long."""
         # Measured from anything the peer sent: on a link full of data a PONG may wait behind them.
-        if not self._paused and now >= self._heard + self._silence:
+        if not self.is_paused and now >= self._heard + self._silence:
             seconds = self._silence / SECOND
             return ConnectionLost(
                 Fault.NETWORK, f"the peer was silent for {seconds:g} s; the network between may be cut"
@@ -129,6 +130,11 @@ class Liveness:
             self.sample(self._asked, frame.clock, now)
             self.round_trip, self.answered = now - self._asked, self._asked
             self._asked = None
+
+    def beat(self) -> None:
+        """Queue a PONG that answers no PING: it says that this end lives (RFC 6455 section 5.5.3 has the same)."""
+        if not self._owed:
+            self._owed.append(Pong(0, self._wall_clock()))
 
     def sample(self, sent: int, peer_wall: int, now: int) -> None:
         """Note that the peer read ``peer_wall`` somewhere between our ``sent`` and ``now``."""
@@ -197,6 +203,74 @@ class AckPatience:
         """Return whether the hub acknowledged nothing for too long."""
         deadline = self.deadline
         return deadline is not None and now >= deadline
+
+
+# Beats of a hub: short signs of life while a sender waits for a commit.
+#
+# A hub that takes data and says nothing may be slow, or its host may be stopped or gone. An acknowledgement cannot tell
+# these apart before ``ack_timeout``, which leaves a store time for a retry. A beat can, in seconds. Idle links have
+# none: 10,000 edges with one a second each would be 10,000 messages a second.
+
+BEATS_PER_TIMEOUT = 3
+"""Looks in a row at which a hub has to be silent."""
+ROUND_TRIPS_PER_LOOK = 2
+"""Round trips that a look leaves for, at least: the last one measured may have been a short one."""
+
+
+class BeatWatch:
+    """The silence of a hub that a sender waits for. All times are monotonic nanoseconds.
+
+    Silence is counted by looks that found none, one after the other, and not by the clock: a sender that was suspended,
+    or whose event loop was busy, reads what came meanwhile before the next look.
+
+    Args:
+        timeout: silence after which the hub counts as gone; 0 never.
+    """
+
+    def __init__(self, timeout: int) -> None:
+        self._interval = timeout // BEATS_PER_TIMEOUT
+        self._silent_looks = 0
+        self.is_on = False
+        """True when the hub sends beats."""
+        self.deadline: int | None = None
+        """Time of the next look; None while nothing is awaited."""
+
+    def awaits(self, anything: bool, now: int, round_trip: int) -> None:
+        """Note whether the sender waits for anything of the hub."""
+        if not (anything and self.is_on and self._interval):
+            self.deadline = None
+        elif self.deadline is None:
+            self._silent_looks = 0
+            self._set(now, round_trip)
+
+    def heard(self, now: int, round_trip: int) -> None:
+        """Note that something came from the hub, or that bytes of this end still arrive at its machine."""
+        if self.deadline is not None:
+            self._silent_looks = 0
+            self._set(now, round_trip)
+
+    def is_due(self, now: int) -> bool:
+        """Return whether ``handle_timeout`` will look."""
+        return self.deadline is not None and now >= self.deadline
+
+    def handle_timeout(self, now: int, round_trip: int) -> ConnectionLost | None:
+        """Look, if it is time; return ``ConnectionLost`` when the hub was silent for too long."""
+        if not self.is_due(now):
+            return None
+        self._silent_looks += 1
+        waited = self._set(now, round_trip) * self._silent_looks
+        if self._silent_looks < BEATS_PER_TIMEOUT:
+            return None
+        return ConnectionLost(
+            Fault.NETWORK,
+            f"the hub has data of this node and was silent for {waited / SECOND:.3g} s; its host, or the network "
+            "between, may be down",
+        )
+
+    def _set(self, now: int, round_trip: int) -> int:
+        interval = max(self._interval, ROUND_TRIPS_PER_LOOK * round_trip)
+        self.deadline = now + interval
+        return interval
 
 
 class Proof(NamedTuple):

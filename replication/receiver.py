@@ -17,6 +17,7 @@ from weft.protocols.chunk_index import PAIR_FLAGS, GapRange, LaneFlag
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import NAME_RULE, Lane, valid_name
 from weft.protocols.link import (
+    BEATS,
     DATA_HEAD,
     FEATURES,
     KNOWN_LANE_FLAGS,
@@ -155,6 +156,12 @@ def lane_refusal(
     return None
 
 
+BEAT_LOOK_S = 0.5
+"""Interval of the looks at which a link may get a beat."""
+QUIET_LOOKS = 3
+"""Looks in a row at which an edge waits and hears nothing, until it gets a beat: it hears something within 1 to 1.5 s.
+Most commits are quicker, and their acknowledgements spare the beat."""
+
 _DONE, _new = object(), tuple.__new__
 _SAME_RELEASE = "run the same release on edge and hub; if they do, report this as a fault of the edge"
 
@@ -235,6 +242,7 @@ class Receiver:
         self.peer_features: frozenset[str] = frozenset()
         """Features that the sender announced. Frames of other features are not sent."""
         self._events: list[ReceiverEvent] = []
+        self._quiet_looks = 0
         self._spent = 0  # in the present turn, which short messages share
         self.control_cost = 0  # of frames that the window does not count; the owner takes it and sets it to 0
 
@@ -330,6 +338,21 @@ class Receiver:
         """Answer a canary with the next PONG: a chunk, begun ``waited`` ns after it, is durable now."""
         # A store that does not answer may delay the beginning, too: that is no wait for others.
         self._proof = number, now - min(waited, self._settings.mark_interval)
+
+    def beat(self, now: int) -> bool:
+        """Look whether the sender waits for something, and queue a sign of life if it has heard nothing for
+        ``QUIET_LOOKS``; return whether there is one to send. The owner calls this each ``BEAT_LOOK_S``."""
+        # While the owner does not read, the sender's data wait unseen, and its PINGs behind them.
+        is_awaited = self._in_flight.bytes or self.live.is_paused or len(self._lanes) > len(self._opened)
+        if not is_awaited or self._state is not _OPEN or BEATS not in self.peer_features:
+            self._quiet_looks = 0
+            return False
+        self._quiet_looks += 1
+        if self._quiet_looks < QUIET_LOOKS:
+            return False
+        self._now = now
+        self.live.beat()
+        return True
 
     def _forget(self, lane: int) -> bool:
         """Forget a lane that is closed; return whether it was not closed before."""
@@ -519,7 +542,10 @@ class Receiver:
                 frames.append(CanaryBack(number, max(0, self._now - base)))
             frames += self.live.frames()
         frames += self._acks.take()
-        return self._encoder.encode(frames) if frames else b""
+        if not frames:
+            return b""
+        self._quiet_looks = 0
+        return self._encoder.encode(frames)
 
     # -- time
 

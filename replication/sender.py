@@ -29,6 +29,7 @@ from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
 from weft.protocols.link import (
+    BEATS,
     LAST_WORDS,
     PEERS,
     PROTOCOL_VERSION,
@@ -74,7 +75,7 @@ from weft.replication.flow_control import (
     checked_ranges,
     window_cost,
 )
-from weft.replication.liveness import SECOND, AckPatience, CanaryWatch, Liveness
+from weft.replication.liveness import SECOND, AckPatience, BeatWatch, CanaryWatch, Liveness
 from weft.replication.policy import SendPolicy, Throttle
 from weft.replication.sender_lanes import LinkLaneState, MarkSchedule, SenderLane, SenderLanes
 from weft.replication.source import LaneSnapshot, OfferedLane
@@ -359,6 +360,8 @@ class Sender:
         self._marks = MarkSchedule(settings.mark_interval, now)
         self.patience = AckPatience(settings.ack_timeout)
         """Patience of this connection. The owner may restart it before ``handle_timeout`` ends it."""
+        self.beats = BeatWatch(settings.beat_timeout)
+        """Silence of the hub. The owner may end it before ``handle_timeout`` looks."""
         self.canary = CanaryWatch(settings.canary_interval, settings.canary_patience, now)
         self._reports = ReportRide(settings.report or LatestReport(), now)
         self._outbox = Outbox(settings.compression_level, policy)
@@ -392,6 +395,12 @@ class Sender:
     def oldest_pending_time(self) -> int | None:
         """Return the wall clock time of the oldest record that was read and not acknowledged, ns."""
         return self._outbox.oldest_time()
+
+    @property
+    def round_trip(self) -> int:
+        """Return the last measured time from a question to the hub's answer, ns; 0 before the first."""
+        last = self.liveness.last_answer
+        return 0 if last is None else 2 * last.error
 
     @property
     def opening(self) -> list[int]:
@@ -514,6 +523,7 @@ class Sender:
             return
         self._now = now
         self.liveness.heard(now)
+        self.beats.heard(now, self.round_trip)
         try:
             for frame in self._decoder.decode(data):
                 self._receive(frame)
@@ -568,6 +578,7 @@ class Sender:
         self._state, self.welcome = _State.OPEN, welcome
         self.cluster_id, self.peer_features = welcome.cluster_id, frozenset(welcome.features)
         self.canary.welcome(welcome)
+        self.beats.is_on = BEATS in self.peer_features
         self._reports.welcome(welcome)
         # WELCOME carries the hub's clock, so an edge without a clock has the time before its first batch.
         self.liveness.sample(self._hello_sent, welcome.clock, self._now)
@@ -649,7 +660,9 @@ class Sender:
             self._marks.begin(self._lanes.open(), self._now)
             frames += self._marks.take_frames(self._lanes, self._outbox.first_waiting)
             # Lanes that wait for their opening count as well, because the hub answers them only after a commit.
-            self.patience.awaits(bool(self._outbox.unacked_bytes or self._lanes.opening), self._now)
+            is_awaited = bool(self._outbox.unacked_bytes or self._lanes.opening)
+            self.patience.awaits(is_awaited, self._now)
+            self.beats.awaits(is_awaited, self._now, self.round_trip)
         frames += self.canary.rides(frames, self._now)
         frames += self._reports.rides(frames, self._now)
         return self._encoder.encode(frames) if frames else b""
@@ -660,7 +673,13 @@ class Sender:
             return None
         if self._state is _State.GREETING:
             return min(self.liveness.deadline(), self._welcome_due)
-        maybe = self._lanes.next_retry, self._lanes.hold_ends, self.patience.deadline, self._reports.deadline
+        maybe = (
+            self._lanes.next_retry,
+            self._lanes.hold_ends,
+            self.patience.deadline,
+            self.beats.deadline,
+            self._reports.deadline,
+        )
         return min(self.liveness.deadline(), self._marks.deadline, *(due for due in maybe if due is not None))
 
     def handle_timeout(self, now: int) -> None:
@@ -668,7 +687,8 @@ class Sender:
         if self._state is _State.CLOSED:
             return
         self._now = now
-        pings, lost = self.liveness.ping_is_due(now), self.liveness.handle_timeout(now)
+        pings = self.liveness.ping_is_due(now)
+        lost = self.liveness.handle_timeout(now) or self.beats.handle_timeout(now, self.round_trip)
         if lost is not None:
             self._close(lost)
         elif self._state is _State.GREETING and now >= self._welcome_due:

@@ -754,6 +754,7 @@ def link_settings(link: Link, report: LatestReport | None = None) -> LinkSetting
             ping_interval=int(link.ping_interval_s * SECOND),
             silence=int(link.silence_s * SECOND),
             ack_timeout=int(link.ack_timeout_s * SECOND),
+            beat_timeout=int(link.beat_timeout_s * SECOND),
             cluster_id=link.cluster or "",
             report=report,
         ),

@@ -42,7 +42,7 @@ from weft.protocols.ranges import RangeSet
 from weft.replication.events import LinkState, LinkStatus
 from weft.replication.flow_control import ReceiverSettings, SenderSettings
 from weft.replication.liveness import SECOND
-from weft.replication.runner import LINK_PATH, LinkSettings, no_token, run_link, serve_link
+from weft.replication.runner import LINK_PATH, Beats, LinkSettings, no_token, run_link, serve_link
 from weft.replication.runner.control import LinkControl
 from weft.replication.source import Epochs, Party, ReleaseLedger
 from weft.storage.segment_log.encryption import disk_of
@@ -91,6 +91,7 @@ class PeerListener:
         self._pair, self._copies, self._cluster_id, self._software = pair, copies, cluster_id, software
         self._server: HttpServer | None = None
         self._admission: Admission | None = None
+        self._beats = Beats()
         self.port = 0
 
     async def start(self, refusals: Refusals, reloads: Reloads) -> None:
@@ -144,7 +145,7 @@ class PeerListener:
         )
         link, wall_clock = CopyLink(self._copies), self._copies.wall_clock
         return await serve_link(
-            request, link, settings, self._cluster_id, software=self._software, wall_clock=wall_clock
+            request, link, settings, self._cluster_id, beats=self._beats, software=self._software, wall_clock=wall_clock
         )
 
     async def close(self) -> None:

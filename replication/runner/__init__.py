@@ -4,11 +4,12 @@ import weft.replication.runner.light_aiohttp
 from weft.replication.events import LinkRefused
 from weft.replication.flow_control import LINK_PATH
 from weft.replication.runner.connect import run_link
-from weft.replication.runner.serve import LinkHandler, LinkSession, serve_link
+from weft.replication.runner.serve import Beats, LinkHandler, LinkSession, serve_link
 from weft.replication.runner.settings import ConfigReceiver, LinkIdentity, LinkSettings, no_token
 
 __all__ = [
     "LINK_PATH",
+    "Beats",
     "ConfigReceiver",
     "LinkHandler",
     "LinkIdentity",

@@ -11,6 +11,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import aiohttp
@@ -179,9 +180,8 @@ async def run_link(
         SenderConnection,
         source,
         identity,
-        settings.sender,
-        epochs,
-        progress,
+        epochs=epochs,
+        progress=progress,
         clock=clock,
         wall_clock=wall_clock,
         clocks=clocks,
@@ -198,7 +198,10 @@ async def run_link(
                 if target is None:
                     target, own = turns.next(redirects)
                 status.state, status.url, status.next_try = LinkState.CONNECTING, target.url, None
-                connection = connect(stay=target.stay_s is not None)
+                beat_timeout = redirects.beat_timeout(target, settings.sender)
+                connection = connect(
+                    settings=replace(settings.sender, beat_timeout=beat_timeout), stay=target.stay_s is not None
+                )
                 outcome = await _outcome(session, connection, target, own, trust)
                 await control.keep_count()
                 if outcome is None:

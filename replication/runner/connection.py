@@ -99,7 +99,7 @@ class SenderConnection:
         self._withdraw, self._next_status = False, 0
         self._status_stale = True
         """True when something happened since the figures of the status were counted."""
-        self._drain = Drain(None)
+        self._drain, self._arrival = Drain(None), Drain(None)
         self._asked_at: int | None = None
         """Time of the last check whether bytes still leave this machine."""
         self._delivered = False
@@ -123,7 +123,8 @@ class SenderConnection:
 
     async def run(self, socket: aiohttp.ClientWebSocketResponse) -> ConnectionEnd:
         """Replicate over an open socket until the connection is over; the caller closes the socket."""
-        self._drain = Drain(tcp := socket.get_extra_info("socket"))
+        tcp = socket.get_extra_info("socket")
+        self._drain, self._arrival = Drain(tcp), Drain(tcp)
         self._control.opened(tcp)
         try:
             epoch = await asyncio.to_thread(self._epochs.propose)
@@ -257,11 +258,7 @@ class SenderConnection:
                 self._is_ending = self._all_touched = True
             self._offer_touched(sender, now)
             is_over = self._is_ending and (not sender.connected or sender.end(self._stopping.renamed_to))
-            patience = sender.patience
-            if patience.is_over(now) and self._drain.continues(again=patience.since == self._asked_at):
-                self._asked_at = now
-                patience.still_sending(now)
-            sender.handle_timeout(now)
+            self._pass_time(sender, now)
             if now >= self._next_status:
                 await self._update_status(sender, now)
             request = self._handle_events(sender) or self._held
@@ -289,7 +286,7 @@ class SenderConnection:
                 return
             data = sender.data_to_send()
             if data:
-                await socket.send_bytes(data)
+                await self._write(socket, sender, data)
                 self._control.sent(len(data))
                 self._progress.sent(len(data), sender)
                 await asyncio.sleep(0)  # a backlog in memory must not keep the event loop from serving devices
@@ -298,6 +295,30 @@ class SenderConnection:
                 return
             elif request is None:
                 await self._sleep(sender, now)
+
+    def _pass_time(self, sender: Sender, now: int, *, is_writing: bool = False) -> None:
+        """Let time pass for the machine. A hub that cannot have all that was sent owes no answer to it."""
+        patience = sender.patience
+        again = patience.since == self._asked_at
+        if patience.is_over(now) and self._drain.continues(again=again, is_writing=is_writing):
+            self._asked_at = now
+            patience.still_sending(now)
+        if sender.beats.is_due(now) and self._arrival.continues(again=True, is_writing=is_writing):
+            sender.beats.heard(now, sender.round_trip)
+        sender.handle_timeout(now)
+
+    async def _write(self, socket: aiohttp.ClientWebSocketResponse, sender: Sender, data: bytes) -> None:
+        """Send a message. The time passes meanwhile: a hub that is stopped reads nothing, and the write has no end."""
+        writing = asyncio.ensure_future(socket.send_bytes(data))
+        try:
+            while not sender.closed:
+                due = sender.beats.deadline
+                wait_s = None if due is None else max(0, due - self._clock()) / SECOND
+                if (await asyncio.wait({writing}, timeout=wait_s))[0]:
+                    return await writing
+                self._pass_time(sender, self._clock(), is_writing=True)
+        finally:
+            writing.cancel()
 
     async def _sleep(self, sender: Sender, now: int) -> None:
         deadline = sender.deadline()

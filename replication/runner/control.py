@@ -45,7 +45,7 @@ class Drain:
         self._taken = 0
         self._written = 0
 
-    def continues(self, *, again: bool) -> bool:
+    def continues(self, *, again: bool, is_writing: bool = False) -> bool:
         """Return whether bytes of the last check still wait here, and the peer's machine has acknowledged some since.
 
         The number of waiting bytes is no evidence: new bytes are added also when the peer has stopped, and on any line
@@ -53,6 +53,7 @@ class Drain:
 
         Args:
             again: False for the first check, which returns True if bytes wait.
+            is_writing: True while bytes wait in this process as well: the kernel's may all be new ones then.
         """
         waiting = self._unsent_bytes()
         if not waiting:
@@ -60,7 +61,7 @@ class Drain:
         taken = self._taken_bytes()
         before, written = self._taken, self._written
         self._taken, self._written = taken, taken + waiting
-        return not again or before < taken < written
+        return not again or (before < taken and (is_writing or taken < written))
 
     def _unsent_bytes(self) -> int:
         """Return the bytes that the kernel has not delivered to the peer (SIOCOUTQ); 0 if unknown."""

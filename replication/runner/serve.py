@@ -7,7 +7,7 @@ import contextlib
 import logging
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -49,7 +49,7 @@ from weft.replication.events import (
 )
 from weft.replication.flow_control import ReceiverSettings
 from weft.replication.liveness import SECOND
-from weft.replication.receiver import Receiver
+from weft.replication.receiver import BEAT_LOOK_S, Receiver
 
 # Messages of a WebSocket that a client of the HTTP server has opened, taken in turns.
 
@@ -203,6 +203,33 @@ class LinkHandler(Protocol):
         """
 
 
+class Beats:
+    """Beats of the links of a process. They share a timer: 10,000 timers a second would cost more than the beats."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[LinkSession, None] = {}
+        self._next: asyncio.TimerHandle | None = None
+
+    @contextlib.contextmanager
+    def of(self, session: LinkSession) -> Iterator[None]:
+        """Give a link beats while its edge waits."""
+        self._sessions[session] = None
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_later(BEAT_LOOK_S, self._look)
+        try:
+            yield
+        finally:
+            del self._sessions[session]
+            if not self._sessions and self._next is not None:
+                self._next.cancel()
+                self._next = None
+
+    def _look(self) -> None:
+        self._next = asyncio.get_running_loop().call_later(BEAT_LOOK_S, self._look)
+        for session in self._sessions:
+            session.beat()
+
+
 class LinkSession:
     """Machine, handler and socket of one connection.
 
@@ -217,8 +244,10 @@ class LinkSession:
         receiver: Receiver,
         settings: ReceiverSettings,
         clock: Callable[[], int],
+        *,
+        beats: Beats,
     ) -> None:
-        self._socket = socket
+        self._socket, self._beats = socket, beats
         self._handler = handler
         self._receiver = receiver
         self._silence_s = settings.silence / SECOND
@@ -285,6 +314,11 @@ class LinkSession:
         """Answer a canary: a chunk that was begun after it is durable. It had waited for ``waited_s`` before that."""
         self._receiver.prove(number, int(waited_s * SECOND), self._clock())
 
+    def beat(self) -> None:
+        """Send the edge a sign of life, if it waits for something and has heard nothing for a second."""
+        if self._receiver.beat(self._clock()):
+            self._wake.set()
+
     def refuse(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
         """Send the edge the reason, and close."""
         self._ended(f"refused: {message}; {advice}")
@@ -297,7 +331,8 @@ class LinkSession:
         reader = asyncio.create_task(self._read())
         writer = asyncio.create_task(self._write())
         try:
-            await self._watch({reader, writer})
+            with self._beats.of(self):
+                await self._watch({reader, writer})
             if self._receiver.closed and not writer.done():
                 self._wake.set()
                 await asyncio.wait({writer}, timeout=CLOSE_TIMEOUT_S)
@@ -446,6 +481,7 @@ async def serve_link(
     settings: ReceiverSettings,
     cluster_id: str,
     *,
+    beats: Beats,
     software: str = "weft",
     clock: Callable[[], int] = time.monotonic_ns,
     wall_clock: Callable[[], int] = time.time_ns,
@@ -468,7 +504,7 @@ async def serve_link(
         return web.Response(status=400)
     receiver = Receiver(settings, cluster_id, software, wall_clock, clock(), in_turns=True)
     try:
-        await LinkSession(socket, handler, receiver, settings, clock).run()
+        await LinkSession(socket, handler, receiver, settings, clock, beats=beats).run()
     finally:
         with contextlib.suppress(TimeoutError, ConnectionError, aiohttp.ClientError):
             await asyncio.wait_for(socket.close(), 2 * CLOSE_TIMEOUT_S)

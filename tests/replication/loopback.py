@@ -27,7 +27,7 @@ from weft.protocols.link import (
 from weft.protocols.ranges import RangeSet
 from weft.replication.flow_control import ReceiverSettings
 from weft.replication.liveness import SECOND
-from weft.replication.runner import LINK_PATH, LinkRefused, LinkSession, serve_link
+from weft.replication.runner import LINK_PATH, Beats, LinkRefused, LinkSession, serve_link
 
 
 class Hub:
@@ -52,6 +52,7 @@ class Hub:
         self.sessions: list[LinkSession] = []
         self.closed = 0
         self.reasons: list[str] = []
+        self._beats = Beats()
         self.token: str | None = None
         self.refusal: LinkRefused | None = None
         self.may_take = asyncio.Event()
@@ -89,7 +90,7 @@ class Hub:
             async for _ in socket:
                 pass
             return socket
-        return await serve_link(request, _Handler(self), self.settings, self.cluster_id)
+        return await serve_link(request, _Handler(self), self.settings, self.cluster_id, beats=self._beats)
 
 
 class _Handler:

@@ -25,6 +25,8 @@ from weft.replication.attempts import (
     refused_by_server,
 )
 from weft.replication.events import LinkState
+from weft.replication.flow_control import SenderSettings
+from weft.replication.liveness import SECOND
 from weft.replication.runner import connect
 
 FIRST, OTHER, ELSEWHERE = "http://hub:8090", "http://hub:8091", "http://hub-2:8090"
@@ -55,6 +57,26 @@ def test_an_edge_goes_where_it_is_sent_and_comes_back_when_that_cannot_be_reache
     assert again is not None
     assert (again.url, again.stay_s is not None) == (FIRST, True)
     assert redirects.after(Target(FIRST), named(OTHER), taken=False, now=2 + UNREACHABLE_MIN_S) == there
+
+
+def test_a_node_that_fell_silent_is_waited_for_twice_as_long_the_next_time(redirects: Redirects) -> None:
+    """Otherwise an edge behind a slow proxy would send the same data again and again, and none would arrive."""
+    sender = SenderSettings(beat_timeout=3 * SECOND, ack_timeout=30 * SECOND)
+
+    def waits(url: str = FIRST) -> float:
+        return redirects.beat_timeout(Target(url), sender) / SECOND
+
+    found = []
+    for _ in range(5):
+        found.append(waits())
+        redirects.after(Target(FIRST), SILENT, taken=True, now=0)
+    assert found == [3, 6, 12, 24, 30]
+    assert waits(OTHER) == 3, "of other nodes nothing is known"
+    redirects.after(Target(FIRST), BROKEN, taken=False, now=0)
+    assert waits() == 30, "it has not shown that it is well"
+    redirects.after(Target(FIRST), BROKEN, taken=True, now=0)
+    assert waits() == 3
+    assert redirects.beat_timeout(Target(FIRST), SenderSettings()) == 0, "without a limit there is none"
 
 
 def test_a_node_that_took_the_link_is_reachable(redirects: Redirects) -> None:

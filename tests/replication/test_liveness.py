@@ -11,6 +11,7 @@ import pytest
 from tests.replication.model import WALL, ModelHub, ModelLog, Pair, Peer, welcome
 from weft.protocols.chunk_index import Mark
 from weft.protocols.link import (
+    BEATS,
     CANARY,
     FEATURES,
     Ack,
@@ -208,6 +209,74 @@ def test_marks_ride_with_the_data_and_follow_it_within_a_second(log: ModelLog) -
     assert peer.sender.deadline() == 2 * SECOND
     assert message(2 * SECOND) == [Marks]
     assert message(3 * SECOND) == []
+
+
+# --- Beats: a hub that says nothing while it has data is left in seconds, and a slow one is not
+
+
+def beating(log: ModelLog, *features: str, round_trip: int = 0) -> Peer:
+    """Return a link with data in flight, whose hub took it at ``round_trip``."""
+    peer = Peer(log, SenderSettings(beat_timeout=3 * SECOND, ack_timeout=30 * SECOND))
+    peer.say(*greeting(*features), LaneOpened(1, []), LaneOpened(2, []), now=round_trip)
+    peer.sender.feed(1, log.read_now(1, 0, 1 << 20))
+    peer.heard()
+    return peer
+
+
+def lost_at(peer: Peer, now: int = 0, *, step: int = SECOND // 2, until: int = 200 * SECOND) -> int:
+    """Let time pass without a word of the hub; return when the link was given up."""
+    while not peer.sender.closed and now < until:
+        now += step
+        peer.sender.handle_timeout(now)
+        peer.heard()
+    return now
+
+
+def test_a_hub_that_has_data_and_says_nothing_is_left_after_three_looks(log: ModelLog) -> None:
+    peer = beating(log, BEATS)
+    assert lost_at(peer) == 3 * SECOND
+    lost = peer.sender.events()[-1]
+    assert isinstance(lost, ConnectionLost)
+    assert lost.fault is Fault.NETWORK
+    assert "silent for 3 s" in lost.reason
+
+
+def test_a_hub_that_beats_has_the_whole_ack_timeout(log: ModelLog) -> None:
+    peer = beating(log, BEATS)
+    for second in range(1, 30):
+        peer.say(Pong(0, WALL), now=second * SECOND)
+        peer.sender.handle_timeout(second * SECOND)
+        assert not peer.sender.closed
+        peer.heard()
+    peer.sender.handle_timeout(30 * SECOND)
+    lost = peer.sender.events()[-1]
+    assert isinstance(lost, ConnectionLost)
+    assert "acknowledged none for 30 s" in lost.reason
+
+
+def test_a_hub_of_the_release_before_which_sends_no_beats_is_waited_for(log: ModelLog) -> None:
+    assert lost_at(beating(log)) == 30 * SECOND
+
+
+def test_no_beat_is_missed_where_nothing_is_awaited(log: ModelLog) -> None:
+    peer = beating(log, BEATS)
+    peer.say(Ack(1, [(0, 10)]), now=SECOND)
+    peer.heard()
+    assert lost_at(peer, SECOND, until=100 * SECOND) == 100 * SECOND
+    assert not peer.sender.closed
+
+
+def test_beats_of_a_slow_line_have_six_round_trips(log: ModelLog) -> None:
+    assert lost_at(beating(log, BEATS, round_trip=2 * SECOND), 2 * SECOND) == 2 * SECOND + 6 * 2 * SECOND
+
+
+def test_a_sender_that_was_suspended_reads_before_it_gives_a_hub_up(log: ModelLog) -> None:
+    peer = beating(log, BEATS)
+    peer.sender.handle_timeout(29 * SECOND)
+    assert not peer.sender.closed, "it may have been told long ago, and has not read it"
+    peer.say(Ack(1, [(0, 10)]), now=29 * SECOND)
+    peer.heard()
+    assert lost_at(peer, 29 * SECOND, until=60 * SECOND) == 60 * SECOND
 
 
 # --- What an edge knows of the hub's store: proofs by what is acknowledged anyway, and canaries where nothing is

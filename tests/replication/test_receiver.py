@@ -13,6 +13,7 @@ from weft.protocols import batch
 from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.errors import Corrupt
 from weft.protocols.link import (
+    BEATS,
     PAIR,
     STREAM_WINDOW_LOG_MAX,
     Ack,
@@ -92,9 +93,9 @@ class Peer:
             frames += self._decoder.decode(data)
         return frames
 
-    def opened(self) -> Peer:
+    def opened(self, hello: Hello = HELLO) -> Peer:
         """Greeted, with both lanes open."""
-        self.say(HELLO, TELEMETRY, ALARMS)
+        self.say(hello, TELEMETRY, ALARMS)
         self.receiver.welcome()
         self.receiver.lane_opened(1, RangeSet([(0, 4)]))
         self.receiver.lane_opened(2, RangeSet())
@@ -299,6 +300,45 @@ def test_ping_is_answered_with_the_wall_clock_and_only_the_newest_is_owed() -> N
     for sent in range(1000):
         peer.say(Ping(sent))
     assert peer.heard() == [Pong(999, WALL)]
+
+
+def beats(peer: Peer, looks: int, first: int = 1) -> list[int]:
+    """Return the looks at which the edge gets a beat, and nothing else."""
+    found = []
+    for look in range(first, first + looks):
+        found += [look] if peer.receiver.beat(look) else []
+        assert peer.heard() == ([Pong(0, WALL)] if look in found else [])
+    return found
+
+
+def test_an_edge_whose_records_wait_hears_a_beat_at_the_third_quiet_look_and_so_on() -> None:
+    peer = Peer().opened(msgspec.structs.replace(HELLO, features=[BEATS]))
+    assert beats(peer, 9) == [], "it waits for nothing"
+    peer.say(Data(1, make_batch(0, 4, 6)))
+    assert beats(peer, 9) == [3, 6, 9]
+    assert beats(peer, 2) == []
+    peer.receiver.acknowledge(1, RangeSet([(4, 5)]))
+    assert peer.heard()
+    assert beats(peer, 3) == [3], "an acknowledgement of a part is a word like others"
+    peer.receiver.acknowledge(1, RangeSet([(5, 10)]))
+    assert peer.heard()
+    assert beats(peer, 9) == []
+
+
+def test_an_edge_whose_lane_waits_or_whose_hub_does_not_read_hears_beats() -> None:
+    peer = Peer().opened(msgspec.structs.replace(HELLO, features=[BEATS]))
+    peer.receiver.live.pause()
+    assert beats(peer, 6) == [3, 6]
+    peer.receiver.live.resume(6)
+    assert beats(peer, 6) == []
+    peer.say(opening(3, "waits"))
+    assert beats(peer, 6) == [3, 6]
+
+
+def test_an_edge_of_the_release_before_gets_no_beats() -> None:
+    peer = Peer().opened()
+    peer.say(Data(1, make_batch(0, 4, 6)))
+    assert beats(peer, 9) == []
 
 
 def test_silence_ends_the_link_but_not_while_the_owner_does_not_read() -> None:

@@ -9,12 +9,15 @@ import hashlib
 import logging
 import random
 import re
+import socket
 import ssl
 import struct
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -27,7 +30,7 @@ from tests.support.waiting import PATIENCE_S, until
 from weft.network.reload import read_token
 from weft.protocols.batch import columns_from_lists, encode
 from weft.protocols.chunk_index import GapRange, Mark
-from weft.protocols.link import FrameEncoder, LaneOpened, NodeReport, RefuseCode, Welcome
+from weft.protocols.link import BEATS, FrameEncoder, LaneOpened, NodeReport, RefuseCode, Welcome
 from weft.replication.events import LinkState, LinkStatus
 from weft.replication.flow_control import LatestReport, ReceiverSettings, SenderSettings
 from weft.replication.liveness import SECOND
@@ -257,36 +260,84 @@ async def test_a_hub_that_says_nothing_is_given_up(hub: Hub) -> None:
         await until(lambda: drained(log))
 
 
-async def test_a_hub_that_takes_nothing_more_and_says_nothing_is_given_up() -> None:
-    """The link is stuck in a write then; only the reading side notices."""
-    connections = 0
+class Upgraded:
+    """A server that answers as a hub until its WELCOME, and then does what the test says."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
+    def __init__(self, then: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
+        self.connections = 0
+        self._then = then
+
+    async def __aenter__(self) -> Upgraded:
+        listener = socket.create_server(("127.0.0.1", 0))
+        # A short queue of the kernel, so that what is not read stays with the sender.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 << 10)
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._server = await asyncio.start_server(self._serve, sock=listener, limit=1000)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         head = await reader.readuntil(b"\r\n\r\n")
         key = re.search(rb"Sec-WebSocket-Key: (\S+)", head)[1]  # type: ignore[index]
         accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
         writer.write(b"HTTP/1.1 101 x\r\nUpgrade: websocket\r\nConnection: upgrade\r\n")
         writer.write(b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n")
         await reader.readexactly(40)  # HELLO, and the lane
-        message = FrameEncoder().encode([Welcome(1, "c", 64 << 20, 1 << 20, 0, "t"), LaneOpened(1, [])])
+        taken = Welcome(1, "c", 64 << 20, 1 << 20, 0, "t", [BEATS])
+        message = FrameEncoder().encode([taken, LaneOpened(1, [])])
         writer.write(bytes([0x82, 126]) + len(message).to_bytes(2, "big") + message)
-        await asyncio.sleep(10)
+        await self._then(reader, writer)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1000)
+
+AHEAD = SenderSettings(window_bytes=64 << 20, window_start_bytes=64 << 20)
+"""A sender that sends all it has."""
+
+
+def long_log(batches: int) -> ModelLog:
+    """Return a log of batches of half a megabyte that do not compress."""
     log = ModelLog({1: "telemetry"})
-    for seq in range(40):
+    for seq in range(batches):
         payload = random.Random(seq).randbytes(500_000)
         times = struct.pack("<q", WALL)
         log.batches[1].append(encode(1, seq, columns_from_lists(times, [b"t"], [payload]), CLOCK))
         log.ends[1] += 1
-    sender = SenderSettings(silence=SECOND // 4, window_bytes=64 << 20)
-    async with Link(log, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", sender=sender) as link:
-        await until(lambda: connections == 2, 8)
-        assert "was silent" in link.status.last_error
-        assert link.status.bytes_sent < 18_000_000
-    server.close()
+    return log
+
+
+@pytest.mark.parametrize("patience", [{"silence": SECOND // 4}, {"beat_timeout": SECOND // 4}])
+async def test_a_hub_that_takes_nothing_more_and_says_nothing_is_given_up(patience: dict[str, Any]) -> None:
+    """The link is stuck in a write then."""
+
+    async def stop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.CancelledError):  # the end of the test
+            await asyncio.Event().wait()
+
+    log = long_log(40)
+    async with Upgraded(stop) as server:
+        async with Link(log, server.url, sender=replace(AHEAD, **patience)) as link:
+            await until(lambda: server.connections == 2, 8)
+            assert "was silent" in link.status.last_error
+            assert link.status.bytes_sent < 18_000_000
+
+
+async def test_a_hub_that_a_slow_line_brings_a_long_message_is_not_given_up() -> None:
+    """It can say nothing of what it does not have yet."""
+    arrived = 0
+
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal arrived
+        with contextlib.suppress(asyncio.CancelledError):  # the end of the test
+            while data := await reader.read(1 << 20):
+                arrived += len(data)
+                await asyncio.sleep(0.05)  # the line's rate
+
+    async with Upgraded(trickle) as server:
+        async with Link(long_log(40), server.url, sender=replace(AHEAD, beat_timeout=SECOND // 2)):
+            await until(lambda: arrived > 5_000_000, 30)
+            assert server.connections == 1
 
 
 async def test_a_slow_hub_is_not_taken_for_a_silent_one_and_holds_the_sender_back(hub: Hub) -> None:

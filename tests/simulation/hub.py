@@ -19,7 +19,7 @@ from weft.protocols.link import PEERS
 from weft.replication.flow_control import ReceiverSettings
 from weft.replication.liveness import SECOND
 from weft.replication.receiver import Receiver
-from weft.replication.runner import LinkSession
+from weft.replication.runner import Beats, LinkSession
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 
@@ -51,6 +51,7 @@ class VirtualNode(SequencerNode):
     ) -> None:
         super().__init__(inner, rng, cluster=cluster)
         self._receiving = replace(RECEIVING, features=(PEERS,) if peers else ())
+        self._beats = Beats()
         self._links: dict[asyncio.Task[None], tuple[EdgeLink, Connection]] = {}
         self._log = HubLinkLog(lambda: now_ns() / NS)
         self._refusals = Refusals(lambda: now_ns() / NS)
@@ -89,7 +90,7 @@ class VirtualNode(SequencerNode):
         socket = cast(Any, connection.server)
         try:
             handler = cast(Any, link)  # nothing is asked of these edges
-            await LinkSession(socket, handler, receiver, RECEIVING, now_ns).run()
+            await LinkSession(socket, handler, receiver, RECEIVING, now_ns, beats=self._beats).run()
         finally:
             await socket.close()
 

@@ -42,7 +42,7 @@ from weft.protocols.shard.shard_state import ShardState
 from weft.replication.flow_control import ReceiverSettings
 from weft.replication.liveness import SECOND
 from weft.replication.receiver import Receiver
-from weft.replication.runner import LinkSession, run_link
+from weft.replication.runner import Beats, LinkSession, run_link
 from weft.storage.object_store.directory import MemoryStore
 from weft.storage.segment_log import LogError, LogFull, LogSettings, SegmentLog
 
@@ -127,6 +127,7 @@ class PairedNode:
         self._network = network
         self._tasks: list[asyncio.Task[None]] = []
         self._served: dict[asyncio.Task[None], Connection] = {}
+        self._beats = Beats()
         self._number = 0
 
     def wall(self) -> int:
@@ -229,7 +230,7 @@ class PairedNode:
         receiver = Receiver(RECEIVING, f"disk of {self.name}", "weft", self.wall, now_ns(), in_turns=True)
         socket = cast(Any, connection.server)
         try:
-            await LinkSession(socket, CopyLink(self.pair.copies), receiver, RECEIVING, now_ns).run()
+            await LinkSession(socket, CopyLink(self.pair.copies), receiver, RECEIVING, now_ns, beats=self._beats).run()
         finally:
             await socket.close()
 
