@@ -57,6 +57,8 @@ REQUESTS_BEFORE = 8
 """Maximum number of requests of a connection before its client is admitted: clients send three."""
 READ_BYTES = 4 << 10
 """Half of the bytes that a connection reads ahead, beside those of one read."""
+READ_BYTES_BEFORE = 16 << 10
+"""Most bytes of one read before the client is admitted."""
 REQUEST_S = 0.0001
 """Processor time of the loop for each request."""
 REQUESTS_BYTES_MAX = 8 << 20
@@ -184,7 +186,7 @@ class KafkaListener(Part):
             task.add_done_callback(self._open.discard)
             return task
 
-        return _Protocol(begin)
+        return _Protocol(accepted, begin)
 
     async def _serve(
         self, accepted: NetworkConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -240,15 +242,32 @@ def _share(shares: NestedShares[Owner], charged: Charged, units: int, refusals: 
 
 
 class _Protocol(asyncio.StreamReaderProtocol):
-    """A protocol that cancels the task of its connection once the client has left, so that no fetch waits for it."""
+    """A protocol that cancels the task of its connection once the client has left, so that no fetch waits for it.
 
-    def __init__(self, begin: Callable[[asyncio.StreamReader, asyncio.StreamWriter], asyncio.Task[None]]) -> None:
+    It ends a connection that sends more at once before its client is admitted than such a client has to say: a read of
+    asyncio's has 256 KiB.
+    """
+
+    def __init__(
+        self,
+        accepted: NetworkConnection,
+        begin: Callable[[asyncio.StreamReader, asyncio.StreamWriter], asyncio.Task[None]],
+    ) -> None:
+        self._accepted = accepted
         self._task: asyncio.Task[None] | None = None
 
         def begun(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self._task = begin(reader, writer)
 
         super().__init__(asyncio.StreamReader(READ_BYTES), begun)
+
+    def data_received(self, data: bytes) -> None:
+        """Keep the bytes for the task."""
+        accepted = self._accepted
+        if accepted.is_half_open and len(data) > READ_BYTES_BEFORE and accepted.transport is not None:
+            accepted.transport.abort()
+        else:
+            super().data_received(data)
 
     def eof_received(self) -> bool:
         """Cancel the task: clients read answers to the end before they leave."""

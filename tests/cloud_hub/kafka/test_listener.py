@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -165,15 +166,24 @@ async def test_a_token_that_ends_says_when_to_authenticate_again(tmp_path: Path)
         client.close()
 
 
-async def test_a_client_without_a_token_has_few_requests_and_little_memory(tmp_path: Path) -> None:
+async def test_a_client_without_a_token_has_few_requests_and_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(tmp_path / "tokens")
     reader = create_token(path, "reader", Scope.READER)
     async with running_hub(MemoryStore(), shards=1, kafka_port=0, tokens=path) as hub, asyncio.timeout(PATIENCE_S):
         (part,) = [each for each in hub.parts if isinstance(each, listener.KafkaListener)]
         client, before = await RawClient.to(hub.kafka_port), part.counters.requests
-        client.writer.write(framed(*ASKED_FIRST) * 10_000)
+        client.writer.write(framed(*ASKED_FIRST) * 20)
         assert await client.is_closed()
         assert part.counters.requests - before == listener.REQUESTS_BEFORE
+        kept: list[int] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio.StreamReader, "feed_data", lambda _, data: kept.append(len(data)))
+            accepted = SimpleNamespace(is_half_open=True, transport=SimpleNamespace(abort=lambda: kept.append(0)))
+            protocol = listener._Protocol(cast("Any", accepted), cast("Any", None))
+            protocol.data_received(bytes(listener.READ_BYTES_BEFORE + 1))
+        assert kept == [0], "it is disconnected, and nothing of it is kept"
         client = await RawClient.to(hub.kafka_port)
         for _ in range(listener.REQUESTS_BEFORE - 1):
             client.writer.write(framed(*ASKED_FIRST))
