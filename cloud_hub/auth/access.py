@@ -432,6 +432,11 @@ class Access:
         unknown."""
         return identity.until if isinstance(identity, ReaderCertificate) else self._tokens.until(identity)
 
+    def left_s(self, identity: TokenIdentity) -> float | None:
+        """Return the seconds until a token or certificate ends; None as ``until``."""
+        until = self.until(identity)
+        return None if until is None else (until - self._now()) / 1e9
+
 
 def charged_to(identity: TokenIdentity | None, host: str) -> Charged:
     """Return the owners to which requests of a client are charged.

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -174,10 +173,8 @@ class KafkaListener(Part):
     def lifetime(self, client: Client) -> timedelta:
         """Return the time after which a client has to authenticate again, by a new token (KIP-368); zero for no
         end."""
-        until = None if client.identity is None else self.access.until(client.identity)
-        if until is None:
-            return messages.NO_TIME
-        return max(timedelta(milliseconds=1), timedelta(microseconds=(until - time.time_ns()) // 1000))
+        left_s = None if client.identity is None else self.access.left_s(client.identity)
+        return messages.NO_TIME if left_s is None else max(timedelta(milliseconds=1), timedelta(seconds=left_s))
 
     def _connected(self, _: asyncio.Transport, accepted: NetworkConnection) -> asyncio.Protocol:
         def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> asyncio.Task[None]:
