@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from hashlib import blake2b
@@ -25,8 +26,8 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
+    ManifestWriterV2,
     read_manifest_list,
-    write_manifest,
     write_manifest_list,
 )
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
@@ -303,11 +304,14 @@ class _Files(pyiceberg.io.FileIO):  # type: ignore[misc]
         raise NotImplementedError
 
 
+Digests = np.ndarray[Any, np.dtype[np.uint64]]
+
+
 class Manifest(NamedTuple):
     """A manifest of a snapshot, and what it costs to know which files it names."""
 
     file: ManifestFile
-    paths: np.ndarray[Any, np.dtype[np.uint64]] | None
+    paths: Digests | None
     """Sorted digests of the paths of its live files; None before it was read."""
 
     @property
@@ -315,7 +319,7 @@ class Manifest(NamedTuple):
         """Return the number of its files that the table has."""
         return int(self.file.added_files_count or 0) + int(self.file.existing_files_count or 0)
 
-    def may_have(self, digests: np.ndarray[Any, np.dtype[np.uint64]]) -> bool:
+    def may_have(self, digests: Digests) -> bool:
         """Return whether it may name one of some files."""
         return self.paths is None or bool(np.isin(digests, self.paths).any())
 
@@ -327,10 +331,43 @@ class Written(NamedTuple):
     data: bytes
 
 
-def digests_of(paths: Iterable[str]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+PATHS = "weft.paths"
+"""Key in the header of a manifest: the digests of the paths of its live files, in base64. No reader needs it."""
+HEADER_BYTES = 64 << 10
+"""Bytes from the beginning of a manifest that have the digests of 4,096 paths."""
+_PATHS_MARK = re.compile(rb"%b([\x80-\xff]{0,3}[\x00-\x7f])" % PATHS.encode())
+"""The key, and the length of its value (Apache Avro, "Binary encoding": a variable-length zig-zag number)."""
+
+
+class _Writer(ManifestWriterV2):  # type: ignore[misc]
+    """A writer of manifests that begin with the digests of their paths."""
+
+    def __init__(self, schema: Schema, output: _Output, snapshot: int, paths: Digests) -> None:
+        super().__init__(UNPARTITIONED_PARTITION_SPEC, schema, output, snapshot, "null")
+        self._paths = paths
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {PATHS: b64encode(self._paths.tobytes()).decode(), **super()._meta}
+
+
+def named_in(header: bytes) -> Digests | None:
+    """Return the sorted digests of the paths that a manifest names, by its first bytes; None if it does not begin with
+    them, as those of other writers and of earlier releases."""
+    if (mark := _PATHS_MARK.search(header)) is None:
+        return None
+    size = sum((byte & 0x7F) << (7 * at) for at, byte in enumerate(mark[1])) >> 1
+    text = header[mark.end() : mark.end() + size]
+    try:
+        return np.frombuffer(b64decode(text, validate=True), "<u8") if len(text) == size else None
+    except ValueError:
+        return None
+
+
+def digests_of(paths: Iterable[str]) -> Digests:
     """Return sorted digests of paths."""
     found = [int.from_bytes(blake2b(path.encode(), digest_size=8).digest(), "little") for path in paths]
-    return np.sort(np.array(found, np.uint64))
+    return np.sort(np.array(found, "<u8"))
 
 
 def write(schema: Schema, snapshot: int, location: str, entries: Sequence[ManifestEntry]) -> Written:
@@ -340,18 +377,17 @@ def write(schema: Schema, snapshot: int, location: str, entries: Sequence[Manife
         location: its URI.
         entries: at least one. Those with the status of existing files come with their sequence numbers.
     """
-    output, live = _Output(location), list[str]()
-    with write_manifest(FORMAT_VERSION, UNPARTITIONED_PARTITION_SPEC, schema, output, snapshot, "null") as writer:
+    live = digests_of(each.data_file.file_path for each in entries if each.status != ManifestEntryStatus.DELETED)
+    output = _Output(location)
+    with _Writer(schema, output, snapshot, live) as writer:
         for entry in entries:
             if entry.status == ManifestEntryStatus.DELETED:
                 writer.delete(entry)
-                continue
-            live.append(entry.data_file.file_path)
-            if entry.status == ManifestEntryStatus.ADDED and entry.sequence_number is None:
+            elif entry.status == ManifestEntryStatus.ADDED and entry.sequence_number is None:
                 writer.add(entry)
             else:
                 writer.existing(entry)
-    return Written(Manifest(writer.to_manifest_file(), digests_of(live)), output.buffer.data)
+    return Written(Manifest(writer.to_manifest_file(), live), output.buffer.data)
 
 
 def read(manifest: ManifestFile, data: bytes) -> list[ManifestEntry]:

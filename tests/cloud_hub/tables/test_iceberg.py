@@ -460,9 +460,12 @@ async def test_requests_are_those_that_the_page_counts(directory: ObjectStore) -
     assert await requests(Claim("2026-11-01T00:00:00+00:00", {})) == (2, 4)
 
 
-async def test_a_manifest_is_looked_through_once_after_a_start(
-    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_paths", [True, False])
+async def test_after_a_start_manifests_are_read_that_name_the_files_or_do_not_say_which(
+    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch, has_paths: bool
 ) -> None:
+    if not has_paths:  # as an earlier release wrote them
+        monkeypatch.setattr(manifests, "PATHS", "other.key")
     log = await LogWriter.open(directory)
     for n in range(4):
         log.created = START + n * HOUR
@@ -475,7 +478,8 @@ async def test_a_manifest_is_looked_through_once_after_a_start(
         steps.clear()
         await table_of.write()
         numbers.append(len(steps))
-    assert numbers == [4, 1], "the second one reads the manifest that it changes"
+    assert numbers == [2 if has_paths else 4, 1], "two are changed first, then one"
+    assert await check(directory, table(directory).version())
 
 
 def note_calls(monkeypatch: pytest.MonkeyPatch, name: str, steps: list[str]) -> None:
