@@ -8,6 +8,7 @@ import platform
 import re
 import time
 from pathlib import Path
+from typing import Literal
 
 import click
 import msgspec
@@ -35,6 +36,8 @@ from weft.hub_api.status import (
     LatestOfNode,
     LinkOfProcess,
     PeerProcess,
+    QualityOfNode,
+    QualityRuleOfNode,
     StatusAnswer,
     TableOfNode,
     TenantAtQuota,
@@ -163,6 +166,8 @@ def test_a_machine_stays_when_all_others_leave(config: Path) -> None:
         (("hub-3",), "no hub process hub-3 runs on this store; there are: hub-1, hub-1:8090, hub-2"),
         (("hub-3", "--undo"), "hub-3 is not drained; drained are: none"),
         (("hub-1", "--wait", "soon"), "--wait"),
+        (("hub-1", "--token-file", __file__), "--token-file is for the URL of a hub or a login"),
+        (("hub-1", "--ca-file", __file__), "--ca-file is for the URL of a hub or a login"),
     ],
 )
 def test_what_cannot_be_drained_says_why(config: Path, arguments: tuple[str, ...], text: str) -> None:
@@ -353,6 +358,10 @@ async def test_status_names_edges_whose_synchronised_clocks_are_not_the_hubs(
     ) in shown.output
 
 
+def rule(name: str, state: Literal["good", "alarm"]) -> QualityRuleOfNode:
+    return QualityRuleOfNode(name, "a > 0", 0.0, state, None, "3 of 9 rows", 9, 3, 9, 3)
+
+
 STATUS = StatusAnswer(
     software="weft 1",
     cluster_id="c",
@@ -382,6 +391,10 @@ STATUS = StatusAnswer(
     open_gaps=[],
     open_gaps_more=0,
     lost=[],
+    quality=[
+        QualityOfNode("acme", "good", 1, 9, 0, [rule("in_range", "good")], [], None),
+        QualityOfNode("acme", "bad", 1, 9, 0, [rule("in_range", "good"), rule("whole", "alarm")], [], None),
+    ],
     links=[
         LinkOfProcess(tenant="acme", edge=name, connected_since="t", unkept_clock_off_seconds=off)
         for name, off in (("right", 0.1), ("wrong", 7200.0))
@@ -434,6 +447,7 @@ def test_status_shows_what_is_in_trouble_at_any_process_and_nothing_else_if_aske
         "TABLE: acme/bad is not being updated: the disk is full",
         "TABLE: the latest table of acme/newest is not being updated: no such column",
         "TABLE: the Iceberg metadata of tables/acme/bad is not being updated: it has columnMapping",
+        "QUALITY: acme/bad, rule whole: 3 of 9 rows",
         "DRAINED: host-2 since 2026-11-29T12:00:00Z, by ann: a disk. Still there: 2 links. To end it: ",
         "CLOCK: 2 of 4 linked edges have clocks that no time service keeps",
     ):
@@ -448,6 +462,8 @@ def test_status_shows_what_is_in_trouble_at_any_process_and_nothing_else_if_aske
     assert "lost_records" not in found["edges"][0], "an earlier release has not counted them"
     assert {each["stream"] for each in found["tables"]} == {"bad"}
     assert {each["edge"] for each in found["links"]} == {"wrong"}
+    rules = {(each["stream"], rule["name"]) for each in found["quality"] for rule in each["rules"]}
+    assert rules == {("bad", "whole")}, "as the text: a rule that is good is no trouble"
     assert [each["node"] for each in found["drains"]] == ["host-2"]
     assert [each["tenant"] for each in found["at_quota"]] == ["acme"]
     everything = json.loads(weft("hub", "status", "hub.yaml", "--json").output)

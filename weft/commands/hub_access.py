@@ -1,4 +1,13 @@
-"""The store of a hub's configuration, for commands that read it, and for acts that change it and leave a line."""
+"""Ways of a command to a hub.
+
+| what the command does | its way | HUB |
+|---|---|---|
+| an operation on the hub as a whole, such as tokens | ``administration_of`` | CONFIG: its store; URL or login |
+| a look at what runs: status, streams, records | ``running.running_hub`` | CONFIG: this machine's; URL or login |
+| read the store | ``on_store`` | CONFIG |
+| change facts that are no operation | ``declare``, ``declare_all``; ``changing`` with objects beside them | CONFIG |
+| change chunks, tables or ``cluster.json`` | ``acting``: a line of acts before and one after | CONFIG |
+"""
 
 from __future__ import annotations
 
@@ -34,6 +43,7 @@ from weft.commands.common import (
 )
 from weft.commands.hub_settings import settings_of
 from weft.commands.running import (
+    CA_FILE,
     NOT_FOUND,
     TOO_MANY,
     NotThere,
@@ -330,9 +340,16 @@ def administration_of(hub: str | None, token_file: str | None, by: str | None = 
         by: author of changes, if it is not the user of this process.
 
     Raises:
-        Refused: ``by`` is given for a running hub, where the name of the token is that of the author.
+        Refused: ``by`` is given for a running hub, where the name of the token is that of the author, or a token or
+            authorities for the store of a configuration, which needs none.
     """
     if names_a_config(hub):
+        authorities = click.get_current_context().meta.get(CA_FILE)
+        for option, given in (("--token-file", token_file), ("--ca-file", authorities)):
+            if given is not None:
+                raise Refused(
+                    f"{option} is for the URL of a hub or a login: the command opens the store of {named(hub)}"
+                )
         return StoreHub(named(hub), by)
     no_other_author(by)
     return running_hub(hub, token_file)

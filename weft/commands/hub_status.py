@@ -14,9 +14,11 @@ from weft.commands.running import RunningHub, access_options, any_hub_argument, 
 from weft.config.units import approximate_duration, format_size
 from weft.output import Failed, counted, harmless, print_facts, print_json, print_table
 from weft.text.hub_status import (
+    clocks_that_differ,
     cluster_log_position,
     disk_text,
-    in_trouble,
+    edges_in_trouble,
+    only_trouble,
     print_stopped,
     show_certificate,
     show_cluster_log,
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
     from weft.hub_api.status import LastBackupOfStore, LinkOfProcess, StatusAnswer, TroublesAnswer
 
 EDGES_SHOWN = 200
-CLOCK_DIFFERS_S, NAMED = 60.0, 3
-"""Difference of an edge's clock that is shown, and the number of edges that a line names."""
+NAMED = 3
+"""Number of edges that a line names."""
 
 
 @click.command()
@@ -71,10 +73,10 @@ def status(hub: str | None, token_file: str | None, edges: int, *, is_trouble: b
     listed = msgspec.structs.replace(listed, edges=_with_strays(listed.edges, facts.links))
     links = len(facts.links)
     if is_trouble:
-        facts = _only_trouble(facts)
+        facts = only_trouble(facts, time.time())
     if as_json:
         if is_trouble:
-            listed = msgspec.structs.replace(listed, edges=in_trouble(listed.edges))
+            listed = msgspec.structs.replace(listed, edges=edges_in_trouble(listed.edges))
         parts: list[dict[str, Any]] = [msgspec.to_builtins(each) for each in (facts, listed, troubles, drains)]
         print_json(parts[0] | parts[1] | parts[2] | parts[3] | {"missing_shards": listed.missing_shards or []})
         return
@@ -149,7 +151,7 @@ def _show_clocks(facts: StatusAnswer, of: int) -> None:
             f"CLOCK: {trouble}. Off by a minute, the node accepts no links, writes no chunks and confirms no "
             "completeness"
         )
-    kept, alone = ([each for each in facts.links if abs(_clocks_off(each)[nth]) > CLOCK_DIFFERS_S] for nth in range(2))
+    kept, alone = clocks_that_differ(facts.links)
     for found, whose, what in (
         (kept, "have synchronised clocks", "one side is wrong"),
         (alone, "have clocks that no time service keeps,", "set up a time service on them (`weft edge doctor`)"),
@@ -248,23 +250,6 @@ def _with_quotas(first: TroublesAnswer, others: Sequence[TroublesAnswer]) -> Tro
     every.sort(key=lambda each: each.wait_seconds)
     found = {(each.tenant, each.quota): each for each in every}
     return msgspec.structs.replace(first, at_quota=[found[each] for each in sorted(found)])
-
-
-def _only_trouble(facts: StatusAnswer) -> StatusAnswer:
-    """Return a status with the shards, tables and links alone that something is wrong with."""
-    return msgspec.structs.replace(
-        facts,
-        shards=[each for each in facts.shards if each.trouble],
-        tables=[each for each in facts.tables if each.error or each.stopped],
-        latest_tables=[each for each in facts.latest_tables or () if each.error],
-        iceberg_tables=[each for each in facts.iceberg_tables or () if each.error],
-        links=[each for each in facts.links if max(map(abs, _clocks_off(each))) > CLOCK_DIFFERS_S],
-    )
-
-
-def _clocks_off(link: LinkOfProcess) -> tuple[float, float]:
-    """Return by how much a link's clock is off: one that is kept right, and one that is not."""
-    return link.clock_off_seconds or 0.0, link.unkept_clock_off_seconds or 0.0
 
 
 def _joined(first: StatusAnswer, others: Sequence[StatusAnswer]) -> StatusAnswer:

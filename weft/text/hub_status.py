@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 from msgspec import UNSET
 
 from weft.config.units import YEAR_S, approximate_duration, approximate_size, format_size
@@ -22,12 +23,101 @@ if TYPE_CHECKING:
         CertificateInForce,
         ClusterLogPosition,
         DiskOfStore,
+        EndOfToken,
         KeysOfIssuer,
+        LinkOfProcess,
         QualityOfNode,
+        StatusAnswer,
         StoppedOffsets,
         TableOfNode,
     )
     from weft.hub_api.streams import HeldBackReason, StreamOf, TableOfStream
+
+# What counts as trouble, a function for each list: the text and ``--trouble --json`` read it here, so that they agree.
+
+ENDS_SOON_S = 14 * 86_400.0
+"""Time before the end of a token or a certificate from which on it is trouble."""
+CLOCK_DIFFERS_S = 60.0
+"""Difference of an edge's clock from which on it is trouble."""
+
+
+def only_trouble(facts: StatusAnswer, now: float) -> StatusAnswer:
+    """Return a status whose lists have nothing but what is in trouble. The facts of the process itself stay.
+
+    Args:
+        now: seconds since 1970.
+    """
+    kept, alone = clocks_that_differ(facts.links)
+    return msgspec.structs.replace(
+        facts,
+        shards=[each for each in facts.shards if each.trouble],
+        tables=[each for each in facts.tables if each.error or each.stopped],
+        latest_tables=[each for each in facts.latest_tables or () if each.error],
+        iceberg_tables=[each for each in facts.iceberg_tables or () if each.error],
+        quality=quality_in_alarm(facts.quality or ()),
+        links=[*kept, *(each for each in alone if each not in kept)],
+        cluster_log=msgspec.structs.replace(facts.cluster_log, ends=tokens_that_end(facts.cluster_log, now)),
+    )
+
+
+def edges_in_trouble(edges: Sequence[EdgeOfHub]) -> list[EdgeOfHub]:
+    """Return the edges with an alarm, without a link, with lost records, or with new records on one disk of a pair."""
+    return [each for each in edges if each.alarms or each.lost_records or is_gone(each) or alone_since(each)]
+
+
+def is_gone(edge: EdgeOfHub) -> bool:
+    """Return whether an edge has no link, and should have one."""
+    return edge.connected_since is None and not edge.retired
+
+
+def alone_since(edge: EdgeOfHub) -> str | None:
+    """Return the time since which records of an edge of a pair have one disk; None if they have two, or no pair."""
+    times = edge.pair.times_alone if edge.pair else []
+    return times[-1].since if times and times[-1].until is None else None
+
+
+def clocks_that_differ(links: Sequence[LinkOfProcess]) -> tuple[list[LinkOfProcess], list[LinkOfProcess]]:
+    """Return the links to edges whose clock is wrong: those with a time service, and those without one."""
+    kept = [each for each in links if abs(each.clock_off_seconds or 0.0) > CLOCK_DIFFERS_S]
+    return kept, [each for each in links if abs(each.unkept_clock_off_seconds or 0.0) > CLOCK_DIFFERS_S]
+
+
+def quality_in_alarm(streams: Sequence[QualityOfNode]) -> list[QualityOfNode]:
+    """Return the streams with quality rules in alarm or vanished fields, without their other rules."""
+    found = [
+        msgspec.structs.replace(each, rules=[rule for rule in each.rules if rule.state == "alarm"]) for each in streams
+    ]
+    return [each for each in found if each.rules or each.vanished]
+
+
+def tokens_that_end(facts: ClusterLogPosition, now: float) -> list[EndOfToken]:
+    """Return the tokens that end soon and have no later secret.
+
+    Args:
+        now: seconds since 1970.
+    """
+    ends = facts.ends or ([facts.next_end] if facts.next_end else [])
+    return [each for each in ends if seconds_until(each.until, now) < ENDS_SOON_S]
+
+
+def certificate_ends(facts: CertificateInForce | None, now: float) -> bool:
+    """Return whether a hub's certificate ends soon.
+
+    Args:
+        now: seconds since 1970.
+    """
+    return facts is not None and seconds_until(facts.expires, now) < ENDS_SOON_S
+
+
+def seconds_until(moment: str, now: float) -> float:
+    """Return the seconds until a moment of an answer, 0 if it is over; infinity for one outside the calendar."""
+    try:
+        return max(datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp() - now, 0.0)
+    except ValueError:
+        return math.inf
+
+
+# The text.
 
 _UNKNOWN = "unknown"
 _EDGE_COLUMNS = (
@@ -44,8 +134,8 @@ _EDGE_COLUMNS = (
 )
 COLUMNS_STREAMS_MAX = 8
 """Number of streams up to which their columns are printed: each is a line of some hundred characters."""
-ENDS_SOON_S, ENDS_NAMED = 14 * 86_400.0, 8
-"""Time before the end of a token from which on the status says so, and the number of those that it names."""
+ENDS_NAMED = 8
+"""Number of tokens that end soon that are named."""
 
 
 def show_edges(
@@ -65,18 +155,18 @@ def show_edges(
         most: maximum number of edges that are printed; None for all.
         here: names of this machine's processes.
         unknown_at: names of processes whose links are not known.
-        only_trouble: whether to print only edges ``in_trouble``.
+        only_trouble: whether to print only edges that are in trouble.
     """
     all_known = not unknown_at
     if unknown_at:
         click.echo(f"warning: the edges that are linked to {', '.join(unknown_at)} are not known here yet", err=True)
-    away = sum(_is_gone(each) for each in edges)
+    away = sum(is_gone(each) for each in edges)
 
     def order(each: EdgeOfHub) -> tuple[object, ...]:
-        is_gone, last_seen = _is_gone(each), each.last_seen or ""
-        return not each.alarms, not is_gone, last_seen if each.alarms or is_gone else "", each.tenant, each.edge
+        gone, last_seen = is_gone(each), each.last_seen or ""
+        return not each.alarms, not gone, last_seen if each.alarms or gone else "", each.tenant, each.edge
 
-    ordered = sorted(in_trouble(edges) if only_trouble else edges, key=order)
+    ordered = sorted(edges_in_trouble(edges) if only_trouble else edges, key=order)
     shown_edges = ordered if most is None else ordered[:most]
     if shown_edges:
         print_table(_EDGE_COLUMNS, [_edge_row(each, now, here, all_known=all_known) for each in shown_edges])
@@ -87,23 +177,12 @@ def show_edges(
         click.echo(f"{len(ordered) - len(shown_edges)} of them are not shown: --edges 0 shows all")
 
 
-def in_trouble(edges: Sequence[EdgeOfHub]) -> list[EdgeOfHub]:
-    """Return the edges with an alarm, without a link, with lost records, or with new records on one disk of a pair."""
-    return [each for each in edges if each.alarms or each.lost_records or _is_gone(each) or _alone_since(each)]
-
-
-def _alone_since(edge: EdgeOfHub) -> str | None:
-    """Return the time since which records of an edge of a pair have one disk; None if they have two, or no pair."""
-    times = edge.pair.times_alone if edge.pair else []
-    return times[-1].since if times and times[-1].until is None else None
-
-
 def _pair(edge: EdgeOfHub) -> list[str]:
     """Return what is to be known of an edge's pair: that it works alone, and what its peer has when it is away."""
     found = []
-    if (since := _alone_since(edge)) is not None:
+    if (since := alone_since(edge)) is not None:
         found.append(f"alone: records have one disk since {since}")
-    for copy in edge.pair.copies if edge.pair and _is_gone(edge) else ():
+    for copy in edge.pair.copies if edge.pair and is_gone(edge) else ():
         if copy.vouched:
             has = "all that it acknowledged"
         else:
@@ -111,10 +190,6 @@ def _pair(edge: EdgeOfHub) -> list[str]:
         left = f", {counted(copy.records, 'record')} of it not here yet" if copy.records else ""
         found.append(f"copy at {copy.at}: it and the hub have {has}{left}")
     return found
-
-
-def _is_gone(edge: EdgeOfHub) -> bool:
-    return edge.connected_since is None and not edge.retired
 
 
 def disk_text(disk: DiskOfStore | UnsetType | None, now: float) -> str:
@@ -240,14 +315,6 @@ def _ago(moment: str, now: float) -> str:
     return approximate_duration(max(now - then, 0.0))
 
 
-def _until(moment: str, now: float) -> float:
-    """Return the seconds until a moment of an answer; infinity for one that is outside the calendar."""
-    try:
-        return max(datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp() - now, 0.0)
-    except ValueError:
-        return math.inf
-
-
 def cluster_log_position(facts: ClusterLogPosition) -> str:
     """Return the position of the cluster log that a hub process knows."""
     return f"entry {facts.entry}, as of {approximate_duration(facts.seen_seconds_ago or 0.0)} ago"
@@ -255,11 +322,10 @@ def cluster_log_position(facts: ClusterLogPosition) -> str:
 
 def show_quality(streams: Sequence[QualityOfNode]) -> None:
     """Print the quality rules in alarm and the vanished fields, if there are some."""
-    for stream in streams:
+    for stream in quality_in_alarm(streams):
         name = f"{stream.tenant}/{stream.stream}"
         for rule in stream.rules:
-            if rule.state == "alarm":
-                click.echo(f"QUALITY: {name}, rule {rule.name}: {rule.why}")
+            click.echo(f"QUALITY: {name}, rule {rule.name}: {rule.why}")
         for each in stream.vanished:
             click.echo(f"QUALITY: {name}, field {each.field} has no value in the last {each.rows:,} rows")
 
@@ -281,10 +347,9 @@ def show_certificate(facts: CertificateInForce | None, now: float) -> None:
     Args:
         now: seconds since 1970.
     """
-    if facts is not None and (rest_s := _until(facts.expires, now)) < ENDS_SOON_S:
-        click.echo(
-            f"CERTIFICATE: {facts.certificate} ends in {approximate_duration(max(rest_s, 0.0))}: replace the file"
-        )
+    if facts is not None and certificate_ends(facts, now):
+        rest = approximate_duration(seconds_until(facts.expires, now))
+        click.echo(f"CERTIFICATE: {facts.certificate} ends in {rest}: replace the file")
 
 
 def show_cluster_log(hub: str, facts: ClusterLogPosition, now: float) -> None:
@@ -297,8 +362,7 @@ def show_cluster_log(hub: str, facts: ClusterLogPosition, now: float) -> None:
     age = approximate_duration(facts.seen_seconds_ago or 0.0)
     if facts.trouble:
         click.echo(f"CLUSTER LOG: not read for {age}, entry {facts.entry} stays in force: {facts.trouble}")
-    ends = facts.ends or ([facts.next_end] if facts.next_end else [])
-    soon = [(shown(each.token), rest_s) for each in ends if (rest_s := _until(each.until, now)) < ENDS_SOON_S]
+    soon = [(shown(each.token), seconds_until(each.until, now)) for each in tokens_that_end(facts, now)]
     for token, rest_s in soon[:ENDS_NAMED]:
         click.echo(
             f"TOKENS: {token} ends in {approximate_duration(rest_s)}, and has no later secret: "
