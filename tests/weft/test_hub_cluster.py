@@ -26,7 +26,16 @@ from tests.support.processes import Start, weft
 from tests.support.waiting import wait_until
 from weft.commands import hub_status
 from weft.commands.running import RunningHub
-from weft.hub_api.edges import CopyOfEdge, EdgeOfHub, EdgesAnswer, PairOfEdge, TimeAlone
+from weft.hub_api.edges import (
+    CopyOfEdge,
+    EdgeOfHub,
+    EdgesAnswer,
+    LossesAnswer,
+    LossesOfEdge,
+    LossOfEdge,
+    PairOfEdge,
+    TimeAlone,
+)
 from weft.hub_api.rights import Scope, role_grants
 from weft.hub_api.shards import DrainOfNode, DrainsAnswer
 from weft.hub_api.status import (
@@ -468,3 +477,32 @@ def test_status_shows_what_is_in_trouble_at_any_process_and_nothing_else_if_aske
     assert [each["tenant"] for each in found["at_quota"]] == ["acme"]
     everything = json.loads(weft("hub", "status", "hub.yaml", "--json").output)
     assert [each["edge"] for each in everything["edges"]] == ["right", "gone", "one"]
+
+
+def test_losses_of_the_fleet_are_a_table_with_what_each_edge_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(edge: str, first: int, end: int, more: int) -> LossesOfEdge:
+        gap = LossOfEdge(first=first, end=end, reason="budget", stream="telemetry", log="07")
+        return LossesOfEdge(
+            tenant="acme",
+            edge=edge,
+            shard=0,
+            last_seen=None,
+            retired=False,
+            losses=[gap],
+            losses_more=more,
+            records=end - first,
+        )
+
+    pages = {
+        None: LossesAnswer(edges=[lost("press-1", 10, 14, 2)], next_after="acme/press-1"),
+        "acme/press-1": LossesAnswer(edges=[lost("press-2", 5, 6, 0)], next_after=None),
+    }
+    monkeypatch.setattr(hub_status, "running_hub", lambda *_: RunningHub("http://127.0.0.1:1"))
+    monkeypatch.setattr(RunningHub, "losses", lambda *_, after=None, **__: pages[after])
+    shown = weft("hub", "losses", "hub.yaml").output
+    assert "acme/press-1\ttelemetry\t07\t10\t13\t4\tbudget" in shown
+    assert "acme/press-1: and 2 gaps more" in shown
+    assert shown.endswith("5 records of 2 edges lost for good\n")
+    one = json.loads(weft("hub", "losses", "hub.yaml", "--edge", "press-2", "--json").output)
+    assert [(each["edge"], each["records"]) for each in one["edges"]] == [("press-2", 1)]
+    assert weft("hub", "losses", "hub.yaml", "--edge", "press-3").output == "0 records of 0 edges lost for good\n"

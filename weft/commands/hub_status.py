@@ -1,4 +1,4 @@
-"""``weft hub status`` and ``weft hub doctor``: what a running hub knows of its fleet, and what its machine is like."""
+"""``weft hub status``, ``losses`` and ``doctor``: what a running hub knows of its fleet, and of its machine."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def status(hub: str | None, token_file: str | None, edges: int, *, is_trouble: b
         print_facts(_of_the_node(facts))
     _show_process(name, facts, drains.drains)
     _show_clocks(facts, links)
-    _show_losses(listed.edges)
+    _show_losses(name, listed.edges)
     _show_quotas(name, troubles)
     _show_troubles(troubles)
     _show_tables(name, facts)
@@ -165,14 +165,14 @@ def _show_clocks(facts: StatusAnswer, of: int) -> None:
             )
 
 
-def _show_losses(edges: Sequence[EdgeOfHub]) -> None:
+def _show_losses(name: str, edges: Sequence[EdgeOfHub]) -> None:
     """Print which edges gave up records."""
     found = sorted((each for each in edges if each.lost_records), key=lambda each: -(each.lost_records or 0))
     if found:
         named = ", ".join(f"{each.tenant}/{each.edge} {each.lost_records or 0:,}" for each in found[:NAMED])
         click.echo(
             f"GIVEN UP: {counted(len(found), 'edge')} lost records for good ({named}"
-            f"{', ...' if len(found) > NAMED else ''}). The console shows when; `lanes` of the API has their numbers"
+            f"{', ...' if len(found) > NAMED else ''}). Their numbers: weft hub losses {name}"
         )
 
 
@@ -279,6 +279,46 @@ def _with_strays(edges: Sequence[EdgeOfHub], links: Sequence[LinkOfProcess]) -> 
             since, software = link.connected_since, link.software or None
             found[at] = msgspec.structs.replace(edge, connected_since=since, software=software)
     return found
+
+
+# ``weft hub losses``: the records of all edges that are lost for good.
+
+
+@click.command()
+@any_hub_argument
+@click.option("--edge", metavar="EDGE", help="Only losses of this edge.")
+@click.option("--tenant", metavar="TENANT", help="Only edges of this tenant. Default: those that the token may see.")
+@access_options("a token of scope reader or admin")
+@json_option
+def losses(hub: str | None, *, edge: str | None, tenant: str | None, token_file: str | None, as_json: bool) -> None:
+    """Show the records of all edges of the running hub HUB that are lost for good, and why.
+
+    Edges are sorted by tenant and name. Of each edge, the eight largest gaps are listed, and the number of the others.
+    Sequence numbers are those of the lane. A loss of reason `absent` ends if another sender still brings the records.
+
+    \b
+    weft hub losses hub.yaml
+    weft hub losses hub.yaml --edge press-7
+    """
+    found = whole("edges", running_hub(hub, token_file).losses, tenant=tenant)
+    listed = [each for each in found.edges if edge in (None, each.edge)]
+    if as_json:
+        print_json(msgspec.structs.replace(found, edges=listed))
+        return
+    rows = [
+        (f"{of.tenant}/{of.edge}", each.stream, each.log, each.first, each.end - 1, each.end - each.first, each.reason)
+        for of in listed
+        for each in of.losses
+    ]
+    if rows:
+        print_table(("edge", "stream", "log", "first", "last", "records", "reason"), rows)
+    for each in listed:
+        if each.losses_more:
+            click.echo(f"{each.tenant}/{each.edge}: and {counted(each.losses_more, 'gap')} more")
+    for missing in found.missing_shards or ():
+        click.echo(f"warning: edges of shard {missing.shard} are missing here: {missing.trouble}", err=True)
+    records = sum(each.records for each in listed)
+    click.echo(f"{counted(records, 'record')} of {counted(len(listed), 'edge')} lost for good")
 
 
 # ``weft hub doctor``: what this machine, its store, its clock and its ports are like.
