@@ -44,6 +44,7 @@ from weft.edge_node.sources.opcua_space import (
     Item,
     Missing,
     Space,
+    believed,
     facts,
     is_overflow,
     is_plausible,
@@ -552,7 +553,7 @@ class OpcuaConnection(SourceConnection):
 
     def _kept_alive(self, subscription: Subscription, message: ua.NotificationMessage) -> None:
         if subscription.taken == subscription.durable:
-            subscription.through = max(subscription.through, nanoseconds(message.PublishTime))
+            subscription.through = max(subscription.through, believed(message.PublishTime, self.node.wall_clock()))
             saved = subscription.saved
             if saved is not None and subscription.through - saved.through > THROUGH_INTERVAL_NS:
                 self._wake.set()
@@ -576,15 +577,15 @@ class OpcuaConnection(SourceConnection):
                     break
             missed = ahead(message.SequenceNumber, following(subscription.taken))
         if lost:
-            until = nanoseconds(message.PublishTime) or self.node.wall_clock()
+            until = believed(message.PublishTime, self.node.wall_clock())
             self._lost("sequence", f"the server does not have {lost} notifications any more", since, until)
 
     async def _take(self, subscription: Subscription, message: ua.NotificationMessage) -> None:
         """Store the values of a notification."""
-        sequence = message.SequenceNumber
+        sequence, at = message.SequenceNumber, believed(message.PublishTime, self.node.wall_clock())
         if ahead(sequence, subscription.taken) <= 0:
             # One that was taken before comes again as it was.
-            if nanoseconds(message.PublishTime) > subscription.through:
+            if at > subscription.through:
                 subscription.stale = "the server gives a later notification the number of an earlier one"
                 self.end(subscription.stale)
             return
@@ -594,8 +595,8 @@ class OpcuaConnection(SourceConnection):
             self.end(subscription.stale)
             return
         flags = Flag.DUPLICATE_SUSPECTED if subscription.resent else 0
-        for at, (handle, value) in enumerate(values):
-            answer = _ANSWER.pack(sequence, at == len(values) - 1)
+        for left, (handle, value) in zip(range(len(values) - 1, -1, -1), values, strict=True):
+            answer = _ANSWER.pack(sequence, not left)
             if isinstance(value, ua.DataValue):
                 self._take_value(subscription, handle, value, answer, int(flags))
             else:
@@ -605,7 +606,7 @@ class OpcuaConnection(SourceConnection):
         if not values:
             self._answered(_ANSWER.pack(sequence, 1))
         subscription.taken = sequence
-        subscription.through = max(subscription.through, nanoseconds(message.PublishTime))
+        subscription.through = max(subscription.through, at)
         self.node.ingest.batch.gathered()
         if ended is not None:
             self.memory.subscription = None if ended.is_bad() else self.memory.subscription
@@ -615,7 +616,8 @@ class OpcuaConnection(SourceConnection):
         self, subscription: Subscription, handle: int, value: ua.DataValue, answer: bytes, flags: int
     ) -> None:
         item, now, status = subscription.items[handle], self.node.wall_clock(), value.StatusCode or ua.StatusCode()
-        at = nanoseconds(value.SourceTimestamp or value.ServerTimestamp)
+        time = value.SourceTimestamp or value.ServerTimestamp
+        at = believed(time, now)
         if is_overflow(status):
             self.status.overflows = (self.status.overflows or 0) + 1
             since = item.last or subscription.through - subscription.margin
@@ -628,7 +630,7 @@ class OpcuaConnection(SourceConnection):
             payload["initial"] = True
         if handle in self._present:
             self._present.discard(handle)
-            if at == item.last:
+            if at == item.last or not is_plausible(time, now):
                 flags |= int(Flag.DUPLICATE_SUSPECTED)
         item.is_first, item.last = False, max(at, item.last)
         self._store(handle, item, payload, value.SourceTimestamp, answer, flags)
@@ -638,7 +640,7 @@ class OpcuaConnection(SourceConnection):
     ) -> None:
         payload, item = self.space.event(fields), subscription.items[handle]
         time = next((field.Value for field in fields if isinstance(field.Value, datetime)), None)
-        at = nanoseconds(time) or self.node.wall_clock()
+        at = believed(time, self.node.wall_clock())
         kind = payload.get("type")
         if kind in (REFRESH_BEGINS, REFRESH_ENDS):
             (subscription.refreshing.add if kind == REFRESH_BEGINS else subscription.refreshing.discard)(handle)
@@ -667,6 +669,7 @@ class OpcuaConnection(SourceConnection):
         if why_not is not None:
             self._answered(answer)
             if "bytes" in why_not:
+                at = believed(time, self.node.wall_clock())
                 self._lost("size", why_not, at, at, handles=(handle,))
 
     def _timed(self, time: datetime | None) -> None:

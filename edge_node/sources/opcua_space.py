@@ -599,6 +599,14 @@ def is_plausible(time: datetime | None, now_ns: int) -> bool:
     return nanoseconds(EARLIEST) <= at <= now_ns + AHEAD // timedelta(microseconds=1) * 1000
 
 
+def believed(time: datetime | None, now_ns: int) -> int:
+    """Return a time in ns since 1970; the present in place of one that no clock that was set can have given.
+
+    A gap that began in 1601, or in 2106, would name none of the values that are missing.
+    """
+    return nanoseconds(time) if is_plausible(time, now_ns) else now_ns
+
+
 def is_overflow(status: ua.StatusCode) -> bool:
     """Return whether the server says that values before this one were dropped."""
     return bool(status.value & _OVERFLOW == _OVERFLOW)

@@ -412,11 +412,11 @@ def test_events_that_a_server_had_no_room_for_are_a_gap() -> None:
     subscription = Subscription(1, [Item("i=1", "press/events", last=5)], 1.0, 1.0, 0, [], 0, through=7)
     event = dict.fromkeys(EVENT_FIELDS, ua.Variant())
     event["type"] = ua.Variant(ua.NodeId(ua.Int32(ua.ObjectIds.EventQueueOverflowEventType)))
-    event["source_time"] = ua.Variant(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
+    event["source_time"] = ua.Variant(datetime(2001, 1, 1, tzinfo=UTC))
     event["server_time"] = ua.Variant(datetime(1601, 1, 1, tzinfo=UTC))
     OpcuaConnection._take_event(connection, subscription, 0, list(event.values()), b"", 0)
-    assert lost == [("overflow", (5, 10**9), (0,))]
-    assert kept == [{"type": "EventQueueOverflowEventType", "source_time": "1970-01-01T00:00:01.000000Z"}]
+    assert lost == [("overflow", (5, 978_307_200 * 10**9), (0,))]
+    assert kept == [{"type": "EventQueueOverflowEventType", "source_time": "2001-01-01T00:00:00.000000Z"}]
     assert subscription.refresh, "alarms among the lost events have other states now"
 
 
@@ -490,10 +490,14 @@ def test_sequence_numbers_turn_around_without_zero() -> None:
 
 
 def numbered(sequence: int, second: int) -> ua.NotificationMessage:
-    """A notification without values, published at a second of 1970."""
+    """A notification without values, published some seconds after ``SET``."""
     message = ua.NotificationMessage(SequenceNumber=ua.UInt32(sequence))
-    message.PublishTime = datetime(1970, 1, 1, 0, 0, second, tzinfo=UTC)
+    message.PublishTime = SET + timedelta(seconds=second)
     return message
+
+
+SET = datetime(2001, 1, 1, tzinfo=UTC)
+SET_NS = 978_307_200 * 10**9
 
 
 async def test_sequence_numbers_that_jump_are_named_and_end_nothing_but_the_subscription() -> None:
@@ -503,18 +507,20 @@ async def test_sequence_numbers_that_jump_are_named_and_end_nothing_but_the_subs
         asked.append(sequence)
 
     connection: Any = SimpleNamespace(
+        node=SimpleNamespace(wall_clock=lambda: SET_NS + 60 * 10**9),
         ended=asyncio.get_running_loop().create_future(),
         is_held=False,
         _republished=republished,
         _lost=lambda *what: lost.append(what),
         end=ended.append,
     )
-    subscription = Subscription(1, [], 1.0, 1.0, 0, [], 0, taken=5, through=7 * 10**9)
+    seven, nine = (SET_NS + second * 10**9 for second in (7, 9))
+    subscription = Subscription(1, [], 1.0, 1.0, 0, [], 0, taken=5, through=seven)
     await OpcuaConnection._recover(connection, subscription, numbered(2_000_000_000, 9))
     await OpcuaConnection._recover(connection, subscription, numbered(2_000_000_002, 9))
     assert [each[1:] for each in lost] == [
-        ("the server does not have 1999999994 notifications any more", 7 * 10**9, 9 * 10**9),
-        ("the server does not have 2 notifications any more", 7 * 10**9, 9 * 10**9),
+        ("the server does not have 1999999994 notifications any more", seven, nine),
+        ("the server does not have 2 notifications any more", seven, nine),
     ]
     assert asked == [2_000_000_000, 2_000_000_001], "a thousand at most are asked for"
     await OpcuaConnection._take(connection, subscription, numbered(3, 7))
@@ -529,6 +535,41 @@ def test_a_server_cannot_announce_more_elements_than_it_sends() -> None:
             packed = bytes([0x80 | kind]) + length + bytes(4)
             with contextlib.suppress(ua.UaError, NotEnoughData):
                 assert variant_from_binary(Buffer(packed)).Value in (None, [])
+    for kind in (ua.VariantType.String, ua.VariantType.ByteString, ua.VariantType.XmlElement):
+        with pytest.raises(NotEnoughData):
+            variant_from_binary(Buffer(bytes([kind.value]) + (100 << 20).to_bytes(4, "little") + b"a"))
+
+
+@pytest.mark.parametrize("year", [1601, 2106])
+async def test_a_gap_of_a_server_whose_clock_is_not_set_has_times_of_the_node(year: int) -> None:
+    lost, now, time = list[Any](), SET_NS, datetime(year, 1, 1, tzinfo=UTC)
+    told = ua.DataValue(ua.Variant(1), SourceTimestamp=time)
+    connection: Any = SimpleNamespace(
+        node=SimpleNamespace(wall_clock=lambda: now),
+        status=SourceStatus("press", "opcua"),
+        space=SimpleNamespace(definitions=Types()),
+        ended=asyncio.get_running_loop().create_future(),
+        is_held=False,
+        _is_refused=False,
+        _present=set(),
+        _store=lambda *_: None,
+        _answered=lambda _: None,
+        _republished=lambda *_: asyncio.sleep(0),
+        _lost=lambda kind, _, since, until, **__: lost.append((kind, since, until)),
+    )
+    connection.node.ingest = SimpleNamespace(batch=SimpleNamespace(gathered=lambda: None))
+    item = Item("i=1", "press/v")
+    subscription = Subscription(1, [item], 1.0, 1.0, 0, [], 0, through=SET_NS - 1)
+    message = numbered(1, 0)
+    message.PublishTime = time
+    await OpcuaConnection._take(connection, subscription, message)
+    OpcuaConnection._take_value(connection, subscription, 0, told, b"", 0)
+    now += 10**9
+    message.SequenceNumber = ua.UInt32(3)
+    await OpcuaConnection._recover(connection, subscription, message)
+    full = ua.DataValue(ua.Variant(1), ua.StatusCode(0x480), SourceTimestamp=time)
+    OpcuaConnection._take_value(connection, subscription, 0, full, b"", 0)
+    assert lost == [("sequence", SET_NS, SET_NS + 10**9), ("overflow", SET_NS, SET_NS + 10**9)]
 
 
 class EndlessServer:
@@ -770,8 +811,16 @@ async def test_a_server_that_does_not_say_when_it_started_may_be_another_run(
     assert gap["reason"].startswith("the server does not say when it started")
 
 
-@pytest.mark.parametrize(("time", "is_flagged"), [(4, False), (5, True), (6, False)])
-async def test_a_value_that_a_server_sends_again_is_flagged_and_no_other(time: int, is_flagged: bool) -> None:
+@pytest.mark.parametrize(
+    ("time", "is_flagged"),
+    [
+        (SET + timedelta(seconds=4), False),
+        (SET + timedelta(seconds=5), True),
+        (SET + timedelta(seconds=6), False),
+        (datetime(1601, 1, 1, tzinfo=UTC), True),
+    ],
+)
+async def test_a_value_that_a_server_sends_again_is_flagged_and_no_other(time: datetime, is_flagged: bool) -> None:
     status, taken = SourceStatus("press", "opcua"), list[int]()
 
     def store(*message: Any) -> None:
@@ -784,9 +833,9 @@ async def test_a_value_that_a_server_sends_again_is_flagged_and_no_other(time: i
         _present={0},
         _store=store,
     )
-    item = Item("i=1", "press/v", last=5 * 10**9, is_first=False)
-    subscription = Subscription(1, [item], 1.0, 1.0, 0, [], 0, through=7 * 10**9)
-    value = ua.DataValue(ua.Variant(1), SourceTimestamp=datetime(1970, 1, 1, 0, 0, time, tzinfo=UTC))
+    item = Item("i=1", "press/v", last=SET_NS + 5 * 10**9, is_first=False)
+    subscription = Subscription(1, [item], 1.0, 1.0, 0, [], 0, through=SET_NS + 7 * 10**9)
+    value = ua.DataValue(ua.Variant(1), SourceTimestamp=time)
     OpcuaConnection._take_value(connection, subscription, 0, value, b"", 0)
     assert bool(taken[0] & Flag.DUPLICATE_SUSPECTED) is is_flagged
 
