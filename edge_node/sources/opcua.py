@@ -36,7 +36,6 @@ from weft.edge_node.sources.credentials import read_password
 from weft.edge_node.sources.notices import GapNotice, gap_topic
 from weft.edge_node.sources.opcua_client import Session, failure_text
 from weft.edge_node.sources.opcua_space import (
-    AT_A_TIME,
     EVENTS_LOST,
     REFRESH_BEGINS,
     REFRESH_ENDS,
@@ -365,8 +364,9 @@ class OpcuaConnection(SourceConnection):
         """Monitor variables; return those that the server refuses."""
         items, refused, slowest = await self.space.items(found), list[Missing](), (0.0, 0.0)
         await self.space.learn(items)
-        for first in range(0, len(found), AT_A_TIME):
-            part = list(zip(found[first : first + AT_A_TIME], items[first : first + AT_A_TIME], strict=True))
+        pairs, at_a_time = list(zip(found, items, strict=True)), self.space.at_a_time
+        for first in range(0, len(pairs), at_a_time):
+            part = pairs[first : first + at_a_time]
             # Known before the request: values may come before its answer, and after a crash of the node.
             handles = await self._handles(subscription, [item for _, item in part])
             requests = [

@@ -30,7 +30,7 @@ BROWSED_MAX = 100_000
 """Nodes that are looked at for one `browse`."""
 PATH_LEVELS_MAX = 64
 AT_A_TIME = 500
-"""Nodes in one request: servers bound it, most at 1000 or above."""
+"""Nodes in one request, where the server has no bound below that."""
 ARRAY_MAX = 100_000
 """Elements of a value that are converted."""
 HISTORY_VALUES = 1000
@@ -228,12 +228,14 @@ class Space:
         """Time at which the server started, ns since 1970; 0 if it does not say."""
         self.expected: Sequence[str] = ()
         """The same in an earlier session: `ns=2` means what it meant then."""
+        self.at_a_time = AT_A_TIME
+        """Nodes in one request that the server takes."""
         self.definitions = Types()
         self.problems: list[str] = []
         """Nodes and facts that were left out, for the status."""
 
     async def look(self) -> None:
-        """Read the server's table of namespaces, and the time of its start.
+        """Read the server's table of namespaces, the time of its start, and its bounds.
 
         Raises:
             SourceDown: the server has none.
@@ -248,14 +250,16 @@ class Space:
         self.namespaces = names
         if self.expected and list(self.expected) != names:
             self.problems.append("the server has changed its table of namespaces; nodes are found by their URI")
+        limits = [_value(each) for each in await self.read([ua.NodeId(ua.Int32(each)) for each in _LIMITS])]
+        self.at_a_time = min([AT_A_TIME, *(each for each in limits if isinstance(each, int) and each > 0)])
 
     async def read(
         self, nodes: Sequence[ua.NodeId], attribute: ua.AttributeIds = ua.AttributeIds.Value
     ) -> list[ua.DataValue]:
         """Read an attribute of each node."""
         found: list[ua.DataValue] = []
-        for first in range(0, len(nodes), AT_A_TIME):
-            part = list(nodes[first : first + AT_A_TIME])
+        for first in range(0, len(nodes), self.at_a_time):
+            part = list(nodes[first : first + self.at_a_time])
             answer = await self._services.read_attributes(part, attribute)
             if len(answer) != len(part):
                 raise SourceDown(f"the server answered {len(answer)} of {len(part)} reads")
@@ -538,8 +542,8 @@ class Space:
             TargetName=ua.QualifiedName(name, ua.UInt16(0)),
         )
         found: list[Any] = [None] * len(nodes)
-        for first in range(0, len(nodes), AT_A_TIME):
-            part = nodes[first : first + AT_A_TIME]
+        for first in range(0, len(nodes), self.at_a_time):
+            part = nodes[first : first + self.at_a_time]
             paths = [ua.BrowsePath(node, ua.RelativePath([element])) for node in part]
             answers = await self._services.translate_browsepaths_to_nodeids(paths)
             known = [
@@ -553,6 +557,12 @@ class Space:
         return found
 
 
+_LIMITS = (
+    ua.ObjectIds.Server_ServerCapabilities_OperationLimits_MaxNodesPerRead,
+    ua.ObjectIds.Server_ServerCapabilities_OperationLimits_MaxNodesPerTranslateBrowsePathsToNodeIds,
+    ua.ObjectIds.Server_ServerCapabilities_OperationLimits_MaxMonitoredItemsPerCall,
+)
+"""Bounds of the requests with many nodes; 0 is none (OPC 10000-5, 6.3.11)."""
 _HAS_PROPERTY = ua.NodeId(ua.Int32(ua.ObjectIds.HasProperty))
 
 

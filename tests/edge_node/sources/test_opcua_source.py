@@ -859,7 +859,7 @@ async def test_a_subscription_that_lacks_variables_is_not_resumed(
             raise TimeoutError
         return await asked(self, request, answer)
 
-    monkeypatch.setattr("weft.edge_node.sources.opcua.AT_A_TIME", 1)
+    monkeypatch.setattr("weft.edge_node.sources.opcua_space.AT_A_TIME", 1)
     monkeypatch.setattr(OpcuaConnection, "_asked", failing)
     async with running(tmp_path, opcua(server.port, nodes=ALL), PRESS) as node:
         await more_rows(node)

@@ -110,6 +110,15 @@ async def test_no_value_is_lost_in_silence_in_many_cuts_kills_and_restarts(
         await shaken(server, tmp_path, SLICE.amount(1, 40), random.Random(SLICE.seed))
 
 
+async def test_a_server_gets_no_more_nodes_in_a_request_than_it_takes(tmp_path: Path, milo: MiloServer) -> None:
+    """Of properties, Milo is asked for 250 at most."""
+    milo.kill()
+    milo.options.variables, milo.options.every_s = 300, 1.0
+    await asyncio.to_thread(milo.start)
+    async with running(tmp_path, opcua(milo.port), PRESS) as node:
+        await until(lambda: node.source("press").nodes == 300)
+
+
 async def test_a_restart_is_a_named_gap_where_the_server_hands_nothing_over(
     tmp_path: Path, node_opcua: NodeOpcuaServer
 ) -> None:
