@@ -87,6 +87,14 @@ def test_secrets_are_in_files_for_the_owner_alone_and_nowhere_else(config: Path)
     assert not any(secret in reported.output + config.read_text() for secret in (password, "t0ken"))
 
 
+def test_a_token_that_was_copied_from_a_file_is_said_to_lie_there_twice(config: Path, tmp_path: Path) -> None:
+    given = tmp_path / "press-7.token"
+    given.write_text("t0ken\n")
+    made = weft("edge", "init", config, "--node", "n", "--hub", "https://h", "--token-file", given)
+    assert f"Delete {given}: " in made.stderr
+    assert (tmp_path / "token").read_text() == "t0ken\n"
+
+
 def test_a_password_may_come_from_a_file(config: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("from a file\n")
     given = ("--node", "n", "--user", "a", "--password-file", tmp_path / "secret")

@@ -290,6 +290,9 @@ def edge_init(
     contents = {os.path.join(folder, name): data for name, data in secret.items()} | {config_file: text.encode()}
     write_new(contents, replaced=config_file)
     _print_summary(list(contents), config_file, is_unit=is_unit, as_json=as_json)
+    if token_file not in (None, "-"):
+        copied = f"{os.path.join(folder, TOKEN_FILE)} has the token of {token_file} now"
+        click.echo(f"note: {copied}. Delete {token_file}: a secret need not lie there twice", err=True)
 
 
 def _check_options(
