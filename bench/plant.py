@@ -1,8 +1,9 @@
-"""Values taken from an OPC UA server of open62541 and from Modbus devices, with the node's processor time and memory.
+"""Values from an OPC UA server of Eclipse Milo and from Modbus devices, with the node's processor time and memory.
 
     ./run bench plant [--variables 1000] [--every 0.1] [--devices 100] [--seconds 30]
 
-Each variable changes at an interval, and the server sends each change. Each device is polled once a second for ten
+First comes the memory of a node without a source, and with one of a hundred variables that change once a minute. Then
+each variable changes at an interval, and the server sends each change. Each device is polled once a second for ten
 registers in one request, ten devices on each connection. Server and node share the machine: where it is too slow for
 the server, the figures are those of fewer changes, and the line says how many.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from examples.demo.fabric import free_port, get_json
-from tests.support.opcua_server import Open62541Server, Options
+from tests.support.opcua_server import MiloServer, Options
 
 WARM_S = 5.0
 """Time after the connection that is not counted."""
@@ -35,21 +36,20 @@ http: {{bind: "127.0.0.1:{http}"}}
 disk: {{budget: 4GiB}}
 listeners: {{}}
 streams: {{plant: {{from: "#"}}}}
-sources:
 {sources}
 """
 
 
 def opcua(port: int) -> str:
     return (
-        f'  press: {{opcua: {{url: "opc.tcp://127.0.0.1:{port}", publishing: 500ms, sampling: 0s, '
+        f'sources:\n  press: {{opcua: {{url: "opc.tcp://127.0.0.1:{port}", publishing: 500ms, sampling: 0s, '
         'nodes: [{browse: {below: "Objects/Press"}}]}}'
     )
 
 
 def modbus(port: int, devices: int) -> str:
     registers = ", ".join(f"r{at}: {{address: {at}}}" for at in range(REGISTERS))
-    lines = []
+    lines = ["sources:"]
     for first in range(0, devices, ON_A_LINE):
         units = range(1, min(ON_A_LINE, devices - first) + 1)
         polled = ", ".join(f"d{unit}: {{unit_id: {unit}, registers: {{{registers}}}}}" for unit in units)
@@ -123,9 +123,11 @@ def main() -> None:
     if given.serve is not None:
         asyncio.run(serve(given.serve))
         return
-    options = Options(variables=given.variables, every_s=given.every)
-    with tempfile.TemporaryDirectory() as folder, Open62541Server(free_port(), Path(folder, "log"), options) as server:
-        measured(f"OPC UA, {given.variables} variables", opcua(server.port), given.seconds)
+    measured("no source", "", given.seconds)
+    for variables, every_s in ((100, 60.0), (given.variables, given.every)):
+        options = Options(variables=variables, every_s=every_s)
+        with tempfile.TemporaryDirectory() as folder, MiloServer(free_port(), Path(folder, "log"), options) as server:
+            measured(f"OPC UA, {variables} variables", opcua(server.port), given.seconds)
     port = free_port()
     with subprocess.Popen(
         [sys.executable, "-m", "bench.plant", "--serve", str(port)], stdout=subprocess.PIPE

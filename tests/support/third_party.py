@@ -355,6 +355,9 @@ AMQPLIB = Npm("amqplib@2.3.1")
 NODE_OPCUA = Npm("node-opcua-server@2.186.4")
 MODBUS_SERIAL = Npm("modbus-serial@8.0.25")
 OPEN62541 = PipWithAll("o6==2.2.0")
+"""A build of open62541 for Python that is not free: without a licence it ends after ten minutes. Neither Debian, PyPI
+nor npm has a free one. Nights do not get it ahead, and tests with it skip where it cannot be had: node-opcua and Milo
+do the same. The sources are in the crate `open62541-sys`, if it goes away."""
 NODE_RED = Npm("node-red@4.1.8")
 KAFKA = Maven("org.apache.kafka:kafka_2.13:4.1.2")
 KAFKA_CONNECTOR = Maven(
