@@ -343,6 +343,13 @@ class Pair(Section, frozen=True, kw_only=True):
     peer: Annotated[
         Urls, Meta(description="URL, or list of URLs, of the peer's `listen`: `https://b.example.com:7443`.")
     ]
+    node: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="Name of the peer: a copy of another node's log is refused. Unset: the first node that brings "
+            "a copy is the peer from then on."
+        ),
+    ] = None
     token_file: Annotated[
         Path | None,
         Meta(

@@ -312,6 +312,8 @@ def _pair(config: EdgeConfig) -> Iterator[Finding]:
         if url.scheme == "http" and pair.token_file is not None and not Address(url.hostname or "", 0).is_loopback:
             message = f"the token would cross the network in clear text to {url.geturl()}. Write https://"
             yield Finding(("pair", "peer"), message)
+    if pair.node == config.node:
+        yield Finding(("pair", "node"), f"{pair.node} is this node itself: name the peer")
     if not config.links:
         yield Finding(("pair",), "copies streams that a link carries, and there is no link. Add one")
 

@@ -1,4 +1,4 @@
-"""Copies of other nodes' logs: a peer writes them over a link, and a take-over reads them.
+"""Copies of other nodes' logs: a peer writes them over a link.
 
 ``<data_dir>/pair/<log id>`` is a segment log with the log id, the owner, the stream numbers and the batches of the log
 that it copies, and ``<log id>.about`` what it needs beside them. A copy that the disk has damaged, or whose node has
@@ -12,8 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -21,7 +20,7 @@ import msgspec
 from weft.edge_node.check.data_directory import COPY_NAME
 from weft.edge_node.check.streams import COPIES_MAX
 from weft.edge_node.timing import clock_reader
-from weft.protocols.batch import BatchHeader, decode_header
+from weft.protocols.batch import BatchHeader
 from weft.protocols.checksum import crc32c
 from weft.protocols.chunk_index import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane, NodeName, Origin, format_log_id
@@ -39,13 +38,11 @@ from weft.protocols.link import (
     PullState,
     RefuseCode,
 )
-from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.protocols.segment import GapReason
-from weft.replication.events import LaneEnded, LaneTaken, LinkRefused, taken_before
+from weft.replication.events import LinkRefused, taken_before
 from weft.replication.flow_control import offered_end
 from weft.replication.runner import LinkSession
-from weft.replication.source import LaneSnapshot, OfferedLane
 from weft.storage.filesystem import FileSystem, write_atomically
 from weft.storage.segment_log import LogError, LogFull, LogSettings, SegmentLog
 from weft.storage.segment_log.encryption import is_sealed
@@ -63,9 +60,12 @@ ABOUT_BYTES_MAX: Final = 64 << 20
 PENDING_BYTES_MAX: Final = 8 << 20
 """Bytes of a copy that wait for the disk, from which on nothing more is read from its node."""
 _ABOUT = ".about"
+PEER_FILE: Final = "peer"
+"""File in the pair's folder with the name of the first node that brought a copy."""
+PEER_BYTES_MAX: Final = 1024
 
 
-class _StreamFacts(msgspec.Struct):
+class StreamFacts(msgspec.Struct):
     """Facts that the node at the other end has said of one of its streams."""
 
     topics: list[str]
@@ -85,7 +85,7 @@ class _About(msgspec.Struct):
 
     epoch: int = 0
     """The highest epoch under which the log was copied."""
-    streams: dict[str, _StreamFacts] = {}
+    streams: dict[str, StreamFacts] = {}
     origins: dict[int, Origin] = {}
     clocks: dict[int, Clock] = {}
     offered: list[str] = []
@@ -320,7 +320,7 @@ class Copy:
     def declare(self, opening: LaneOpen) -> None:
         """Note what a lane's offer says of its stream."""
         known = self.about.streams.get(opening.stream)
-        said = _StreamFacts(list(opening.topics), opening.payload)
+        said = StreamFacts(list(opening.topics), opening.payload)
         if known is not None:
             said.mark, said.lost = known.mark, known.lost
         if opening.flags & LaneFlag.UNCOMPARED:
@@ -459,6 +459,7 @@ class Copies:
         folder: ``<data_dir>/pair``.
         budget_bytes: maximum bytes of each copy.
         own: name and log id of the node itself.
+        peer: name of the only node, of the same tenant, whose log may be copied; None for the first one that connects.
         post: runs a callback of another thread on the event loop's thread.
     """
 
@@ -471,10 +472,14 @@ class Copies:
         *,
         wall_clock: Callable[[], int],
         post: Callable[[Callable[[], None]], None],
+        peer: str | None = None,
     ) -> None:
         self._filesystem = filesystem
         self._folder = folder
         self._own = own
+        self.peer = peer
+        """Name of the peer; None while no node has brought a copy."""
+        self._is_peer_set = peer is not None
         self.wall_clock = wall_clock
         self._post = post
         # No batches in memory: nothing reads a copy while its node is well. No pause between commits: the node has
@@ -496,12 +501,55 @@ class Copies:
     async def start(self) -> None:
         """Open the copies that exist. One that cannot be opened is logged, and left as it is."""
         async with self._lock:
+            if not self._is_peer_set:
+                self.peer = await asyncio.to_thread(self._read_peer)
             for name in sorted(await asyncio.to_thread(self._names), key=_place):
                 try:
                     self.open[name] = await asyncio.to_thread(self._load, name, None)
                 except (LogError, OSError) as error:
                     self.unopened[name] = str(error)
                     logger.error("the copy in %s cannot be opened: %s", os.path.join(self._folder, name), error)
+
+    def _read_peer(self) -> str | None:
+        path = os.path.join(self._folder, PEER_FILE)
+        try:
+            if self._filesystem.size(path) <= PEER_BYTES_MAX:
+                return self._filesystem.read(path).decode().strip() or None
+            reason = f"longer than {PEER_BYTES_MAX} bytes"
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = str(error)
+        # Empty: no node has this name, and the next one that connects must not become the peer by a damaged disk.
+        logger.error("%s cannot be read (%s): no node can write a copy. Set `pair.node` to its name", path, reason)
+        return ""
+
+    def _keep_peer(self, name: str) -> None:
+        self._filesystem.make_directory(self._folder)
+        write_atomically(self._filesystem, os.path.join(self._folder, PEER_FILE), f"{name}\n".encode())
+
+    async def _admit(self, owner: NodeName) -> None:
+        """Admit the peer alone: what is copied goes to hubs under the name that it came with.
+
+        Raises:
+            LinkRefused: it is another node, or the name of the first one cannot be stored.
+        """
+        tenant = self._own[0].tenant
+        if owner.tenant != tenant or self.peer not in (None, owner.edge):
+            path = os.path.join(self._folder, PEER_FILE)
+            why = "" if self._is_peer_set else f", the first that connected ({path})"
+            which = f"{tenant}/{self.peer}{why}" if self.peer else f"another node of tenant {tenant}"
+            advice = f"if {owner.edge} is to take its place, set `pair.node: {owner.edge}` at {self._own[0].edge}"
+            if owner.tenant != tenant:
+                advice = "give both nodes of a pair the same `tenant`"
+            message = f"{owner} is not the peer of {self._own[0]}, which is {which}"
+            raise LinkRefused(RefuseCode.UNAUTHORISED, message, advice)
+        if self.peer is None:
+            try:
+                await asyncio.to_thread(self._keep_peer, owner.edge)
+            except OSError as error:
+                raise _not_kept(error) from error
+            self.peer = owner.edge
 
     def _names(self) -> list[str]:
         if not self._filesystem.exists(self._folder):
@@ -526,7 +574,7 @@ class Copies:
         """Return the copy that a node continues, a new one if there is none.
 
         Raises:
-            LinkRefused: it may not, or there is no place for another copy.
+            LinkRefused: it is not the peer, or there is no place for another copy.
         """
         owner = NodeName(hello.tenant, hello.edge)
         if owner == self._own[0] or hello.log_id == self._own[1]:
@@ -536,6 +584,7 @@ class Copies:
                 "change `node` of one of them, give each a data directory, and let `pair.peer` lead to the other node",
             )
         async with self._lock:
+            await self._admit(owner)
             ours = [(name, each) for name, each in self.open.items() if each.log.log_id == hello.log_id]
             if ours and ours[-1][1].log.failed is not None:
                 ours[-1] = ours[-1][0], await self._open_again(*ours[-1])
@@ -860,134 +909,3 @@ def _not_kept(error: Exception) -> LinkRefused:
 
 def _named(hello: Hello) -> tuple[str, str, int]:
     return hello.tenant, hello.edge, hello.log_id
-
-
-# A copy as the source of a link: its node's lanes, as another hub would relay them.
-
-
-class CopySource:
-    """The lanes of a copy for one link of this node (``replication.source.LogSource``).
-
-    They claim no epoch and fence no one: the hub takes the union of what it gets from here and from the node itself.
-
-    Args:
-        carries: whether the link carries a stream.
-        released: called with the stream and numbers that the hub has.
-        compared: leave out numbers that hubs may have for other records (``Copy.compared_end``).
-        ends: stream -> end of what goes to the hub; None for all. A node that is there adds records to the copy as
-            fast as the hub gets them.
-    """
-
-    def __init__(
-        self,
-        copy: Copy,
-        carries: Callable[[str], bool],
-        released: Callable[[str, RangeSet], None],
-        *,
-        compared: bool = False,
-        ends: Mapping[str, int] | None = None,
-    ) -> None:
-        self._copy, self._carries, self._released = copy, carries, released
-        self._end = partial(copy.end_to_bring, compared=compared, ends=ends)
-        self._pages = copy.log.page_reader()
-        self._names = {number: name for name, number in copy.log.streams().items() if carries(name)}
-        self._answered: set[int] = set()
-        """Lanes whose hub now says what it has."""
-        self.had = self.brought = 0
-        """Records that the hub had when it was asked, and that it took since."""
-
-    def lanes(self) -> list[OfferedLane]:
-        """Return the lanes that the link carries."""
-        about, log = self._copy.about, self._copy.log
-        found = []
-        for number, name in self._names.items():
-            said = about.streams.get(name) or _StreamFacts([], PayloadKind.BYTES)
-            found.append(
-                OfferedLane(
-                    number,
-                    name,
-                    tuple(said.topics),
-                    PayloadKind(said.payload) if said.payload in list(PayloadKind) else PayloadKind.BYTES,
-                    Lane(*self._copy.owner, log.log_id, name),
-                    LaneFlag.RELAY,
-                    about.origins.get,
-                    clock=about.clocks.get,
-                    # The hub may have more from the node itself.
-                    continues_hub=True,
-                    answered=partial(self._note_answer, number),
-                )
-            )
-        return found
-
-    def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
-        """Return all records of the copy, with the node's own last mark: a hub that was restored to an earlier state
-        gets back what it had.
-
-        Records that a mark covers and the copy lacks hold it back at the hub: it claims nothing that the hub cannot
-        see for itself. A mark that counts numbers which the hub may have for other records is not repeated, since
-        these would make it true in the hub's eyes. The node's notices of loss go with their reasons.
-        """
-        found = {}
-        for lane in lanes:
-            name = self._names[lane]
-            held, said = self._copy.log.ranges(lane), self._copy.about.streams.get(name)
-            last = self._end(name)
-            held.remove(last, SEQ_END)
-            gaps = [gap for gap in self._copy.lost(name) if gap.end <= last]
-            mark = None if said is None or said.mark is None else Mark(*said.mark)
-            if mark is not None and mark.seq > min(last, self._copy.compared_end(name)):
-                mark = None
-            end = max([min(last, self._copy.log.next_seq(lane)), *(gap.end for gap in gaps)])
-            found[lane] = LaneSnapshot(held, end, gaps, mark)
-        return found
-
-    def _note_answer(self, lane: int, answer: LaneTaken | LaneEnded) -> None:
-        if isinstance(answer, LaneTaken):
-            # The hub's ranges come with the next event, in the same step.
-            self._answered.add(lane)
-            asyncio.get_running_loop().call_soon(self._answered.discard, lane)
-
-    async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Return batches as stored, of numbers that ``states`` has.
-
-        Raises:
-            OSError: the copy cannot be read.
-        """
-        try:
-            batches = (await self._pages.read(lane, seq, bytes_max)).batches
-        except LogError as error:
-            raise OSError(str(error)) from error
-        # A page has batches beyond the range, too.
-        end = self._end(self._names[lane])
-        return [batch for batch in batches if decode_header(batch).end_seq <= end]
-
-    def high_watermark(self, hub: str, lane: int) -> int:  # noqa: ARG002 - of the contract
-        """Return the end of all numbers: the hub may have more from the node itself."""
-        return SEQ_END
-
-    async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
-        """Return at once: the node itself keeps account of what hubs can have of its log."""
-
-    def released(self, lane: int, ranges: RangeSet) -> None:
-        """Note what the hub has. Under numbers that were not offered it may have other records: those stay."""
-        name, kept = self._names[lane], self._copy.log.kept(lane)[0]
-        ranges = ranges.copy()
-        ranges.remove(self._end(name), SEQ_END)
-        count = sum(end - first for run in ranges for first, end in kept.within(*run))
-        if lane in self._answered:
-            self.had += count
-        else:
-            self.brought += count
-        self._released(name, ranges)
-
-    def listen(self, callback: Callable[[Collection[int] | None], None]) -> Callable[[], None]:
-        """Call ``callback`` after each commit of the copy, and when some of it was forgotten."""
-        forgotten = lambda: callback(None)  # noqa: E731
-        self._copy.listeners.append(forgotten)
-        unlisten = self._copy.log.listen_to_streams(callback)
-
-        def end() -> None:
-            self._copy.listeners.remove(forgotten)
-            unlisten()
-
-        return end

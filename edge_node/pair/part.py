@@ -10,7 +10,7 @@ import hmac
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -25,9 +25,10 @@ from weft.config.units import parse_bind
 from weft.edge_node.check.data_directory import PAIR_FOLDER
 from weft.edge_node.check.streams import Flow, carried_streams, copy_budget
 from weft.edge_node.control.client import TakeOverReply
-from weft.edge_node.links.links import Links, epoch_file, link_settings, offered, rules_of
-from weft.edge_node.pair.copies import Copies, Copy, CopyLink, CopySource
+from weft.edge_node.links.links import Links, epoch_file, offered
+from weft.edge_node.pair.copies import Copies, Copy, CopyLink
 from weft.edge_node.pair.second_disk import ALONE_FILE, PairSource, PeerClocks, SecondDisk, TimesAlone
+from weft.edge_node.pair.take_over import TakeOvers
 from weft.edge_node.part import Part, Undo
 from weft.edge_node.streams import STREAMS_THAT_STAY
 from weft.edge_node.timing import seconds
@@ -38,13 +39,10 @@ from weft.network.reload import Reloads, Watched, read_token
 from weft.network.tls import ClientTlsFiles, TlsFiles, TlsUnusable, read_tls
 from weft.protocols.lane import NodeName, format_log_id
 from weft.protocols.link import ENCRYPTED, PAIR, TIMES_ALONE_MAX, CopyReport, PairReport
-from weft.protocols.ranges import RangeSet
-from weft.replication.events import LinkState, LinkStatus
+from weft.replication.events import LinkState
 from weft.replication.flow_control import ReceiverSettings, SenderSettings
 from weft.replication.liveness import SECOND
 from weft.replication.runner import LINK_PATH, Beats, LinkSettings, no_token, run_link, serve_link
-from weft.replication.runner.control import LinkControl
-from weft.replication.source import Epochs, Party, ReleaseLedger
 from weft.storage.segment_log.encryption import disk_of
 
 logger = logging.getLogger(__name__)
@@ -56,8 +54,6 @@ LOOK_S = 0.5
 """Interval at which the peer gets to know what hubs have, and at which take-overs begin and end."""
 TIDY_EVERY = 20
 """Number of looks after which copies store what was said, and those that are not needed leave."""
-LINGER_S = 15.0
-"""Time for which a take-over continues when hubs have all records, so that the last mark gets there."""
 PING_S, SILENCE_S = 5.0, 15.0
 """Silence after which the nodes ask each other, and after which the other counts as away: there is no bad line between
 them as to a hub."""
@@ -166,156 +162,6 @@ class _Order:
     """Stream -> end of its records when the order came: a node that is there may add to them without end."""
 
 
-@dataclass
-class _TakeOver:
-    """A copy that goes to the hubs."""
-
-    is_ordered: bool
-    """True if an operator wants all of it there, and not only what the node had compared with its hubs."""
-    ends: dict[str, int] | None = None
-    """Stream -> end of the records that go; None for all."""
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    statuses: list[LinkStatus] = field(default_factory=list)
-    sources: list[CopySource] = field(default_factory=list)
-    controls: dict[str, LinkControl] = field(default_factory=dict)
-    """Link -> its control here."""
-    done_at: float | None = None
-    """Time from which hubs had all records."""
-
-
-class TakeOvers:
-    """Copies on their way to the hubs, by the links of this node's configuration."""
-
-    def __init__(self, links: Links, config: EdgeConfig) -> None:
-        self._links = links
-        self._config = config
-        self._running: dict[str, _TakeOver] = {}
-        self._results: dict[str, tuple[int, int]] = {}
-        """Copy -> records that hubs had at the last take-over, and that they took."""
-        self._now = asyncio.get_running_loop().time
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._running
-
-    async def adopt(self, config: EdgeConfig) -> None:
-        """Use the links of another configuration from now on: those that run end, and ``begin`` is for the caller."""
-        if config is not self._config:
-            self._config = config
-            await self.close()
-
-    def not_carried(self, copy: Copy) -> dict[str, int]:
-        """Return stream -> number of its records that no link of this node carries."""
-        return {name: count for name, count in copy.waiting().items() if not self._carriers(name)}
-
-    def unsent(self, copy: Copy, *, is_ordered: bool = False, ends: Mapping[str, int] | None = None) -> int:
-        """Return the number of a copy's records that a take-over has to bring to the hubs."""
-        waiting = copy.waiting(compared=not is_ordered, ends=ends)
-        return sum(count for stream, count in waiting.items() if self._carriers(stream))
-
-    def unsent_of(self, name: str, copy: Copy) -> int:
-        """Return the number of records that a take-over which runs has still to bring; 0 if none runs."""
-        running = self._running.get(name)
-        return 0 if running is None else self.unsent(copy, is_ordered=running.is_ordered, ends=running.ends)
-
-    def _carriers(self, stream: str) -> list[str]:
-        links = self._config.links.items()
-        return [name for name, link in links if link.streams is None or stream in carried_streams(link, self._config)]
-
-    def begin(self, name: str, copy: Copy, *, is_ordered: bool, ends: dict[str, int] | None = None) -> None:
-        """Offer a copy to the hubs of all links: the records before ``ends``."""
-        logger.warning(
-            "taking over %s: the hubs get what this node has of it, %d records as far as it knows",
-            copy.owner,
-            sum(copy.waiting(compared=not is_ordered, ends=ends).values()),
-        )
-        streams = copy.log.streams()
-        parties = {
-            number: [Party("link", link) for link in self._carriers(stream)] for stream, number in streams.items()
-        }
-        names = {number: stream for stream, number in streams.items()}
-        ledger = ReleaseLedger(parties, lambda number, ranges: copy.forget(names[number], ranges))
-        running = self._running[name] = _TakeOver(is_ordered, ends)
-        for link, settings in self._config.links.items():
-            party, status = Party("link", link), LinkStatus(f"{link}, for {copy.owner}")
-
-            def released(stream: str, ranges: RangeSet, party: Party = party) -> None:
-                ledger.released(party, streams[stream], ranges)
-
-            def carries(stream: str, link: str = link) -> bool:
-                return link in self._carriers(stream)
-
-            source = CopySource(copy, carries, released, compared=not is_ordered, ends=ends)
-            if source.lanes():
-                own = self._links.orders.control(link, settings).policy
-                # The month's bytes are those of the link itself, which stores them.
-                control = LinkControl(
-                    rules_of(settings), wall_clock=self._links.wall_clock, is_paused=own.is_paused, counts=own.count
-                )
-                running.controls[link] = control
-                running.sources.append(source)
-                running.statuses.append(status)
-                running.tasks.append(
-                    asyncio.create_task(
-                        run_link(
-                            source,
-                            self._links.identity,
-                            link_settings(settings),
-                            Epochs("memory", lambda: b"0", lambda _: None),
-                            status,
-                            wall_clock=self._links.wall_clock,
-                            control=control,
-                        ),
-                        name=f"take-over-{name}-{link}",
-                    )
-                )
-
-    async def look(self, name: str, copy: Copy) -> bool:
-        """Follow the orders to the links; return whether hubs have had everything for a while that a link carries."""
-        running = self._running[name]
-        for link, control in running.controls.items():
-            own = self._links.orders.control(link, self._config.links[link]).policy
-            if own.is_paused != control.policy.is_paused:
-                await control.pause(own.is_paused)
-        self._results[name] = sum(each.had for each in running.sources), sum(each.brought for each in running.sources)
-        if self.unsent_of(name, copy):
-            running.done_at = None
-        elif running.done_at is None:
-            running.done_at = self._now()
-        return running.done_at is not None and self._now() - running.done_at >= LINGER_S
-
-    def runs(self, name: str, *, is_ordered: bool, ends: dict[str, int]) -> bool:
-        """Return whether one runs that ``begin`` would make of these arguments."""
-        running = self._running.get(name)
-        return running is not None and (running.is_ordered, running.ends) == (is_ordered, ends)
-
-    def is_ordered(self, name: str) -> bool:
-        """Return whether one that runs is an operator's."""
-        return self._running[name].is_ordered
-
-    def results(self, name: str) -> tuple[int, int]:
-        """Return the records of a copy that hubs had at the last take-over, and that they took."""
-        return self._results.get(name, (0, 0))
-
-    def trouble(self, name: str) -> str:
-        """Return why links do not get on with a copy; empty if they do."""
-        running = self._running.get(name)
-        late = [] if running is None else [each for each in running.statuses if each.pending_records]
-        why = {status.name: status.last_error or status.hold for status in late}
-        return "; ".join(f"link {name}: {each}" for name, each in why.items() if each)
-
-    async def end(self, name: str) -> None:
-        """End one."""
-        if (running := self._running.pop(name, None)) is not None:
-            for task in running.tasks:
-                task.cancel()
-            await asyncio.gather(*running.tasks, return_exceptions=True)
-
-    async def close(self) -> None:
-        """End all."""
-        for name in list(self._running):
-            await self.end(name)
-
-
 class PairPart(Part):
     """The pair of a node.
 
@@ -354,7 +200,8 @@ class PairPart(Part):
             refuses=pair.alone == "refuse",
         )
         budget = pair.budget_bytes or copy_budget(config)
-        self.copies = Copies(disk, folder, budget, (own, links.log.log_id), wall_clock=links.wall_clock, post=post)
+        own_log = own, links.log.log_id
+        self.copies = Copies(disk, folder, budget, own_log, wall_clock=links.wall_clock, post=post, peer=pair.node)
         # Not the log id: who connects here must not learn what a connection in this node's name has to say.
         disk_id = hashlib.sha256(b"pair %d" % links.log.log_id).hexdigest()[:32]
         self.listener = PeerListener(pair, self.copies, disk_id, software=software)
@@ -530,6 +377,7 @@ class PairPart(Part):
         copies = {name: self._copy(name, copy) for name, copy in self.copies.open.items()}
         return {
             "pair": {
+                "node": self.copies.peer,
                 "peer": list(self._pair.peer),
                 "port": self.listener.port,
                 "state": str(status.state),

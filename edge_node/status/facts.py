@@ -250,9 +250,8 @@ class OutageEstimate:
 
 def pair_line(pair: dict[str, Any]) -> str:
     """Return with which node this one is a pair, and how they are connected."""
-    peers = [each["node"] for each in pair["copies"].values() if each["connected"]]
-    # Who the peer is, it says itself when it brings its records.
-    name = f"of {peers[-1]}: " if peers else ""
+    # Unless the configuration names it, the peer says who it is when it first brings its records.
+    name = f"of {pair['node']}: " if pair["node"] else ""
     return f"{name}{pair['state']} to {', '.join(pair['peer'])}, acks: {pair['acks']}"
 
 

@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("node", "preflight"),
         ("doctor",),
     ),
-    "edge_node.pair": (("copies", "second_disk"), ("part",)),
+    "edge_node.pair": (("copies", "second_disk"), ("take_over",), ("part",)),
     "edge_node.servers": (("listeners",), ("clients",), ("mqtt", "amqp", "amqp1", "http")),
     "config": (
         ("release",),

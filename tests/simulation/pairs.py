@@ -30,7 +30,7 @@ from weft.config.links import Pair
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
 from weft.edge_node.links.links import Links
-from weft.edge_node.pair import copies, part
+from weft.edge_node.pair import copies, part, take_over
 from weft.edge_node.pair.copies import CopyLink
 from weft.edge_node.pair.part import PairPart
 from weft.protocols.batch import ClockReading, ClockState
@@ -501,9 +501,11 @@ def check_marks(node: PairedNode, chunks: list[tuple[Chunk, bytes]], found: Mapp
 def virtual_pairs(seed: int) -> Iterator[None]:
     """As ``virtual``, for what belongs to pairs. Their links try again at moments of one seed."""
     reading = ClockReading(1, 1, ClockState.SYNCED)
+    run = partial(run_link, clock=now_ns, rng=random.Random(seed))
     with (
         virtual(),
-        mock.patch.object(part, "run_link", partial(run_link, clock=now_ns, rng=random.Random(seed))),
+        mock.patch.object(part, "run_link", run),
+        mock.patch.object(take_over, "run_link", run),
         mock.patch.object(copies, "SegmentLog", _Copies),
         mock.patch.object(copies, "clock_reader", return_value=lambda: reading),
     ):

@@ -19,8 +19,9 @@ from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.regions.source import RegionSource
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.edge_node.links.source import SegmentLogSource
-from weft.edge_node.pair.copies import Copy, CopyLink, CopySource
+from weft.edge_node.pair.copies import Copy, CopyLink
 from weft.edge_node.pair.second_disk import SecondDisk, TimesAlone
+from weft.edge_node.pair.take_over import CopySource
 from weft.protocols.batch import BatchHeader, decode_header
 from weft.protocols.chunk_index import LaneFlag, Mark
 from weft.protocols.ranges import RangeSet

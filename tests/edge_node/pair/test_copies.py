@@ -16,7 +16,8 @@ from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import open_log, put, read_all
 from tests.support.processes import weft
 from weft.edge_node.check.streams import COPIES_MAX
-from weft.edge_node.pair.copies import Copies, Copy, CopyLink, CopySource, _read_about
+from weft.edge_node.pair.copies import Copies, Copy, CopyLink, _read_about
+from weft.edge_node.pair.take_over import CopySource
 from weft.protocols.batch import decode_header
 from weft.protocols.chunk_index import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane, NodeName, Origin
@@ -54,18 +55,18 @@ class Session:
         self.refused.append(code)
 
 
-def open_copies(folder: Path) -> Copies:
+def open_copies(folder: Path, peer: str | None = None) -> Copies:
     loop = asyncio.get_running_loop()
 
     def post(do: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(do)
 
-    return Copies(OSFileSystem(), str(folder), BUDGET, OWN, wall_clock=lambda: 123, post=post)
+    return Copies(OSFileSystem(), str(folder), BUDGET, OWN, wall_clock=lambda: 123, post=post, peer=peer)
 
 
 @asynccontextmanager
-async def started(folder: Path) -> AsyncIterator[Copies]:
-    copies = open_copies(folder)
+async def started(folder: Path, peer: str | None = None) -> AsyncIterator[Copies]:
+    copies = open_copies(folder, peer)
     await copies.start()
     try:
         yield copies
@@ -82,13 +83,13 @@ def log_of(log_id: int = 5, *payloads: bytes) -> SegmentLog:
 
 
 async def connect(
-    copies: Copies, log: SegmentLog, epoch: int, *, edge: str = "a", flags: int = 0
+    copies: Copies, log: SegmentLog, epoch: int, *, edge: str = "a", flags: int = 0, tenant: str = "default"
 ) -> tuple[CopyLink, Session]:
     link, session = CopyLink(copies), Session()
-    hello = Hello(PROTOCOL_VERSION, "default", edge, log.log_id, 9, 1, "weft", [])
+    hello = Hello(PROTOCOL_VERSION, tenant, edge, log.log_id, 9, 1, "weft", [])
     link.connected(cast("LinkSession", session))
     await link.open(hello)
-    await link.open_lane(LaneOpen(1, "default", edge, log.log_id, "s", epoch, [], ["t/#"], 1, flags))
+    await link.open_lane(LaneOpen(1, tenant, edge, log.log_id, "s", epoch, [], ["t/#"], 1, flags))
     return link, session
 
 
@@ -258,6 +259,28 @@ async def test_a_node_is_not_its_own_peer(tmp_path: Path, edge: str, log_id: int
         with pytest.raises(LinkRefused, match="is this node itself, or has its name"):
             await connect(copies, log_of(log_id), 1, edge=edge)
         assert not copies.open
+
+
+async def test_the_pairs_token_speaks_for_no_other_edge(tmp_path: Path) -> None:
+    async def refusal(copies: Copies, edge: str = "a", tenant: str = "default") -> str:
+        with pytest.raises(LinkRefused) as refused:
+            await connect(copies, log_of(9), 1, edge=edge, tenant=tenant)
+        return str(refused.value)
+
+    async with started(tmp_path) as copies:
+        assert "acme/a is not the peer of default/b, which is another node" in await refusal(copies, tenant="acme")
+        assert copies.peer is None
+        await send(*await connect(copies, log_of(5, b"one"), 1), log_of(5, b"one"))
+    async with started(tmp_path) as copies:
+        assert "not the peer of default/b, which is default/a, the first that" in await refusal(copies, "z")
+        await connect(copies, log_of(6), 1)
+        assert len(copies.open) == 2, "the peer has a new disk"
+    async with started(tmp_path, "z") as copies:
+        await connect(copies, log_of(9), 1, edge="z")
+        assert "default/a is not the peer of default/b, which is default/z" in await refusal(copies)
+    (tmp_path / "peer").write_bytes(b"\xff")
+    async with started(tmp_path) as copies:
+        assert "another node of tenant default" in await refusal(copies)
 
 
 async def test_a_hostile_peer_makes_no_more_than_a_few_copies_and_no_lanes_of_others(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from weft.config.links import Link, Pair, PairTls
 from weft.config.models import EdgeConfig
 from weft.edge_node.links.links import Links
 from weft.edge_node.pair.copies import Copy
-from weft.edge_node.pair.part import PairPart, PeerListener, _TakeOver
+from weft.edge_node.pair.part import PairPart, PeerListener
+from weft.edge_node.pair.take_over import _TakeOver
 from weft.network.reload import Reloads
 from weft.protocols.batch import decode_header
 from weft.protocols.chunk_index import LaneFlag
