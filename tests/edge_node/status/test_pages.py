@@ -87,6 +87,7 @@ def test_both_halves_of_a_pair_are_on_the_page() -> None:
     copy = {"tenant": "t", "node": "press-8", "taking_over": False, "connected": True, "records": 12, "trouble": ""}
     pair = {
         "state": "connected",
+        "node": "press-8",
         "peer": ["https://press-8:7443"],
         "acks": "both",
         "records_with_one_disk": 34,
