@@ -589,8 +589,9 @@ class _Beat(msgspec.Struct, frozen=True):
 
     troubles: tuple[TableTrouble, ...] = ()
     """Troubles of the tables that it makes, as many as fit."""
-    leaves: bool = False
-    """True while an operator has drained it: others make its tables, if there are any."""
+    leaves: bool | None = None
+    """True while an operator has drained it: others make its tables, if there are any. None of a process of a release
+    that does not know of this: as long as there is one, no keeper leaves its tables, or they would have no maker."""
 
 
 _UNSAID = _Beat(0)
@@ -714,7 +715,10 @@ class TableOwners(Participant):
         return {**self._alive, self._own: own}
 
     def _hubs(self) -> dict[str, _Beat]:
-        return {name: each for name, each in self._all().items() if each.claim is None}
+        found = {name: each for name, each in self._all().items() if each.claim is None}
+        if any(each.leaves is None for each in found.values()):
+            return {name: msgspec.structs.replace(each, leaves=False) for name, each in found.items()}
+        return found
 
     def _claiming(self, stream: StreamKey) -> dict[str, _Beat]:
         # A claim is in force when the hub's processes know of it.
@@ -787,7 +791,7 @@ class TableOwners(Participant):
             self._joins_until, self._keeps_from = None, self._monotonic() + KNOWN_BEATS * self._pace.beat_s
 
 
-def _terms(beat: _Beat) -> tuple[Claim | None, str, bool, bool, bool]:
+def _terms(beat: _Beat) -> tuple[Claim | None, str, bool, bool, bool | None]:
     """Return what decides who makes which tables."""
     return beat.claim, beat.node, beat.joins, beat.follows, beat.leaves
 

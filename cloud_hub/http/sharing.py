@@ -415,7 +415,7 @@ class Sharing(Part):
         last, origin = None if until is None else _version(until), self._origin(request)
         async with self._reading.place(table.share):
             stream = table.share, table.name
-            state, files = await shares.read_changes(self._store.store, self._log(table), stream, first, last)
+            state, files = await shares.read_changes(self._store.store, table.key, stream, first, last)
             self._queries += 1
             return await self._listed(request, origin, table, _Listed(state, files, first))
 

@@ -26,7 +26,7 @@ from weft.storage.table.actions import (
     TableError,
     plain_path,
 )
-from weft.storage.table.deletions import stored_deletions
+from weft.storage.table.deletions import stored_deletions, stored_erased
 from weft.storage.table.delta_log import TableLog
 from weft.storage.table.files import FileFollower, take_facts
 
@@ -479,12 +479,12 @@ class SharedChanges(FileFollower[None]):
     Args:
         first: their first version.
         last: their last one; entries after it are looked at, too, since rows may have been erased in them.
-        erased_ms: time of the last erasure, milliseconds since 1970: versions up to it are not shared.
+        erased: version of the table after the last erasure: those up to it are not shared.
     """
 
-    def __init__(self, first: int, last: int, entry_hash: bytes, erased_ms: int) -> None:
+    def __init__(self, first: int, last: int, entry_hash: bytes, erased: int) -> None:
         super().__init__()
-        self.version, self.entry_hash, self._last, self._erased_ms = first - 1, entry_hash, last, erased_ms
+        self.version, self.entry_hash, self._last, self._erased = first - 1, entry_hash, last, erased
         self.is_lost = False
         """True if the log no longer has all entries."""
         self.changed = list[SharedFile]()
@@ -526,7 +526,7 @@ class SharedChanges(FileFollower[None]):
         """Take the end of an entry. Raises as ``take``."""
         # An erasure, and what another engine removed, has whole files in the place of a feed: their rows are not shared
         # any more, and neither are changes of before, which may have them.
-        if self._is_apart or (self._rows_left and not self._feed) or self._time_ms <= self._erased_ms:
+        if self._is_apart or (self._rows_left and not self._feed) or self._entry <= self._erased:
             self.shared_from = self._entry + 1
             self.changed.clear()
         elif self._entry <= self._last:
@@ -538,18 +538,20 @@ class SharedChanges(FileFollower[None]):
 
 
 async def read_changes(
-    store: ObjectStore, log: TableLog, stream: tuple[str, str], first: int, last: int | None
+    store: ObjectStore, key: str, stream: tuple[str, str], first: int, last: int | None
 ) -> tuple[DeltaState, list[SharedFile]]:
     """Return the newest version of a table without its files, and the files with its changes.
 
     Args:
-        stream: tenant and name of the table's stream.
+        key: key of the table.
+        stream: tenant and name of its stream.
         last: None for the newest version.
 
     Raises:
         ApiError: 400, 404, 413.
         TableError, StoreError: it cannot be read.
     """
+    log = TableLog(store, key)
     newest = await log.read()
     if newest is None:
         raise no_table()
@@ -562,9 +564,8 @@ async def read_changes(
         raise ApiError(400, error, "ask for versions up to that, the first one first")
     if newest.version - first > HISTORY_MAX:
         raise _no_changes(first, f"only those of {HISTORY_MAX} versions are, and the newest is {newest.version}")
-    erased = [each.time for each in (await stored_deletions(store, *stream)).values() if each.erasure is not None]
     entry_hash = await log.entry_hash(first - 1) if first else b""
-    found = SharedChanges(first, last, entry_hash, max(erased, default=-1) // 1_000_000)
+    found = SharedChanges(first, last, entry_hash, await _erased_to(store, stream, key, first))
     await log.follow(found)
     found.finish()
     had_feed = True
@@ -577,6 +578,24 @@ async def read_changes(
         raise _no_changes(first, f"only those from {found.shared_from} on are, since rows were removed from the table")
     check_readable(newest, [each.file for each in found.changed])
     return newest, found.changed
+
+
+async def _erased_to(store: ObjectStore, stream: tuple[str, str], key: str, first: int) -> int:
+    """Return the version of a table after the last erasure of its stream; -1 without any. Times would not tell: a row
+    that was overwritten while the command ran is in a feed that is newer than the command's beginning.
+
+    Raises:
+        ApiError: an erasure has not ended.
+    """
+    versions = [-1]
+    for number, deletion in (await stored_deletions(store, *stream)).items():
+        if deletion.erasure is None:
+            continue
+        if (erased := await stored_erased(store, *stream, number)) is None:
+            raise _no_changes(first, "an erasure of rows of the stream has not ended")
+        folder = f"{key}/_delta_log/"
+        versions += [int(each.removeprefix(folder)[:20]) for each in erased.entries if each.startswith(folder)]
+    return max(versions)
 
 
 def _no_changes(first: int, why: str) -> ApiError:

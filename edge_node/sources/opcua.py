@@ -584,8 +584,8 @@ class OpcuaConnection(SourceConnection):
         """Store the values of a notification."""
         sequence, at = message.SequenceNumber, believed(message.PublishTime, self.node.wall_clock())
         if ahead(sequence, subscription.taken) <= 0:
-            # One that was taken before comes again as it was.
-            if at > subscription.through:
+            # One that was taken before comes again as it was. A clock that was never set tells nothing about it.
+            if at > subscription.through and is_plausible(message.PublishTime, self.node.wall_clock()):
                 subscription.stale = "the server gives a later notification the number of an earlier one"
                 self.end(subscription.stale)
             return

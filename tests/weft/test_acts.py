@@ -87,6 +87,7 @@ READING = {
     ("hub", "schema", "list"): "reads",
     ("hub", "status"): "reads",
     ("hub", "support-bundle"): "reads",
+    ("hub", "losses"): "reads",
     ("hub", "table", "list"): "reads",
     ("hub", "tenant", "list"): "reads",
     ("hub", "tail"): "reads",

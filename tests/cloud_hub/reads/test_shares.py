@@ -34,17 +34,18 @@ async def store(tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path / "store"))
 
 
-async def fed(store: ObjectStore, *, is_deleted: bool = False) -> LogWriter:
+async def fed(store: ObjectStore, *, is_deleted: bool = False, since: int = START - 3 * HOUR) -> LogWriter:
     """Make a log, and its latest table with a feed: a version without rows, three with changes an hour apart.
 
     Args:
         is_deleted: a person's row is deleted in the last one.
+        since: time of the first change.
     """
     log = await LogWriter.open(store, shards=1)
     for n, first in enumerate((0, 10, 20)):
         gone = [b""] * 5 if n == 2 and is_deleted else None
         await log.append(0, Run(LANE, first, 10), Run(OTHER, first, 5, key=PERSON, payloads=gone))
-        await changed(store, log, START + (n - 3) * HOUR)
+        await changed(store, log, since + n * HOUR)
     return log
 
 
@@ -82,13 +83,15 @@ async def test_changes_are_those_of_the_tables_feed(store: ObjectStore) -> None:
             assert (status, words in json.loads(data)["message"]) == (400, True), path
 
 
+@pytest.mark.parametrize("since", [START - 3 * HOUR, START])
 @pytest.mark.parametrize("is_deleted", [False, True])
-async def test_changes_from_before_an_erasure_are_not_shared(store: ObjectStore, is_deleted: bool) -> None:
-    log = await fed(store, is_deleted=is_deleted)
+async def test_changes_from_before_an_erasure_are_not_shared(store: ObjectStore, is_deleted: bool, since: int) -> None:
+    """Those neither that the table was given after the command began, or by a clock that is ahead of the command's."""
+    log = await fed(store, is_deleted=is_deleted, since=since)
     await erased(store, log, _key=PERSON.decode())
     version = opened(store).version()
     await log.append(0, Run(LANE, 30, 10))
-    await changed(store, log, START + HOUR)
+    await changed(store, log, START + 4 * HOUR)
     async with running_hub(store, shards=1, sharing=True) as hub:
         reader = Reader(hub)
         for first in range(version + 1):

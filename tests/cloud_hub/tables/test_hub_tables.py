@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from examples.demo.fabric import free_port
@@ -288,6 +289,23 @@ async def test_who_is_drained_leaves_its_tables_to_the_others_as_long_as_there_a
     keepers[1].leave(False)
     await beats(2)
     assert makers(TableOwners.keeps) == {"b"}
+    keepers[2] = Earlier(store, "d", 120.0, lambda: now)
+    await keepers[2].start()
+    await keepers[2]._presence._task.close()
+    await beats(12)
+    assert makers(TableOwners.keeps) == {"a", "b", "d"}, "one of an earlier release takes no tables of a drained one"
+
+
+class Earlier(TableOwners):
+    """A keeper of a release that knows of no drained ones."""
+
+    def content(self, beat: int) -> bytes:
+        said = json.loads(super().content(beat))
+        del said["leaves"]
+        return json.dumps(said).encode()
+
+    def _hubs(self) -> dict[str, Any]:
+        return {name: msgspec.structs.replace(each, leaves=None) for name, each in super()._hubs().items()}
 
 
 async def test_who_ends_in_its_first_look_leaves_no_object() -> None:

@@ -525,6 +525,11 @@ async def test_sequence_numbers_that_jump_are_named_and_end_nothing_but_the_subs
     assert asked == [2_000_000_000, 2_000_000_001], "a thousand at most are asked for"
     await OpcuaConnection._take(connection, subscription, numbered(3, 7))
     assert (ended, subscription.stale) == ([], ""), "it came before"
+    for year in (1601, 2106):
+        again = numbered(3, 7)
+        again.PublishTime = datetime(year, 1, 1, tzinfo=UTC)
+        await OpcuaConnection._take(connection, subscription, again)
+        assert (ended, subscription.stale) == ([], ""), "a clock that was not set says nothing about it"
     await OpcuaConnection._take(connection, subscription, numbered(3, 8))
     assert ended == [subscription.stale] == ["the server gives a later notification the number of an earlier one"]
 
