@@ -242,6 +242,8 @@ UNREACHABLE_MAX_S = 6 * 3600.0
 SILENT_S = 30.0
 """The same of a node that was reached before, at first, and of all nodes of a host that fell silent. By then a hub has
 given the shards of a dead process to others."""
+SILENCES_MAX = 8
+"""Number of silences in a row from which on the time of the next one grows no more."""
 REMEMBERED_MAX = 64
 T = TypeVar("T")
 
@@ -312,7 +314,8 @@ class Redirects:
             _keep(self._failed, target.url, None)
         silences = self._silences.pop(target.url, 0) if taken else self._silences.get(target.url, 0)
         if outcome.is_silent:
-            _keep(self._silences, target.url, silences + 1)
+            if taken:  # a node that does not answer at all says nothing about how long its beats take
+                _keep(self._silences, target.url, min(silences + 1, SILENCES_MAX))
             # This may also be the edge's own network, so the time does not grow.
             _keep(self._silent, _host(target.url), now + SILENT_S)
         if taken:

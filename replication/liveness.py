@@ -229,7 +229,8 @@ class BeatWatch:
 
     def __init__(self, timeout: int) -> None:
         self._interval = timeout // BEATS_PER_TIMEOUT
-        self._silent_looks = 0
+        self.silent_looks = 0
+        """Looks in a row that found silence."""
         self.is_on = False
         """True when the hub sends beats."""
         self.deadline: int | None = None
@@ -240,13 +241,13 @@ class BeatWatch:
         if not (anything and self.is_on and self._interval):
             self.deadline = None
         elif self.deadline is None:
-            self._silent_looks = 0
+            self.silent_looks = 0
             self._set(now, round_trip)
 
     def heard(self, now: int, round_trip: int) -> None:
         """Note that something came from the hub, or that bytes of this end still arrive at its machine."""
         if self.deadline is not None:
-            self._silent_looks = 0
+            self.silent_looks = 0
             self._set(now, round_trip)
 
     def is_due(self, now: int) -> bool:
@@ -257,9 +258,9 @@ class BeatWatch:
         """Look, if it is time; return ``ConnectionLost`` when the hub was silent for too long."""
         if not self.is_due(now):
             return None
-        self._silent_looks += 1
-        waited = self._set(now, round_trip) * self._silent_looks
-        if self._silent_looks < BEATS_PER_TIMEOUT:
+        self.silent_looks += 1
+        waited = self._set(now, round_trip) * self.silent_looks
+        if self.silent_looks < BEATS_PER_TIMEOUT:
             return None
         return ConnectionLost(
             Fault.NETWORK,

@@ -158,6 +158,7 @@ def lane_refusal(
 
 BEAT_LOOK_S = 0.5
 """Interval of the looks at which a link may get a beat."""
+_LOOK_NS = int(BEAT_LOOK_S * 1_000_000_000)
 QUIET_LOOKS = 3
 """Looks in a row at which an edge waits and hears nothing, until it gets a beat: it hears something within 1 to 1.5 s.
 Most commits are quicker, and their acknowledgements spare the beat."""
@@ -242,7 +243,7 @@ class Receiver:
         self.peer_features: frozenset[str] = frozenset()
         """Features that the sender announced. Frames of other features are not sent."""
         self._events: list[ReceiverEvent] = []
-        self._quiet_looks = 0
+        self._quiet_looks, self._looked = 0, now
         self._spent = 0  # in the present turn, which short messages share
         self.control_cost = 0  # of frames that the window does not count; the owner takes it and sets it to 0
 
@@ -342,12 +343,14 @@ class Receiver:
     def beat(self, now: int) -> bool:
         """Look whether the sender waits for something, and queue a sign of life if it has heard nothing for
         ``QUIET_LOOKS``; return whether there is one to send. The owner calls this each ``BEAT_LOOK_S``."""
+        # A loop that is busy looks more seldom, and its edges wait as well.
+        missed, self._looked = (now - self._looked) // _LOOK_NS, now
         # While the owner does not read, the sender's data wait unseen, and its PINGs behind them.
         is_awaited = self._in_flight.bytes or self.live.is_paused or len(self._lanes) > len(self._opened)
         if not is_awaited or self._state is not _OPEN or BEATS not in self.peer_features:
             self._quiet_looks = 0
             return False
-        self._quiet_looks += 1
+        self._quiet_looks += missed + 1 if missed > 1 else 1
         if self._quiet_looks < QUIET_LOOKS:
             return False
         self._now = now

@@ -303,8 +303,10 @@ class SenderConnection:
         if patience.is_over(now) and self._drain.continues(again=again, is_writing=is_writing):
             self._asked_at = now
             patience.still_sending(now)
-        if sender.beats.is_due(now) and self._arrival.continues(again=True, is_writing=is_writing):
-            sender.beats.heard(now, sender.round_trip)
+        if sender.beats.is_due(now):
+            receives = self._arrival.receives(again=sender.beats.silent_looks > 0)
+            if self._arrival.continues(again=True, is_writing=is_writing) or receives:
+                sender.beats.heard(now, sender.round_trip)
         sender.handle_timeout(now)
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse, sender: Sender, data: bytes) -> None:

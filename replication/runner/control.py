@@ -44,6 +44,7 @@ class Drain:
         self._tcp = tcp
         self._taken = 0
         self._written = 0
+        self._received = 0
 
     def continues(self, *, again: bool, is_writing: bool = False) -> bool:
         """Return whether bytes of the last check still wait here, and the peer's machine has acknowledged some since.
@@ -62,6 +63,15 @@ class Drain:
         before, written = self._taken, self._written
         self._taken, self._written = taken, taken + waiting
         return not again or (before < taken and (is_writing or taken < written))
+
+    def receives(self, *, again: bool) -> bool:
+        """Return whether bytes of the peer came since the last check: a long message on a slow line is no silence.
+
+        Args:
+            again: False for the first check, which returns False.
+        """
+        before, self._received = self._received, received_bytes(self._tcp)
+        return again and self._received > before
 
     def _unsent_bytes(self) -> int:
         """Return the bytes that the kernel has not delivered to the peer (SIOCOUTQ); 0 if unknown."""
@@ -136,18 +146,28 @@ class WireMeter:
 
 def wire_bytes(socket: sockets.socket) -> int:
     """Return the bytes of a TCP connection's packets in both directions; 0 where the system does not count them."""
-    if not hasattr(sockets, "TCP_INFO"):
+    if (info := _tcp_info(socket)) is None:
         return 0
-    try:
-        info = socket.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _INFO.size)
-    except OSError:
-        return 0
-    if len(info) < _INFO.size:
-        return 0
-    options, _, received, segments_out, segments_in, sent = _INFO.unpack(info)
+    options, _, received, segments_out, segments_in, sent = info
     header = IP_BYTES.get(socket.family, IP_BYTES[sockets.AF_INET6]) + TCP_BYTES
     header += TIMESTAMP_BYTES if options & _TIMESTAMPS else 0
     return int(sent + received + (segments_out + segments_in) * header)
+
+
+def received_bytes(socket: sockets.socket | None) -> int:
+    """Return the bytes that came from the peer, without packets' headers; 0 where the system does not count them."""
+    info = None if socket is None else _tcp_info(socket)
+    return 0 if info is None else info[2]
+
+
+def _tcp_info(socket: sockets.socket) -> tuple[int, ...] | None:
+    if not hasattr(sockets, "TCP_INFO"):
+        return None
+    try:
+        info = socket.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _INFO.size)
+    except OSError:
+        return None
+    return None if len(info) < _INFO.size else _INFO.unpack(info)
 
 
 # The queue of bytes in front of a link's line, which a policy with ``fresh_first`` keeps short.

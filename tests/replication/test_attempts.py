@@ -72,6 +72,8 @@ def test_a_node_that_fell_silent_is_waited_for_twice_as_long_the_next_time(redir
         redirects.after(Target(FIRST), SILENT, taken=True, now=0)
     assert found == [3, 6, 12, 24, 30]
     assert waits(OTHER) == 3, "of other nodes nothing is known"
+    redirects.after(Target(OTHER), SILENT, taken=False, now=0)
+    assert waits(OTHER) == 3, "it did not take the link, so nothing is known of its beats"
     redirects.after(Target(FIRST), BROKEN, taken=False, now=0)
     assert waits() == 30, "it has not shown that it is well"
     redirects.after(Target(FIRST), BROKEN, taken=True, now=0)

@@ -325,6 +325,15 @@ def test_an_edge_whose_records_wait_hears_a_beat_at_the_third_quiet_look_and_so_
     assert beats(peer, 9) == []
 
 
+def test_a_hub_that_is_busy_beats_in_time() -> None:
+    """Its loop takes 1.15 s a step, so it looks as often."""
+    peer = Peer().opened(msgspec.structs.replace(HELLO, features=[BEATS]))
+    peer.say(Data(1, make_batch(0, 4, 6)))
+    for look in range(1, 4):
+        assert peer.receiver.beat(int(1.15 * look * SECOND))
+        assert peer.heard() == [Pong(0, WALL)]
+
+
 def test_an_edge_whose_lane_waits_or_whose_hub_does_not_read_hears_beats() -> None:
     peer = Peer().opened(msgspec.structs.replace(HELLO, features=[BEATS]))
     peer.receiver.live.pause()

@@ -25,7 +25,15 @@ from weft.replication.flow_control import SenderSettings
 from weft.replication.liveness import SECOND
 from weft.replication.policy import LINE_RATE, MESSAGE_BYTES_MIN, BudgetRule, Order, PolicyRules, SendPolicy
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
-from weft.replication.runner.control import QUEUE_NS, SAVES_A_MONTH, SIOCOUTQNSD, Drain, LineQueue, LinkControl
+from weft.replication.runner.control import (
+    QUEUE_NS,
+    SAVES_A_MONTH,
+    SIOCOUTQNSD,
+    Drain,
+    LineQueue,
+    LinkControl,
+    received_bytes,
+)
 
 IDENTITY = LinkIdentity("default", "edge-1", 99, "test")
 MONTH = "2026-11-01"
@@ -353,3 +361,16 @@ def test_what_has_all_left_does_not_go_on(pair: tuple[socket.socket, socket.sock
     assert theirs.recv(100)
     wait_until(lambda: not drain.continues(again=False), 10, "the acknowledgement")
     assert not Drain(None).continues(again=False)
+
+
+def test_a_message_that_is_on_its_way_is_seen_byte_by_byte(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    drain = Drain(ours)
+    send(theirs, 1)
+    wait_until(lambda: received_bytes(ours) == 1, 10, "the byte")
+    assert not drain.receives(again=False)
+    assert not drain.receives(again=True)
+    send(theirs, 1)
+    wait_until(lambda: drain.receives(again=True), 10, "the second byte")
+    assert not drain.receives(again=True)
+    assert not Drain(None).receives(again=True)
